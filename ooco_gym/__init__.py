@@ -1,0 +1,1 @@
+"""ooco-gym: a reinforcement-learning gym for co-locating online and offline LLM requests."""

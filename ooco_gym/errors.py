@@ -1,0 +1,25 @@
+"""The one exception that a user's mistake raises, and how to word it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class UserError(ValueError):
+    """A mistake in what the user gave us: one sentence that names the place, what was expected and what to do.
+
+    The command line prints the message alone and exits with 2; no traceback reaches the user.
+    """
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Returns ` (did you mean 'x'?)` for the closest known name, or an empty string where none is close."""
+    close = difflib.get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f" (did you mean '{close[0]}'?)" if close else ""
+
+
+def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
+    """Builds the error for a name that is not among `known`: names the kind, the nearest and all valid names."""
+    names = sorted(known)
+    return UserError(f"unknown {kind} '{name}'{nearest(str(name), names)}; expected one of: {', '.join(names)}")

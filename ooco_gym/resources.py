@@ -1,0 +1,55 @@
+"""Reads the YAML files of the `conf` package (or a user's own) without Hydra."""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ooco_gym.errors import UserError, unknown
+
+_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@lru_cache(maxsize=1)
+def conf_root() -> Path:
+    """Returns the folder of our `conf` package.
+
+    Raises:
+        UserError: another project's package named `conf` shadows ours.
+    """
+    root = Path(str(resources.files("conf")))
+    if not (root / "protocol" / "default.yaml").is_file():
+        raise UserError(f"the package 'conf' found at '{root}' is not ooco-gym's: another package shadows it; "
+                        "run from another folder or uninstall that package")
+    return root
+
+
+def names(group: str) -> list[str]:
+    """Lists the names of a configuration group, for example `names("chip")`."""
+    return sorted(path.stem for path in (conf_root() / group).glob("*.yaml"))
+
+
+def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
+    """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to.
+
+    Raises:
+        UserError: no such name or file, or the file is not a YAML mapping.
+    """
+    text = str(name)
+    path = Path(text) if text.endswith((".yaml", ".yml")) else conf_root() / group / f"{text}.yaml"
+    if not path.is_file():
+        if text.endswith((".yaml", ".yml")):
+            raise UserError(f"{group} file '{path}' does not exist")
+        raise unknown(group, text, names(group))
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
+    return value
