@@ -1,0 +1,252 @@
+"""What changes while a cluster runs, as NumPy arrays: the whole state of an episode is one `State`.
+
+Copying its arrays is a checkpoint, comparing them is equality; no Python object lives in the event loop. The clock is
+an integer number of picoseconds, so that any grouping of steps sums to the same time, bit for bit.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+from numba import typeof, types
+
+PS_PER_S = 1_000_000_000_000
+NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
+
+# --- Request status -------------------------------------------------------------------------------------------------
+FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED = range(9)
+STATUS_NAMES = ("future", "waiting", "prefilling", "push_waiting", "resident", "leaving", "moving", "finished",
+                "rejected")
+
+# --- Instance roles and activities ----------------------------------------------------------------------------------
+RELAXED, STRICT = range(2)
+ROLE_NAMES = ("relaxed", "strict")
+IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE = range(4)
+ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode")
+
+# --- Rows of State.members: who holds KV memory on an instance, and who runs ----------------------------------------
+URGENT, OFFLINE, BATCH = range(3)
+
+# --- The six decision points (`decisions/`), and no point -----------------------------------------------------------
+NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL = range(7)
+
+# --- Answers with a meaning of their own ----------------------------------------------------------------------------
+ASK = -1  # any point: answer from outside the loop
+HOLD = -2  # gate: decode what is resident; ask again at the next step boundary
+HOLD_UNTIL_CHANGE = -3  # gate: the same, and the answer stays the same until residents, queue or memory change
+WAIT = -2  # route, after a prefill: stay in the queue for a decode instance, holding KV memory
+STAY = -3  # route, after a prefill: decode where the prefill ran
+KEEP, STOP = 0, 1  # interrupt
+ALL = -2  # compose: everything decodable that is resident
+
+# --- Why the loop returned ------------------------------------------------------------------------------------------
+ASKED, HORIZON, LOG_FULL, DONE = range(4)
+
+# --- Tasks: work that an event left behind, each resumable at its decision ------------------------------------------
+ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, PULL_FOR, DISPATCH = range(6)
+
+REQUEST = np.dtype(
+    [
+        # given
+        ("arrival_ps", np.int64),
+        ("ttft_slo_ps", np.int64),
+        ("tpot_slo_ps", np.int64),
+        ("service_ps", np.int64),  # reference GPU time of the whole request (PROTOCOL: offline service)
+        ("prompt_tokens", np.int32),
+        ("output_tokens", np.int32),
+        ("online", np.int8),
+        ("urgent", np.int8),  # scheduled as online work; differs from `online` only under a class-blind policy
+        ("counted", np.int8),  # arrived in the measured window
+        # progress
+        ("status", np.int8),
+        ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
+        ("generated_tokens", np.int32),
+        ("instance", np.int32),  # where its KV memory is, or where it waits
+        ("origin", np.int32),  # the relaxed instance that it was routed to
+        ("target", np.int32),  # where it is moving to
+        ("blocks", np.int32),  # KV blocks held on `instance`
+        ("target_blocks", np.int32),  # KV blocks reserved on `target`
+        ("previous", np.int32),  # neighbours in the one queue that holds it
+        ("next", np.int32),
+        ("position", np.int32),  # index in its instance's member list
+        ("layers_done", np.int32),  # of an interrupted prefill that will be resumed
+        ("first_token_ps", np.int64),
+        ("first_decode_ps", np.int64),
+        ("last_token_ps", np.int64),
+        ("finish_ps", np.int64),
+        ("max_gap_ps", np.int64),
+        ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
+        ("wasted_ps", np.int64),  # instance time spent on them, in proportion
+        ("evictions", np.int32),
+        ("migrations", np.int32),
+        ("interruptions", np.int32),
+    ],
+    align=True,
+)
+
+INSTANCE = np.dtype(
+    [
+        ("role", np.int32),
+        ("table", np.int32),  # truth: row of the cost tables
+        ("belief", np.int32),  # what a policy believes: row of the cost tables
+        ("activity", np.int32),
+        ("total_blocks", np.int64),
+        ("free_blocks", np.int64),
+        # the iteration, or run of equal decode steps, in progress
+        ("start_ps", np.int64),
+        ("end_ps", np.int64),
+        ("steps", np.int64),  # decode steps in the run
+        ("batch_size", np.int64),  # requests in the iteration when it began; sets its cost
+        ("context", np.int64),  # sum of their context lengths at the first step
+        ("running", np.int64),  # entries of members[BATCH] still there (evictions take some away)
+        ("all_included", np.int32),  # the batch holds everything decodable
+        ("stage", np.int32),  # how far a dispatch has got: 0 choose, 1 composed
+        ("hold", np.int32),  # the gate's last answer, where it was a hold
+        ("interrupted", np.int32),  # ends at a layer boundary before its natural end
+        ("natural_end_ps", np.int64),  # when it would have ended
+        ("bound_ps", np.int64),  # the composition stays right while the believed latency is within it
+        ("steps_begun", np.int64),  # decode steps so far: key of random draws
+        # queues (heads and tails of linked lists of requests) and member counts
+        ("online_head", np.int32),
+        ("online_tail", np.int32),
+        ("online_waiting", np.int64),
+        ("online_waiting_tokens", np.int64),
+        ("offline_head", np.int32),
+        ("offline_tail", np.int32),
+        ("offline_waiting", np.int64),
+        ("offline_waiting_tokens", np.int64),
+        ("urgent_members", np.int64),
+        ("offline_members", np.int64),
+        ("decodable", np.int64),  # members with status RESIDENT
+        ("arriving", np.int64),  # requests whose transfer to here is reserved or under way
+        ("arriving_pulls", np.int64),  # of those, pulled offline ones
+        ("suspended", np.int64),  # requests of an interrupted prefill kept for resumption
+        ("suspended_layers", np.int64),
+        ("pull_wake_ps", np.int64),  # ask for a pull again at this time
+        ("last_pull_ps", np.int64),
+        ("pull_due", np.int32),  # something changed since the last pull decision
+        # sums for metrics
+        ("online_prefill_ps", np.int64),
+        ("offline_prefill_ps", np.int64),
+        ("decode_ps", np.int64),
+        ("wasted_ps", np.int64),
+        ("decode_steps", np.int64),
+        ("decoded_tokens", np.int64),
+        ("kv_since_ps", np.int64),
+        ("kv_area", np.float64),  # block-seconds in use
+    ],
+    align=True,
+)
+
+LINK = np.dtype(
+    [
+        ("source", np.int32),
+        ("target", np.int32),
+        ("current", np.int32),  # request on the wire, or -1
+        ("push_head", np.int32),
+        ("push_tail", np.int32),
+        ("pull_head", np.int32),
+        ("pull_tail", np.int32),
+        ("bytes_per_s", np.float64),
+        ("busy_ps", np.int64),
+    ],
+    align=True,
+)
+
+TABLE = np.dtype(
+    [
+        ("decode_request_ps", np.int64, (2,)),
+        ("decode_token_ps", np.int64, (2,)),
+        ("prefill_slope_ps", np.int64),
+        ("prefill_attention", np.float64, (2, 3)),
+        ("kv_bytes_per_token", np.float64),
+        ("factor", np.float64),  # scales the whole latency: 1 for the truth, the bias of a belief
+        ("noise", np.float64),  # relative spread of a belief, or of the truth (jitter); 0 is off
+        ("layers", np.int64),
+        ("bs_sat", np.int64),
+    ],
+    align=True,
+)
+
+LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32), ("request", np.int32),
+                ("value", np.int64)], align=True)
+
+# --- Slots of State.counters ----------------------------------------------------------------------------------------
+(NOW, NEXT_ARRIVAL, SOURCE, TASK_HEAD, TASK_TAIL, PENDING, PENDING_INSTANCE, PENDING_REQUEST, PENDING_COUNT,
+ NEXT_DEADLINE, OPEN_ONLINE, LOG_USED, HEAP_SIZE, PUSH_HEAD, PUSH_TAIL, OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL,
+ SEED, WINDOW_START, WINDOW_END,
+ # settings of the run
+ BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
+ GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP,
+ # sums since the beginning: rewards and progress are differences of these
+ ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
+ SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(50)
+
+# --- Slots of State.stats (float64): what a policy may have observed so far -----------------------------------------
+(OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
+ ONLINE_SEEN, STATS) = range(8)
+
+PARAMS = 48  # room for a policy's own parameters
+TASKS = 4096  # tasks that may be open at once: a ring
+ITL_BINS = 512  # inter-token times, logarithmic bins from 0.1 ms, 2 % wide
+
+
+class State(NamedTuple):
+    """The state of one episode. Shapes: n requests, m instances, l links, t cost tables, B largest batch."""
+
+    counters: np.ndarray  # int64[COUNTERS]
+    stats: np.ndarray  # float64[STATS]
+    params: np.ndarray  # float64[PARAMS], the policy's own
+    requests: np.ndarray  # REQUEST[n], sorted by arrival
+    deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
+    instances: np.ndarray  # INSTANCE[m]
+    members: np.ndarray  # int32[3, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs)
+    links: np.ndarray  # LINK[l]
+    heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
+    tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
+    picks: np.ndarray  # int32[B], wide answers and candidates
+    scratch: np.ndarray  # int64[2, B], working room of rules
+    itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
+    log: np.ndarray  # LOG[capacity], empty where logging is off
+    decode_ps: np.ndarray  # int64[t, B + 1]
+    prefill_ps: np.ndarray  # int64[t, P]
+    head_ps: np.ndarray  # int64[t, B + 1]
+    tables: np.ndarray  # TABLE[t]
+
+
+def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, n_tables: int, max_batch: int,
+                prefill_entries: int, log_capacity: int = 0) -> State:
+    """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
+    return State(
+        np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), np.zeros(n_requests, REQUEST),
+        np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
+        np.zeros((3, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
+        np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
+        np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros(ITL_BINS, np.int64),
+        np.zeros(log_capacity, LOG), np.zeros((n_tables, max_batch + 1), np.int64),
+        np.zeros((n_tables, prefill_entries), np.int64), np.zeros((n_tables, max_batch + 1), np.int64),
+        np.zeros(n_tables, TABLE),
+    )
+
+
+def copy_state(state: State) -> State:
+    """Copies an episode: every array, the cost tables shared (they never change)."""
+    shared = ("decode_ps", "prefill_ps", "head_ps", "tables")
+    return State(*(value if name in shared else value.copy() for name, value in zip(State._fields, state, strict=True)))
+
+
+STATE_TYPE = typeof(empty_state(1, 1, 1, 1, 1, 1, 2))
+
+
+class View(NamedTuple):
+    """What a rule sees at one decision."""
+
+    state: State
+    instance: int  # where the decision is taken, or -1
+    request: int  # whom it is about, or -1
+    candidates: np.ndarray  # int32[k], what may be chosen; its meaning depends on the point
+
+
+VIEW_TYPE = types.NamedTuple([STATE_TYPE, types.int64, types.int64, types.Array(types.int32, 1, "C")], View)
+HOOK_SIGNATURE = types.int64(VIEW_TYPE)
+HOOK_TYPE = types.FunctionType(HOOK_SIGNATURE)
