@@ -1,0 +1,176 @@
+"""A model on chips: whether it fits, how much KV memory is left, when its linear layers saturate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ooco_gym import resources
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.perf.specs import ChipSpec, ModelSpec, load_chip, load_model
+from ooco_gym.perf.timing import Shard, TimingForm, timing_form
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """One instance: `model` on `tp * pp` chips.
+
+    A single iteration runs through the pipeline's stages one after the other, so its latency is their sum plus the
+    transfer of activations. Weights and KV memory are spread evenly over all chips.
+
+    Attributes:
+        kv_fraction: share of each chip's memory that weights and KV cache may take together.
+        timing: name of the timing form (`ooco_gym.perf.timing`).
+        block_tokens: tokens of a KV block.
+        causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
+
+    Raises:
+        UserError: the weights do not fit, or the model cannot be split that way.
+    """
+
+    chip: ChipSpec
+    model: ModelSpec
+    tp: int = 1
+    pp: int = 1
+    kv_fraction: float = 0.9
+    timing: str = "ooco"
+    block_tokens: int = 16
+    causal_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("tp", "pp", "block_tokens"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise UserError(f"{name} must be a whole number of at least 1, got '{value}'")
+        for name in ("kv_fraction", "causal_factor"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
+                raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
+        timing_form(self.timing)
+        self._check_split()
+        if self.kv_blocks < 1:
+            raise UserError(self._does_not_fit())
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Deployment:
+        """Builds a deployment from configuration values.
+
+        Args:
+            config: keys are the fields; `chip` and `model` are names, paths or mappings; `timing` is a name, a path
+                or a mapping with `name` and, if wanted, `causal_factor`.
+
+        Raises:
+            UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
+        """
+        known = [item.name for item in fields(cls)]
+        values = dict(config)
+        for key in values:
+            if key not in known:
+                raise UserError(f"unknown key '{key}' of a deployment{nearest(str(key), known)}; "
+                                f"expected: {', '.join(known)}")
+        for key in ("chip", "model"):
+            if key not in values:
+                raise UserError(f"a deployment needs the key '{key}'")
+        values["chip"], values["model"] = load_chip(values["chip"]), load_model(values["model"])
+        timing = _timing_values(values.pop("timing", "ooco"))
+        return cls(**(timing | values))
+
+    @property
+    def chips(self) -> int:
+        """Number of chips of the instance."""
+        return self.tp * self.pp
+
+    @property
+    def form(self) -> TimingForm:
+        """The timing form."""
+        return timing_form(self.timing)
+
+    @property
+    def shard(self) -> Shard:
+        """What the timing form needs to know."""
+        return Shard(self.chip, self.model, self.tp, self.pp, self.causal_factor)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights of the whole instance."""
+        return self.model.weight_bytes
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV bytes of a token over the whole instance; heads are replicated where `tp` exceeds them."""
+        heads = max(self.model.kv_heads, self.tp)
+        return 2 * self.model.layers * heads * self.model.head_dim * self.model.dtype_bytes
+
+    @property
+    def kv_capacity_bytes(self) -> float:
+        """Bytes left for KV after the weights; negative where these do not fit."""
+        return self.chips * self.chip.memory_bytes * self.kv_fraction - self.weight_bytes
+
+    @property
+    def kv_blocks(self) -> int:
+        """Whole KV blocks that fit."""
+        return max(0, int(self.kv_capacity_bytes // (self.kv_bytes_per_token * self.block_tokens)))
+
+    @property
+    def kv_tokens(self) -> int:
+        """KV tokens that fit, in whole blocks."""
+        return self.kv_blocks * self.block_tokens
+
+    @property
+    def bs_sat(self) -> int:
+        """Compute-saturated decode batch size: from here on every linear layer is bound by compute (OOCO 3.4.2)."""
+        return self.form.saturation_batch(self.shard)
+
+    def _check_split(self) -> None:
+        reason = split_error(self.model, self.tp, self.pp)
+        if reason:
+            valid = ", ".join(str(tp) for tp in valid_tps(self.model))
+            raise UserError(f"model '{self.model.name}': {reason}; tp may be {valid}")
+
+    def _does_not_fit(self) -> str:
+        needed = self.weight_bytes + self.kv_bytes_per_token * self.block_tokens
+        available = self.chips * self.chip.memory_bytes * self.kv_fraction
+        for tp in valid_tps(self.model):
+            if tp > self.tp and tp * self.pp * self.chip.memory_bytes * self.kv_fraction >= needed:
+                advice = f"tp={tp} would do"
+                break
+        else:
+            advice = "no tensor-parallel degree of this model is enough; raise pp or kv_fraction, or take a larger chip"
+        return (f"model '{self.model.name}' does not fit on {self.chips} x '{self.chip.name}' (tp={self.tp}, "
+                f"pp={self.pp}): weights and one KV block take {needed / 1e9:.1f} GB, {available / 1e9:.1f} GB are "
+                f"usable at kv_fraction={self.kv_fraction:g}, {int(needed - available):,} bytes are missing; {advice}")
+
+
+def split_error(model: ModelSpec, tp: int, pp: int) -> str:
+    """Says why `model` cannot be split over `tp` and `pp`; empty where it can."""
+    if model.heads % tp:
+        return f"tp={tp} does not divide its {model.heads} attention heads"
+    if model.kv_heads % tp and tp % model.kv_heads:
+        return f"tp={tp} neither divides its {model.kv_heads} key/value heads nor is a multiple of them"
+    if model.layers % pp:
+        return f"pp={pp} does not divide its {model.layers} layers"
+    return ""
+
+
+def valid_tps(model: ModelSpec) -> list[int]:
+    """Tensor-parallel degrees that the model's heads allow."""
+    return [tp for tp in range(1, model.heads + 1) if not split_error(model, tp, 1)]
+
+
+def _timing_values(timing: Any) -> dict[str, Any]:
+    """Reads `timing`: a mapping, a path, or a name (of a YAML in `conf/timing`, or of a form without one)."""
+    if not isinstance(timing, Mapping):
+        name = str(timing)
+        if not name.endswith((".yaml", ".yml")):
+            timing_form(name)
+        if name in resources.names("timing") or name.endswith((".yaml", ".yml")):
+            timing = resources.load_yaml("timing", name)
+        else:
+            timing = {"name": name}
+    values = dict(timing)
+    unknown_keys = set(values) - {"name", "causal_factor"}
+    if unknown_keys or "name" not in values:
+        wrong = f"unknown key '{min(unknown_keys)}'" if unknown_keys else "key 'name' is missing"
+        raise UserError(f"timing: {wrong}; expected: name, causal_factor")
+    return {"timing": str(values.pop("name")), **values}

@@ -1,0 +1,203 @@
+"""What a chip and a model are: frozen specifications read from `conf/chip/*.yaml` and `conf/model/*.yaml`."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, TypeVar
+
+from ooco_gym import resources
+from ooco_gym.errors import UserError, nearest
+
+Spec = TypeVar("Spec", "ChipSpec", "ModelSpec")
+
+
+@dataclass(frozen=True)
+class ChipSpec:
+    """One accelerator: what it holds, and what its kernels achieve (OOCO, Table 4; symbols in brackets).
+
+    Rates are achievable ones, not datasheet peaks; the peaks are kept beside them for scaling and for the report.
+    An overhead may be counted once an iteration (as in the paper), once a layer (what measured GPUs show), or both.
+    """
+
+    name: str
+    memory_bytes: float
+    peak_flops_per_s: float
+    """Datasheet, dense 16-bit."""
+    peak_memory_bytes_per_s: float
+    peak_link_bytes_per_s: float
+    """Datasheet link to the other chips of an instance, one direction."""
+    gemm_flops_per_s: float
+    """`F_g`."""
+    prefill_attention_flops_per_s: float
+    """`F_ap`."""
+    decode_attention_flops_per_s: float
+    """`F_ad`."""
+    gemm_memory_bytes_per_s: float
+    """`M_g`."""
+    attention_memory_bytes_per_s: float
+    """`M_a`."""
+    allreduce_bytes_per_s: float
+    """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n * x / B_c`."""
+    allreduce_latency_s: float = 0.0
+    prefill_overhead_s: float = 0.0
+    """`O_p`, once a prefill iteration."""
+    decode_overhead_s: float = 0.0
+    """`O_d`, once a decode iteration."""
+    prefill_layer_overhead_s: float = 0.0
+    """Part of `O_p` that counts kernels: for each layer of a prefill iteration."""
+    decode_layer_overhead_s: float = 0.0
+    """Part of `O_d` that counts kernels: for each layer of a decode iteration."""
+    title: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """Where each figure comes from, by field; figures that are scaled or assumed say so."""
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, "chip", zero_allowed=_OVERHEADS)
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A dense decoder-only transformer, described by its architecture; everything else is computed from it."""
+
+    name: str
+    layers: int
+    hidden: int
+    heads: int
+    """`H_q`."""
+    kv_heads: int
+    """`H_kv`; equal to `heads` without grouped-query attention."""
+    head_dim: int
+    intermediate: int
+    vocab: int
+    gated_mlp: bool = True
+    """Gate, up and down projections; otherwise up and down only."""
+    tied_embeddings: bool = False
+    qkv_bias: bool = False
+    dense_bias: bool = False
+    """Biases on the output projection and the MLP too (OPT)."""
+    norm_bias: bool = False
+    """LayerNorm (scale and shift) rather than RMSNorm."""
+    position_rows: int = 0
+    """Rows of a learned position embedding; 0 with rotary positions."""
+    dtype_bytes: int = 2
+    title: str = ""
+    sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        _check_numbers(self, "model", zero_allowed={"position_rows"})
+        if self.heads % self.kv_heads:
+            raise UserError(f"model '{self.name}': kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
+
+    @property
+    def q_width(self) -> int:
+        """Width of all query heads together (`D_h` of OOCO's Table 3)."""
+        return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads together (the values' is the same)."""
+        return self.kv_heads * self.head_dim
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights, computed from the architecture."""
+        mlp_in = 2 if self.gated_mlp else 1
+        layer = self.hidden * (self.q_width + 2 * self.kv_width) + self.q_width * self.hidden
+        layer += (mlp_in + 1) * self.hidden * self.intermediate
+        layer += (self.q_width + 2 * self.kv_width) * self.qkv_bias
+        layer += (self.hidden + mlp_in * self.intermediate + self.hidden) * self.dense_bias
+        norm = self.hidden * (2 if self.norm_bias else 1)
+        embedding = self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self.position_rows * self.hidden
+        return self.layers * (layer + 2 * norm) + norm + embedding
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights."""
+        return self.parameters * self.dtype_bytes
+
+
+_OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
+              "allreduce_latency_s"}
+
+
+def list_chips() -> list[str]:
+    """Names of the chips shipped in `conf/chip`."""
+    return resources.names("chip")
+
+
+def list_models() -> list[str]:
+    """Names of the models shipped in `conf/model`."""
+    return resources.names("model")
+
+
+def load_chip(chip: ChipSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ChipSpec:
+    """Loads a chip by name (`conf/chip`), path to a YAML file, or mapping of its fields.
+
+    Raises:
+        UserError: unknown name, missing file, unknown, missing or malformed field.
+    """
+    return _load(ChipSpec, "chip", chip)
+
+
+def load_model(model: ModelSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ModelSpec:
+    """Loads a model by name (`conf/model`), path to a YAML file, or mapping of its fields.
+
+    Raises:
+        UserError: unknown name, missing file, unknown, missing or malformed field.
+    """
+    return _load(ModelSpec, "model", model)
+
+
+def _load(cls: type[Spec], group: str, source: Any) -> Spec:
+    if isinstance(source, cls):
+        return source
+    values = dict(source) if isinstance(source, Mapping) else resources.load_yaml(group, source)
+    where = f"{group} '{values.get('name', source if not isinstance(source, Mapping) else 'custom')}'"
+    if not isinstance(source, Mapping):
+        values.setdefault("name", os.path.splitext(os.path.basename(os.fspath(source)))[0])
+    values.setdefault("name", "custom")
+    known = {item.name: item for item in fields(cls)}
+    for key in values:
+        if key not in known:
+            raise UserError(f"{where}: unknown field '{key}'{nearest(str(key), known)}; "
+                            f"expected: {', '.join(known)}")
+    for key, item in known.items():
+        if key not in values and item.default is MISSING and item.default_factory is MISSING:
+            raise UserError(f"{where}: field '{key}' is missing")
+    return cls(**{key: _convert(where, key, str(known[key].type), value) for key, value in values.items()})
+
+
+def _convert(where: str, key: str, kind: str, value: Any) -> Any:
+    """Reads one field; numbers such as `80e9`, which YAML 1.1 takes for text, are accepted."""
+    if kind == "str":
+        return str(value)
+    if kind == "bool":
+        if not isinstance(value, bool):
+            raise UserError(f"{where}: field '{key}' must be true or false, got '{value}'")
+        return value
+    if kind in ("float", "int"):
+        try:
+            number = float(value) if not isinstance(value, bool) else math.nan
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number) or (kind == "int" and number != int(number)):
+            expected = "a whole number" if kind == "int" else "a number"
+            raise UserError(f"{where}: field '{key}' must be {expected}, got '{value}'")
+        return int(number) if kind == "int" else number
+    if not isinstance(value, Mapping):
+        raise UserError(f"{where}: field '{key}' must be a mapping, got '{value}'")
+    return {str(name): str(text) for name, text in value.items()}
+
+
+def _check_numbers(spec: ChipSpec | ModelSpec, group: str, zero_allowed: set[str]) -> None:
+    for item in fields(spec):
+        value = getattr(spec, item.name)
+        if str(item.type) not in ("float", "int"):
+            continue
+        low_enough = value >= 0 if item.name in zero_allowed else value > 0
+        if not low_enough:
+            bound = "0 or more" if item.name in zero_allowed else "positive"
+            raise UserError(f"{group} '{spec.name}': field '{item.name}' must be {bound}, got {value}")

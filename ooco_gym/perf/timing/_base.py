@@ -1,0 +1,106 @@
+"""What every timing form answers, and the operator shapes that they share (OOCO, section 3.3.1)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from ooco_gym.perf.specs import ChipSpec, ModelSpec
+
+Phase = Literal["prefill", "decode"]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What a timing form needs to know: the model, the chip, and how the one is spread over several of the other."""
+
+    chip: ChipSpec
+    model: ModelSpec
+    tp: int = 1
+    pp: int = 1
+    causal_factor: float = 1.0
+
+
+class OperatorCost(NamedTuple):
+    """Cost of one operator, all layers together, for an array of sizes.
+
+    Attributes:
+        name: for example "gate_up".
+        kind: "gemm", "attention", "communication" or "overhead".
+        seconds: time taken, float64.
+        compute_bound: whether compute (rather than memory) decides; False throughout where neither does.
+    """
+
+    name: str
+    kind: str
+    seconds: np.ndarray
+    compute_bound: np.ndarray
+
+
+class Linear(NamedTuple):
+    """A linear layer as one chip sees it: `tokens x d_in` times `d_in x d_out`, done `repeats` times a layer."""
+
+    name: str
+    d_in: int
+    d_out: int
+    repeats: int = 1
+
+
+def linears(model: ModelSpec, tp: int) -> list[Linear]:
+    """The linear layers of one transformer layer on one of `tp` chips.
+
+    Query, key and value are one operator. Where `tp` exceeds the key/value heads, these are replicated; widths that
+    `tp` does not divide are padded.
+    """
+    q_width = model.q_width // tp
+    kv_width = max(model.kv_heads // tp, 1) * model.head_dim
+    intermediate = math.ceil(model.intermediate / tp)
+    return [
+        Linear("qkv", model.hidden, q_width + 2 * kv_width),
+        Linear("o", q_width, model.hidden),
+        Linear("gate_up" if model.gated_mlp else "up", model.hidden, intermediate, 2 if model.gated_mlp else 1),
+        Linear("down", intermediate, model.hidden),
+    ]
+
+
+class TimingForm(ABC):
+    """How long the operators of an iteration take. All times in seconds, all layers together.
+
+    Attention is an operator of the whole batch: its FLOPs and bytes are summed over the requests before the roofline's
+    maximum is taken, so it depends on three sums only, over requests with `q` new tokens and `kv` tokens of context
+    (the new ones among them): of `q * kv`, of `q` and of `kv`.
+    """
+
+    @abstractmethod
+    def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
+        """Everything that depends on the number of tokens only: linear layers and communication.
+
+        Args:
+            shard: model and chips.
+            tokens: batch sizes in tokens, float64[n].
+        """
+
+    @abstractmethod
+    def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
+        """The LM head, computed for one token of each of `sequences` sequences, float64[n]."""
+
+    @abstractmethod
+    def attention(self, shard: Shard, phase: Phase) -> np.ndarray:
+        """Attention as a maximum of planes.
+
+        Returns:
+            float64[2, 3]: for the compute roof (row 0) and the memory roof (row 1), seconds for each unit of
+            `sum(q * kv)`, `sum(q)` and `sum(kv)`.
+        """
+
+    @abstractmethod
+    def overhead_s(self, shard: Shard, phase: Phase) -> float:
+        """Static overhead of one iteration (`O_p`, `O_d`)."""
+
+    @abstractmethod
+    def saturation_batch(self, shard: Shard) -> int:
+        """Smallest batch, in tokens, at which every linear layer is bound by compute (`bs_sat`)."""

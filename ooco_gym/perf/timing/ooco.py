@@ -1,0 +1,98 @@
+"""`timing=ooco`: the roofline of the paper (OOCO, section 3.3, Tables 3 and 4, equation 1)."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ooco_gym.perf.timing._base import OperatorCost, Phase, Shard, TimingForm, linears
+
+NEVER_SATURATED = 1 << 20
+"""Reported as `bs_sat` where activations alone keep a linear layer bound by memory, whatever the batch."""
+
+
+class Form(TimingForm):
+    """Every operator takes `max(flops / F, bytes / M)`; an iteration is their sum plus a static overhead.
+
+    Three things differ from the paper's print. The attention's bytes carry `H_kv / H_q`: Table 3 prints the inverse,
+    which would make grouped-query attention read more than full attention; the paper's own engine has it this way.
+    An all-reduce costs `latency + 2 (n - 1) / n * bytes / B_c` (a ring; the paper divides bytes by `B_c` and puts the
+    delay into the overhead; measured links need the latency). The overhead may be counted by iteration, by layer, or
+    both (`ChipSpec`): by layer fits measured GPUs better. The LM head is split over the tensor-parallel chips.
+    """
+
+    def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
+        """Linear layers, two all-reduces a layer (tp > 1), and the activations' way between stages (pp > 1)."""
+        layers = shard.model.layers
+        costs = [_gemm(shard, linear.name, tokens, linear.d_in, linear.d_out, layers * linear.repeats)
+                 for linear in linears(shard.model, shard.tp)]
+        activation_bytes = shard.model.dtype_bytes * shard.model.hidden * tokens
+        if shard.tp > 1:
+            costs.append(_communication("all_reduce", 2 * layers * self.allreduce_s(shard, activation_bytes)))
+        if shard.pp > 1:
+            hop = shard.chip.allreduce_latency_s + activation_bytes / self.link_bytes_per_s(shard)
+            costs.append(_communication("stage_transfer", (shard.pp - 1) * hop))
+        return costs
+
+    def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
+        """The LM head, its vocabulary split over the tensor-parallel chips (the gathering of logits is left out)."""
+        return [_gemm(shard, "lm_head", sequences, shard.model.hidden, self.head_width(shard), 1)]
+
+    def attention(self, shard: Shard, phase: Phase) -> np.ndarray:
+        """FLOPs `4 D q kv`, bytes `2 d (q D + kv D H_kv / H_q)`; `causal_factor` scales the FLOPs of prefill."""
+        chip, model = shard.chip, shard.model
+        q_width = model.q_width / shard.tp
+        kv_width = self.kv_width(shard)
+        flops = 4.0 * q_width * (shard.causal_factor if phase == "prefill" else 1.0)
+        rate = chip.prefill_attention_flops_per_s if phase == "prefill" else chip.decode_attention_flops_per_s
+        bytes_q, bytes_kv = 2.0 * model.dtype_bytes * q_width, 2.0 * model.dtype_bytes * kv_width
+        planes = np.array([[flops / rate, 0.0, 0.0], [0.0, bytes_q, bytes_kv]])
+        planes[1] /= chip.attention_memory_bytes_per_s
+        return model.layers * planes
+
+    def overhead_s(self, shard: Shard, phase: Phase) -> float:
+        """`O_p` or `O_d`: once an iteration, plus once a layer (all stages' layers count)."""
+        chip = shard.chip
+        if phase == "prefill":
+            return chip.prefill_overhead_s + shard.model.layers * chip.prefill_layer_overhead_s
+        return chip.decode_overhead_s + shard.model.layers * chip.decode_layer_overhead_s
+
+    def saturation_batch(self, shard: Shard) -> int:
+        """Maximum over the linear layers of the smallest `N` with `flops / bytes >= F_g / M_g`."""
+        ridge = shard.chip.gemm_flops_per_s / shard.chip.gemm_memory_bytes_per_s
+        batch = 1
+        for linear in linears(shard.model, shard.tp):
+            weights = linear.d_in * linear.d_out * shard.model.dtype_bytes
+            gain = 2.0 * linear.d_in * linear.d_out / ridge - shard.model.dtype_bytes * (linear.d_in + linear.d_out)
+            batch = max(batch, math.ceil(weights / gain) if gain > 0 else NEVER_SATURATED)
+        return min(batch, NEVER_SATURATED)
+
+    def link_bytes_per_s(self, shard: Shard) -> float:
+        """Bandwidth between the chips of an instance (`B_c`)."""
+        return shard.chip.allreduce_bytes_per_s
+
+    def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
+        """Seconds of one all-reduce of `payload_bytes` over the tensor-parallel chips."""
+        ring = 2.0 * (shard.tp - 1) / shard.tp
+        return shard.chip.allreduce_latency_s + ring * payload_bytes / self.link_bytes_per_s(shard)
+
+    def head_width(self, shard: Shard) -> int:
+        """Columns of the LM head on one chip."""
+        return math.ceil(shard.model.vocab / shard.tp)
+
+    def kv_width(self, shard: Shard) -> float:
+        """Width of the keys that one chip reads; heads are replicated where there are fewer than chips."""
+        return max(shard.model.kv_heads / shard.tp, 1.0) * shard.model.head_dim
+
+
+def _gemm(shard: Shard, name: str, tokens: np.ndarray, d_in: int, d_out: int, times: int) -> OperatorCost:
+    """One linear layer, done `times` times: `2 N d_in d_out` FLOPs, `d (N d_in + d_in d_out + N d_out)` bytes."""
+    compute = 2.0 * d_in * d_out / shard.chip.gemm_flops_per_s * tokens
+    traffic = shard.model.dtype_bytes * (tokens * (d_in + d_out) + d_in * d_out)
+    memory = traffic / shard.chip.gemm_memory_bytes_per_s
+    return OperatorCost(name, "gemm", times * np.maximum(compute, memory), compute >= memory)
+
+
+def _communication(name: str, seconds: np.ndarray) -> OperatorCost:
+    return OperatorCost(name, "communication", seconds, np.zeros(seconds.shape, dtype=bool))

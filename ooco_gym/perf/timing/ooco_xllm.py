@@ -1,0 +1,36 @@
+"""`timing=ooco_xllm`: the roofline exactly as the open-source engine xLLM computes it (`perf_model.cpp`)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooco_gym.perf.timing import ooco
+from ooco_gym.perf.timing._base import Phase, Shard
+
+LINK_BYTES_PER_S = 10e9
+"""The engine's constant for every link; it looks like a placeholder (72B on four chips is dominated by it)."""
+
+
+class Form(ooco.Form):
+    """As `ooco`, but: no overhead is ever added, links run at 10 GB/s without latency and an all-reduce moves
+    `bytes * (tp - 1) / tp`, the LM head is not divided over the chips, key/value heads are never replicated."""
+
+    def overhead_s(self, shard: Shard, phase: Phase) -> float:
+        """Zero: the engine stores overheads and never adds them."""
+        return 0.0
+
+    def link_bytes_per_s(self, shard: Shard) -> float:
+        """The engine's constant, whatever the chip."""
+        return LINK_BYTES_PER_S
+
+    def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
+        """The engine's form: one way of the ring, no latency."""
+        return payload_bytes * (shard.tp - 1) / shard.tp / LINK_BYTES_PER_S
+
+    def head_width(self, shard: Shard) -> int:
+        """The whole vocabulary: only so the engine's figures for 72B come out."""
+        return shard.model.vocab
+
+    def kv_width(self, shard: Shard) -> float:
+        """`D / (H_q / H_kv)` divided by the chips, as the engine does."""
+        return shard.model.kv_width / shard.tp
