@@ -1,0 +1,15 @@
+"""Who asks what, and when: traces, readers, generators, scaling. Knows nothing of the cluster."""
+
+from ooco_gym.workload.generate import generate
+from ooco_gym.workload.lengths import generate_lengths
+from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
+from ooco_gym.workload.offline import OFFLINE_MODES, offline_load
+from ooco_gym.workload.scaling import scale
+from ooco_gym.workload.spec import WorkloadSpec, list_workloads, load_spec
+from ooco_gym.workload.trace import Trace, merge
+
+__all__ = [
+    "OFFLINE_MODES", "Trace", "WorkloadSpec", "generate", "generate_lengths", "list_workloads",
+    "load_spec", "load_workload", "merge", "offline_load", "parse_workload", "scale",
+    "workload_mean_rate", "workload_peak_start_s",
+]

@@ -1,0 +1,203 @@
+"""Arrivals as a Cox process: rate = mean · tide(time of day) · exp(OU processes) · on/off bursts, then Poisson.
+
+Time is cut into blocks of `BLOCK_S`, each with generators of its own, keyed by the block's number, so that any window
+of a day holds exactly the requests that the whole day has there. Slow processes cross block borders because a block's
+start value is computed from the keyed numbers of the blocks before it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooco_gym.workload.keyed import keyed_generator
+from ooco_gym.workload.lengths import LengthModel
+
+BLOCK_S = 600.0
+DAY_S = 86_400.0
+_BASE_CELLS = 20
+_MIN_CELLS = 80
+_BLOCKS_AT_ONCE = 128
+_LOWEST_LAYER = 2.0**-8
+
+
+@dataclass(frozen=True)
+class OrnsteinUhlenbeck:
+    """A stationary Gaussian log-intensity: standard deviation `sigma`, correlation time `tau_s`."""
+
+    sigma: float
+    tau_s: float
+
+
+@dataclass(frozen=True)
+class Bursts:
+    """An on/off process with exponential times of means `on_s` and `off_s`: on, the rate is `factor` times higher."""
+
+    factor: float
+    on_s: float
+    off_s: float
+
+
+@dataclass(frozen=True)
+class Arrivals:
+    """The arrival process: mean rate over a day (1/s), 24 hourly rates relative to it (mean 1), and what rides on it."""
+
+    mean_rate_per_s: float
+    tide: tuple[float, ...]
+    ou: tuple[OrnsteinUhlenbeck, ...] = ()
+    bursts: Bursts | None = None
+
+
+def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
+    """Returns the tide at times of day, float64[n]: half cosines between the hours' middles, periodic in a day.
+
+    The tide's mean over a day stays exactly that of the 24 numbers, and it never leaves their range.
+    """
+    values = np.asarray(tide, dtype=np.float64)
+    hours = np.mod(np.asarray(time_s, dtype=np.float64) / 3600.0 - 0.5, 24.0)
+    before = np.minimum(hours.astype(np.int64), 23)
+    weight = 0.5 - 0.5 * np.cos(np.pi * (hours - before))
+    return values[before] + (values[(before + 1) % 24] - values[before]) * weight
+
+
+def peak_start_s(tide: tuple[float, ...], duration_s: float = 4 * 3600.0, step_s: float = BLOCK_S) -> float:
+    """Returns the time of day at which the busiest `duration_s` around the day's highest rate begin (s, on `step_s`)."""
+    middles = np.arange(0.0, DAY_S, step_s) + step_s / 2
+    level = tide_at(tide, middles)
+    width = max(1, min(len(level), round(duration_s / step_s)))
+    peak = int(np.argmax(level))
+    sums = np.concatenate([[0.0], np.cumsum(np.tile(level, 3))])
+    starts = np.arange(peak - width + 1, peak + 1) + len(level)
+    best = int(starts[np.argmax(np.round(sums[starts + width] - sums[starts], 9))])
+    return float((best % len(level)) * step_s)
+
+
+def intensity(arrivals: Arrivals, seed: int, stream: str, first_block: int, blocks: int) -> np.ndarray:
+    """Returns the relative rate, float64[blocks, cells], constant in each of the equal cells of a block; mean 1."""
+    counts = [_cells(process.tau_s / 5) for process in arrivals.ou]
+    if arrivals.bursts is not None:
+        counts.append(_cells(min(arrivals.bursts.on_s, arrivals.bursts.off_s) / 4))
+    cells = max([_MIN_CELLS, *counts])
+    log = np.zeros((blocks, cells))
+    for i, process in enumerate(arrivals.ou):
+        path = _ou_path(process, counts[i], seed, f"{stream}/ou{i}", first_block, blocks)
+        log += np.repeat(path, cells // counts[i], axis=1) - process.sigma**2 / 2
+    middles = (np.arange(cells) + 0.5) * (BLOCK_S / cells)
+    tide = np.asarray(arrivals.tide) / np.mean(arrivals.tide)
+    rate = np.empty_like(log)
+    for row in range(blocks):  # block by block, so that the same block is always computed on the same shape
+        start_s = math.fmod((first_block + row) * BLOCK_S, DAY_S)
+        rate[row] = np.exp(log[row]) * tide_at(tuple(tide), start_s + middles)
+    if arrivals.bursts is not None:
+        rate *= np.repeat(_burst_path(arrivals.bursts, counts[-1], seed, f"{stream}/bursts", first_block, blocks),
+                          cells // counts[-1], axis=1)
+    return rate
+
+
+def draw_requests(arrivals: Arrivals, lengths: LengthModel, *, start_s: float, duration_s: float, seed: int,
+                  stream: str, rate_scale: float) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields (arrival_s float64[n], prompt_tokens int32[n], output_tokens int32[n]), sorted, piece by piece.
+
+    Each request carries a mark, its height under the rate's curve, and is kept if the mark is below `rate_scale`:
+    so the requests of a smaller scale are among those of a larger one. Heights are drawn in layers (0 to 1/256, then
+    each up to the double of the one before), to draw little more than what is kept.
+    """
+    end_s = start_s + duration_s
+    last = math.ceil(end_s / BLOCK_S)
+    for first in range(math.floor(start_s / BLOCK_S), last, _BLOCKS_AT_ONCE):
+        count = min(_BLOCKS_AT_ONCE, last - first)
+        rates = intensity(arrivals, seed, stream, first, count)
+        pieces = [_block_requests(arrivals.mean_rate_per_s, rates[row], seed, stream, first + row, rate_scale)
+                  for row in range(count)]
+        arrival_s = np.concatenate([piece[0] for piece in pieces])
+        draws = np.concatenate([piece[1] for piece in pieces], axis=1)
+        inside = slice(*np.searchsorted(arrival_s, [start_s, end_s], side="left"))
+        draws = draws[:, inside]
+        yield (arrival_s[inside], lengths.prompt.tokens(draws[0], draws[2]), lengths.output.tokens(draws[1], draws[3]))
+
+
+def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream: str, block: int,
+                    rate_scale: float) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sorted arrival times float64[n] of one block and the length draws float64[4, n] that belong to them."""
+    cell_s = BLOCK_S / len(rate)
+    total = np.concatenate([[0.0], np.cumsum(rate)])
+    expected = mean_rate_per_s * total[-1] * cell_s
+    places, draws = [], []
+    for layer, (low, high) in enumerate(_layers(rate_scale)):
+        generator = keyed_generator(seed, f"{stream}/requests", block, layer)
+        n = generator.poisson(expected * (high - low))
+        uniform = generator.random((4, n))
+        values = np.concatenate([uniform[2:], generator.standard_normal((2, n))])
+        place = uniform[0]
+        if high > rate_scale:
+            kept = low + (high - low) * uniform[1] < rate_scale
+            place, values = place[kept], values[:, kept]
+        places.append(place)
+        draws.append(values)
+    target = np.concatenate(places) * total[-1]
+    order = np.argsort(target, kind="stable")
+    target = target[order]
+    cell = np.minimum(np.searchsorted(total, target, side="right") - 1, len(rate) - 1)
+    inside = np.clip((target - total[cell]) / np.where(rate[cell] > 0, rate[cell], 1.0), 0.0, 1.0)
+    return block * BLOCK_S + (cell + inside) * cell_s, np.concatenate(draws, axis=1)[:, order]
+
+
+def _layers(rate_scale: float) -> Iterator[tuple[float, float]]:
+    low, high = 0.0, _LOWEST_LAYER
+    while low < rate_scale:
+        yield low, high
+        low, high = high, 2 * high
+
+
+def _cells(longest_s: float) -> int:
+    """Returns how many cells a block has so that none is longer than `longest_s`: 20 times a power of two."""
+    return _BASE_CELLS * 2 ** max(0, math.ceil(math.log2(BLOCK_S / longest_s / _BASE_CELLS)))
+
+
+def _ou_path(process: OrnsteinUhlenbeck, cells: int, seed: int, stream: str, first: int, blocks: int) -> np.ndarray:
+    """Returns the process at the start of each cell, float64[blocks, cells]."""
+    decay = math.exp(-BLOCK_S / cells / process.tau_s)
+    noise = process.sigma * math.sqrt(1 - decay**2)
+    history = max(1, math.ceil(37.0 * process.tau_s / BLOCK_S))  # e^-37 is below float64's resolution
+    steps = np.empty((cells, history + blocks))
+    for row in range(history + blocks):
+        steps[:, row] = keyed_generator(seed, stream, first - history + row).standard_normal(cells)
+    path = np.empty((cells + 1, history + blocks))
+    path[0] = 0.0
+    for cell in range(cells):
+        path[cell + 1] = decay * path[cell] + noise * steps[cell]
+    start = np.zeros(blocks)
+    for back in range(1, history + 1):
+        start += decay ** (cells * (back - 1)) * path[cells, history - back:history - back + blocks]
+    fade = decay ** np.arange(cells)
+    return path[:cells, history:].T + start[:, None] * fade
+
+
+def _burst_path(bursts: Bursts, cells: int, seed: int, stream: str, first: int, blocks: int) -> np.ndarray:
+    """Returns the rate's factor in each cell, float64[blocks, cells], mean 1.
+
+    A two-state Markov process seen as renewals: at rate 1/on_s + 1/off_s the state is drawn anew, on with the share
+    of time that it is on; so the state now is that of the last renewal, however far back.
+    """
+    share = bursts.on_s / (bursts.on_s + bursts.off_s)
+    renewal = -math.expm1(-(1 / bursts.on_s + 1 / bursts.off_s) * BLOCK_S / cells)
+
+    def renewals(block: int) -> tuple[np.ndarray, np.ndarray]:
+        uniform = keyed_generator(seed, stream, block).random((2, cells))
+        return uniform[0] < renewal, uniform[1] < share
+
+    block, state = first, None
+    while state is None:
+        block -= 1
+        renewed, on = renewals(block)
+        state = bool(on[np.flatnonzero(renewed)[-1]]) if renewed.any() else None
+    path = np.empty((blocks, cells), dtype=bool)
+    for row in range(blocks):
+        renewed, on = renewals(first + row)
+        latest = np.maximum.accumulate(np.where(renewed, np.arange(cells), -1))
+        path[row] = np.where(latest >= 0, on[latest], state)
+        state = bool(path[row, -1])
+    return np.where(path, bursts.factor, 1.0) / (1 + share * (bursts.factor - 1))

@@ -1,0 +1,56 @@
+"""Synthetic traces: a workload's specification played for any window of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.workload.arrivals import draw_requests
+from ooco_gym.workload.checks import number
+from ooco_gym.workload.keyed import check_seed
+from ooco_gym.workload.spec import WorkloadSpec, load_spec
+from ooco_gym.workload.trace import Trace
+
+MAX_REQUESTS = 100_000_000
+
+
+def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *, start_s: float = 0.0,
+             duration_s: float, seed: int, rate_scale: float = 1.0, stream: str | None = None) -> Trace:
+    """Generates the online requests that arrive in `[start_s, start_s + duration_s)`.
+
+    The same (spec, seed, stream) is one endless realisation: a window holds exactly the requests that a longer one
+    has there, and with a smaller `rate_scale` exactly a random part of those of a larger one, at the same times and
+    with the same lengths.
+
+    Args:
+        spec: name of an embedded workload, path of a YAML file, mapping, or a parsed specification.
+        start_s: seconds from midnight, >= 0; beyond 86,400 the tide goes on with the next day, bursts are new.
+        duration_s: seconds, >= 0.
+        seed: any whole number.
+        rate_scale: multiplies the mean rate, >= 0.
+        stream: keys the random numbers beside the seed; the workload's name unless given.
+
+    Returns:
+        A trace of online requests; arrival times are absolute (`start_s` is not subtracted).
+
+    Raises:
+        UserError: an unknown workload, an impossible parameter, or more than 100 million requests asked for.
+    """
+    workload = load_spec(spec)
+    start_s = number(start_s, "start_s", 0.0, 1e9)
+    duration_s = number(duration_s, "duration_s", 0.0, 1e9)
+    rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6)
+    expected = workload.arrivals.mean_rate_per_s * rate_scale * duration_s
+    if expected > MAX_REQUESTS:
+        raise UserError(f"workload '{workload.name}' would have about {expected:.3g} requests in {duration_s:g} s at "
+                        f"rate_scale {rate_scale:g}; at most {MAX_REQUESTS:,} are generated at once")
+    pieces = list(draw_requests(workload.arrivals, workload.lengths, start_s=start_s, duration_s=duration_s,
+                                seed=check_seed(seed), stream=stream or workload.name, rate_scale=rate_scale)
+                  ) if duration_s > 0 and rate_scale > 0 else []
+    pieces.append((np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32)))
+    arrival_s, prompt, output = (np.concatenate(column) for column in zip(*pieces, strict=True))
+    return Trace(arrival_s, prompt, output, name=workload.name)

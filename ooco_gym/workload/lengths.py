@@ -1,0 +1,125 @@
+"""Prompt and output lengths: mixtures of clipped lognormals, quantile tables, or a constant."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ooco_gym.workload.checks import Section
+from ooco_gym.workload.keyed import check_seed, keyed_generator
+
+
+class Lengths(Protocol):
+    """Turns uniform and normal numbers, float64[n] each, into token counts int32[n] >= 1, element by element."""
+
+    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray: ...
+
+
+@dataclass(frozen=True)
+class LognormalMixture:
+    """Component k with probability weights[k] is exp(mu[k] + sigma[k]·z), rounded, then clipped to [low, high]."""
+
+    weights: tuple[float, ...]
+    mu: tuple[float, ...]
+    sigma: tuple[float, ...]
+    low: int
+    high: int
+
+    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+        """Returns int32[n] token counts."""
+        edges = np.cumsum(self.weights) / np.sum(self.weights)
+        component = np.searchsorted(edges[:-1], uniform, side="right")
+        log = np.asarray(self.mu)[component] + np.asarray(self.sigma)[component] * normal
+        return np.clip(np.rint(np.exp(np.minimum(log, 30.0))), self.low, self.high).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class QuantileTable:
+    """The inverse distribution function, linear between the given points, rounded; at least 1."""
+
+    quantiles: tuple[float, ...]
+    values: tuple[float, ...]
+
+    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+        """Returns int32[n] token counts."""
+        return np.maximum(np.rint(np.interp(uniform, self.quantiles, self.values)), 1).astype(np.int32)
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same count for each request."""
+
+    count: int
+
+    def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
+        """Returns int32[n] token counts."""
+        return np.full(len(uniform), self.count, dtype=np.int32)
+
+
+@dataclass(frozen=True)
+class LengthModel:
+    """Prompt and output lengths, independent of each other (measured rank correlations are at most 0.11)."""
+
+    prompt: Lengths
+    output: Lengths
+
+
+def parse_lengths(section: Section) -> LengthModel:
+    """Reads `{prompt: ..., output: ...}`.
+
+    Raises:
+        UserError: a key is missing, unknown or out of range; the message names it.
+    """
+    section.only("prompt", "output")
+    return LengthModel(_parse_one(section.section("prompt")), _parse_one(section.section("output")))
+
+
+def _parse_one(section: Section) -> Lengths:
+    if section.has("constant"):
+        section.only("constant", "mean")
+        return Constant(section.integer("constant", minimum=1, maximum=2**31 - 1))
+    if section.has("quantiles"):
+        section.only("quantiles", "tokens", "mean")
+        quantiles = section.numbers("quantiles", minimum=0.0, maximum=1.0)
+        values = section.numbers("tokens", minimum=0.0, maximum=2.0**31 - 1, count=len(quantiles))
+        section.demand("quantiles", len(quantiles) >= 2 and quantiles[0] == 0 and quantiles[-1] == 1
+                       and all(np.diff(quantiles) > 0), "ascending numbers from 0 to 1")
+        section.demand("tokens", bool(np.all(np.diff(values) >= 0)), "numbers that do not descend")
+        return QuantileTable(quantiles, values)
+    section.only("weights", "mu", "sigma", "clip", "mean")
+    weights = section.numbers("weights", minimum=0.0)
+    section.demand("weights", sum(weights) > 0, "numbers >= 0 with a sum above 0")
+    mu = section.numbers("mu", minimum=-30.0, maximum=30.0, count=len(weights))
+    sigma = section.numbers("sigma", minimum=0.0, maximum=30.0, count=len(weights))
+    low, high = section.numbers("clip", minimum=1.0, maximum=2.0**31 - 1, count=2)
+    section.demand("clip", low <= high, "[smallest, largest] with smallest <= largest")
+    return LognormalMixture(weights, mu, sigma, int(low), int(high))
+
+
+def generate_lengths(spec: LengthModel | Mapping[str, Any] | str, n: int, seed: int,
+                     stream: str = "lengths") -> tuple[np.ndarray, np.ndarray]:
+    """Draws the lengths of requests 0 to n-1: request i's depend on (spec, seed, stream, i) only, not on n.
+
+    Args:
+        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/offline` or `conf/workload`.
+        n: how many.
+        seed: any whole number.
+        stream: what the numbers are for; another stream gives independent ones.
+
+    Returns:
+        (prompt_tokens int32[n], output_tokens int32[n]), both >= 1.
+    """
+    from ooco_gym.workload.spec import load_lengths
+
+    model = spec if isinstance(spec, LengthModel) else load_lengths(spec)
+    seed = check_seed(seed)
+    drawn = []
+    for side, lengths in (("prompt", model.prompt), ("output", model.output)):
+        # One generator for each kind of number, drawn in sequence: the first n are the same whatever n is.
+        uniform = keyed_generator(seed, f"{stream}/{side}/uniform").random(n)
+        normal = keyed_generator(seed, f"{stream}/{side}/normal").standard_normal(n)
+        drawn.append(lengths.tokens(uniform, normal))
+    return drawn[0], drawn[1]

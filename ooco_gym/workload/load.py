@@ -1,0 +1,204 @@
+"""One door for all workloads: embedded names, YAML files, users' traces, mixes of them, and mappings."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.workload import arrivals as _arrivals
+from ooco_gym.workload.checks import number, plain
+from ooco_gym.workload.generate import generate
+from ooco_gym.workload.scaling import scale
+from ooco_gym.workload.spec import list_workloads, load_spec
+from ooco_gym.workload.trace import Trace, merge
+
+Source = str | os.PathLike[str] | Mapping[str, Any]
+_YAML = (".yaml", ".yml")
+_TRACES = (".csv", ".jsonl", ".json", ".parquet", ".gz")
+
+
+@dataclass(frozen=True)
+class MixPart:
+    """One part of a mix: `weight` times the rate of `source` (a name or a path); `stream` keys its random numbers."""
+
+    source: str
+    weight: float
+    stream: str
+
+
+def parse_workload(text: str) -> tuple[MixPart, ...]:
+    """Reads a mix such as `ooc+azure_conv` or `0.5*ooc+2*azure_code` into its parts; a single name is a mix of one.
+
+    Raises:
+        UserError: an empty part, a weight that is no number >= 0, or an unknown name.
+    """
+    if not text.strip():
+        raise UserError(f"workload is empty; expected a path or one of: {', '.join(list_workloads())}")
+    parts: list[MixPart] = []
+    for item in [text] if Path(text).is_file() else text.split("+"):
+        weight_text, star, source = item.rpartition("*")
+        source = source.strip()
+        if not source:
+            raise UserError(f"workload '{text}' has an empty part; expected names joined by '+', such as "
+                            "'ooc+azure_conv' or '0.5*ooc+azure_code'")
+        try:
+            weight = number(float(weight_text) if star else 1.0, f"the weight of '{source}' in workload '{text}'", 0.0)
+        except ValueError as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"workload '{text}': the weight '{weight_text.strip()}' of '{source}' is not a number; "
+                            "expected such as '0.5*ooc+azure_code'") from None
+        _check_source(source)
+        before = sum(part.source == source for part in parts)
+        parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source))
+    return tuple(parts)
+
+
+def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed: int,
+                  rate_scale: float = 1.0) -> Trace:
+    """Returns the requests of a workload that arrive in `[start_s, start_s + duration_s)`.
+
+    Args:
+        spec: one of
+            - the name of an embedded workload (`ooc`), or a mix (`ooc+azure_conv`, `0.5*ooc+azure_code`), whose parts
+              may be paths too;
+            - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
+            - a mapping: with `path` (and `format`, `scale`) a trace file; with `mix` a mix; otherwise the parameters
+              of a generator, where a known `name` supplies what is not said. `rate_scale` or `scale` in it multiply.
+        start_s: start of the window, seconds: time of day for generators, time since the first request for files.
+        duration_s: length of the window, seconds; infinity means all that a trace file has.
+        seed: any whole number; for trace files it decides what scaling drops or adds.
+        rate_scale: multiplies the mean rate: generators by their rate, files by `scale` (OOCO 5.1.3).
+
+    Returns:
+        A trace. Its times are absolute: the caller subtracts `start_s` (`trace.shift(-start_s)`) where it wants the
+        window to begin at 0.
+
+    Raises:
+        UserError: an unknown name or key, a malformed file, or a window in which a trace file has no request.
+    """
+    rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6)
+    if isinstance(spec, Mapping):
+        values = plain(spec)
+        for key in ("scale", "rate_scale"):
+            if values.get(key) is not None:
+                rate_scale *= number(values[key], f"workload: key '{key}'", 0.0, 1e4)
+        if values.get("path") is not None:
+            return _from_file(str(values["path"]), str(values.get("format") or "auto"), start_s, duration_s, seed,
+                              rate_scale)
+        if values.get("mix") is not None:
+            return load_workload(str(values["mix"]), start_s=start_s, duration_s=duration_s, seed=seed,
+                                 rate_scale=rate_scale)
+        return generate(values, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale)
+    text = os.fspath(spec)
+    parts = parse_workload(text)
+    traces = []
+    for part in parts:
+        part_scale = rate_scale * part.weight
+        if _is_trace_file(part.source):
+            traces.append(_from_file(part.source, "auto", start_s, duration_s, seed, part_scale))
+        else:
+            stream = None if part.stream == part.source else part.stream
+            traces.append(generate(part.source, start_s=start_s, duration_s=duration_s, seed=seed,
+                                   rate_scale=part_scale, stream=stream))
+    return traces[0] if len(traces) == 1 else merge(*traces, name=text)
+
+
+def workload_mean_rate(spec: Source) -> float:
+    """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
+    return sum(weight * (_read(source, form).mean_rate if file else load_spec(source).arrivals.mean_rate_per_s)
+               for source, weight, file, form in _resolve(spec))
+
+
+def workload_peak_start_s(spec: Source, duration_s: float = 4 * 3600.0) -> float:
+    """Returns where the busiest `duration_s` around a workload's peak begin: time of day, or time in a trace file.
+
+    Generators give their YAML's `peak_start_s` (made for 4 h) or find it on their tide; mixes the peak of the sum.
+    A trace file gives the busiest window of that length, on a grid of 10 minutes from its first request.
+    """
+    parts = _resolve(spec)
+    if len(parts) == 1:
+        source, _, file, form = parts[0]
+        if not file:
+            workload = load_spec(source)
+            return workload.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
+                workload.arrivals.tide, duration_s)
+        return _busiest_start_s(_read(source, form).arrival_s, duration_s)
+    total = np.zeros(24)
+    for source, weight, file, form in parts:
+        if file:
+            hours = np.mod(_read(source, form).arrival_s // 3600.0, 24).astype(np.int64)
+            total += weight * np.bincount(hours, minlength=24) / 3600.0
+        else:
+            arrivals = load_spec(source).arrivals
+            total += weight * arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
+    return _arrivals.peak_start_s(tuple(total), duration_s)
+
+
+def _resolve(spec: Source) -> list[tuple[Any, float, bool, str]]:
+    """Returns (source, weight, is it a trace file, its format) for each part."""
+    if not isinstance(spec, Mapping):
+        return [(part.source, part.weight, _is_trace_file(part.source), "auto")
+                for part in parse_workload(os.fspath(spec))]
+    values = plain(spec)
+    factor = float(values.get("scale") or 1.0) * float(values.get("rate_scale") or 1.0)
+    if values.get("path") is not None:
+        return [(str(values["path"]), factor, True, str(values.get("format") or "auto"))]
+    if values.get("mix") is not None:
+        return [(source, weight * factor, file, form) for source, weight, file, form in _resolve(str(values["mix"]))]
+    return [(values, factor, False, "auto")]
+
+
+def _busiest_start_s(arrival_s: np.ndarray, duration_s: float, step_s: float = 600.0) -> float:
+    if len(arrival_s) == 0:
+        return 0.0
+    last = max(0.0, float(arrival_s[-1]) - duration_s)
+    starts = np.arange(0.0, last + step_s, step_s)
+    counts = np.searchsorted(arrival_s, starts + duration_s) - np.searchsorted(arrival_s, starts)
+    return float(starts[np.argmax(counts)])
+
+
+def _check_source(source: str) -> None:
+    if _is_trace_file(source) or source.endswith(_YAML) or source in list_workloads():
+        return
+    raise unknown("workload", source, list_workloads())
+
+
+def _is_trace_file(source: str) -> bool:
+    if source.lower().endswith(_YAML):
+        return False
+    return source.lower().endswith(_TRACES) or ("/" in source or "." in source) and Path(source).is_file()
+
+
+def _from_file(path: str, form: str, start_s: float, duration_s: float, seed: int, factor: float) -> Trace:
+    start_s = number(start_s, "start_s", 0.0)
+    trace = _read(path, form)
+    if not duration_s >= 0:
+        raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
+    if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
+        raise UserError(f"trace file '{path}' has no request in the window from {start_s:g} s to "
+                        f"{start_s + duration_s:g} s; its requests lie between {trace.arrival_s[0]:g} s and "
+                        f"{trace.arrival_s[-1]:g} s: set start_s and duration_s")
+    return scale(trace, factor, seed).slice_time(start_s, start_s + duration_s)
+
+
+def _read(path: str, form: str) -> Trace:
+    try:
+        stat = os.stat(path)
+    except OSError as error:
+        raise UserError(f"trace file '{path}' cannot be read: {error.strerror}") from None
+    return _read_cached(path, form, stat.st_mtime_ns, stat.st_size)
+
+
+@lru_cache(maxsize=4)
+def _read_cached(path: str, form: str, modified_ns: int, size: int) -> Trace:
+    from ooco_gym.workload.reading import read_trace
+
+    return read_trace(path, form)

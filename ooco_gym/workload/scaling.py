@@ -1,0 +1,45 @@
+"""Changing a trace's rate without changing its shape in time (OOCO 5.1.3)."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooco_gym.workload.checks import number
+from ooco_gym.workload.keyed import check_seed, keyed_generator
+from ooco_gym.workload.trace import Trace
+
+
+def scale(trace: Trace, factor: float, seed: int) -> Trace:
+    """Returns the trace at `factor` times its rate; the time axis is never stretched or compressed (OOCO 5.1.3).
+
+    Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, lengths (and SLOs, session,
+    prefix hashes) are replicated and the copies' times interpolated: a copy arrives at a random point between its
+    original and the next request. With the same seed, the requests of a smaller factor are among those of a larger.
+
+    Args:
+        trace: what to scale.
+        factor: >= 0, at most 10,000.
+        seed: any whole number.
+
+    Raises:
+        UserError: the factor is out of range.
+    """
+    factor = number(factor, "scale factor", 0.0, 1e4)
+    seed = check_seed(seed)
+    if factor == 1.0:
+        return trace
+    n = len(trace)
+    gap_s = np.diff(trace.arrival_s, append=trace.arrival_s[-1:]) if n else np.zeros(0)
+    rows, times = [], []
+    copy = 0
+    while copy < factor:
+        generator = keyed_generator(seed, "scale", copy)
+        keep, between = generator.random((n, 2)).T
+        chosen = np.flatnonzero(keep < factor - copy)
+        rows.append(chosen)
+        times.append(trace.arrival_s[chosen] + (gap_s[chosen] * between[chosen] if copy else 0.0))
+        copy += 1
+    index = np.concatenate([np.zeros(0, np.int64), *rows])
+    arrival_s = np.concatenate([np.zeros(0), *times])
+    order = np.argsort(arrival_s, kind="stable")
+    return trace.take(index[order], arrival_s[order])

@@ -1,0 +1,103 @@
+"""Workload specifications: the YAML files of `conf/workload` and `conf/offline`, or mappings of the same form."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ooco_gym.resources import load_yaml, names
+from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, peak_start_s
+from ooco_gym.workload.checks import Section, plain
+from ooco_gym.workload.lengths import LengthModel, parse_lengths
+
+_NOTES = ("name", "description", "source", "licence", "assumed")
+_USE = ("path", "format", "scale", "rate_scale", "mix", "defaults")
+_KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "lengths", "peak_start_s")
+SPEC_KEYS = _NOTES + _USE + _KEYS
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """A synthetic workload: arrivals, lengths, and where its day's peak lies.
+
+    Attributes:
+        name: also keys its random numbers.
+        arrivals: the arrival process.
+        lengths: of the requests' prompts and outputs.
+        peak_start_s: time of day at which the four busiest hours around the highest rate begin.
+    """
+
+    name: str
+    arrivals: Arrivals
+    lengths: LengthModel
+    peak_start_s: float
+
+
+def list_workloads() -> list[str]:
+    """Returns the names of the embedded workloads (`conf/workload`)."""
+    return names("workload")
+
+
+def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -> WorkloadSpec:
+    """Reads a workload by name, by the path of a YAML file, or from a mapping.
+
+    A mapping whose `name` is an embedded workload's changes that one: what it does not say is taken from there.
+
+    Raises:
+        UserError: unknown name, missing, unknown or impossible key; the message names it.
+    """
+    if isinstance(spec, WorkloadSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        values = plain(spec)
+        name = str(values.get("name") or "custom")
+        if name in list_workloads():
+            values = {**load_yaml("workload", name), **values}
+        title = f"workload '{name}'"
+    else:
+        text = os.fspath(spec)
+        values = load_yaml("workload", text)
+        name = str(values.get("name") or os.path.splitext(os.path.basename(text))[0])
+        title = f"workload '{text}'"
+    return _parse(Section(values, title), name)
+
+
+def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str]) -> LengthModel:
+    """Reads a length model: a mapping `{prompt, output}` or with key `lengths`, or a name or path of a YAML file.
+
+    A name is looked up in `conf/offline` (`ooc_offline` means `ooc` there), then in `conf/workload`.
+
+    Raises:
+        UserError: unknown name, or a missing or impossible key.
+    """
+    if isinstance(spec, Mapping):
+        section = Section(spec, "lengths")
+    else:
+        text = os.fspath(spec)
+        known = names("offline")
+        text = text.removesuffix("_offline") if text.removesuffix("_offline") in known else text
+        group = "workload" if text not in known and text in names("workload") else "offline"
+        section = Section(load_yaml(group, text), f"{group} '{text}'")
+    return parse_lengths(section.section("lengths") if section.has("lengths") else section)
+
+
+def _parse(section: Section, name: str) -> WorkloadSpec:
+    section.only(*SPEC_KEYS)
+    tide = section.numbers("tide", minimum=0.0, maximum=1e6, count=24) if section.has("tide") else (1.0,) * 24
+    section.demand("tide", sum(tide) > 0, "24 numbers with a sum above 0")
+    processes = []
+    for item in section.sections("ou"):
+        item.only("sigma", "tau_s")
+        processes.append(OrnsteinUhlenbeck(item.number("sigma", 0.0, 3.0), item.number("tau_s", 0.2, DAY_S)))
+    bursts = None
+    if section.has("bursts"):
+        item = section.section("bursts")
+        item.only("factor", "on_s", "off_s")
+        bursts = Bursts(item.number("factor", 0.0, 1e3), item.number("on_s", 0.2, DAY_S),
+                        item.number("off_s", 0.2, DAY_S))
+    rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
+    begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
+    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts), parse_lengths(section.section("lengths")),
+                        peak_start_s(tide) if begin_s is None else begin_s)

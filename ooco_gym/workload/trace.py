@@ -1,0 +1,243 @@
+"""The request trace: who asks what, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+
+MAX_TOKENS = 2**31 - 1
+NO_SESSION = -1
+Hashes = tuple[np.ndarray, np.ndarray]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Trace:
+    """Requests sorted by arrival: arrays of equal length n, one element a request. Treat the arrays as read-only.
+
+    Attributes:
+        arrival_s: float64[n], seconds, finite, >= 0, not descending; absolute (the time of day for generated ones).
+        prompt_tokens: int32[n], >= 1.
+        output_tokens: int32[n], >= 1.
+        online: bool[n], True for online (latency-bound), False for offline requests; by default all online.
+        ttft_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
+        tpot_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
+        session: int64[n] or None; requests of one conversation share a number >= 0, -1 for none.
+        prefix_hashes: None, or (offsets int64[n+1], values int64[offsets[n]]): request i's cumulative block hashes
+            are `values[offsets[i]:offsets[i+1]]`.
+        name: for messages and reports.
+        notes: repairs and drops that a reader made, one sentence each.
+
+    Raises:
+        UserError: an array breaks one of these rules; the message names the first request (from 0) and field.
+    """
+
+    arrival_s: np.ndarray
+    prompt_tokens: np.ndarray
+    output_tokens: np.ndarray
+    online: np.ndarray = None  # type: ignore[assignment]
+    ttft_slo_s: np.ndarray | None = None
+    tpot_slo_s: np.ndarray | None = None
+    session: np.ndarray | None = None
+    prefix_hashes: Hashes | None = None
+    name: str = "trace"
+    notes: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        def put(field_name: str, value: Any) -> None:
+            object.__setattr__(self, field_name, value)
+
+        put("arrival_s", _floats(self.arrival_s, "arrival_s"))
+        n = len(self.arrival_s)
+        put("online", _flags(np.ones(n, bool) if self.online is None else self.online))
+        for column in ("prompt_tokens", "output_tokens"):
+            put(column, _tokens(getattr(self, column), column))
+        for column in ("ttft_slo_s", "tpot_slo_s"):
+            if getattr(self, column) is not None:
+                put(column, _floats(getattr(self, column), column))
+        if self.session is not None:
+            put("session", _integers(self.session, "session"))
+        for column in ("prompt_tokens", "output_tokens", "online", "ttft_slo_s", "tpot_slo_s", "session"):
+            value = getattr(self, column)
+            if value is not None and len(value) != n:
+                raise UserError(f"trace field '{column}' has {len(value)} values, expected {n} as 'arrival_s' has")
+        if self.prefix_hashes is not None:
+            put("prefix_hashes", _hashes(self.prefix_hashes, n))
+        self._check_values()
+
+    def _check_values(self) -> None:
+        arrival_s = self.arrival_s
+        _demand(np.isfinite(arrival_s) & (arrival_s >= 0), arrival_s, "arrival_s", "a finite number of seconds >= 0")
+        ordered = np.ones(len(arrival_s), bool)
+        ordered[1:] = arrival_s[1:] >= arrival_s[:-1]
+        _demand(ordered, arrival_s, "arrival_s", "no earlier than the request before (sort first)")
+        for column in ("ttft_slo_s", "tpot_slo_s"):
+            value = getattr(self, column)
+            if value is not None:
+                good = np.isnan(value) | (np.isfinite(value) & (value > 0))
+                _demand(good, value, column, "a number of seconds > 0, or NaN for the scenario's SLO")
+        if self.session is not None:
+            _demand(self.session >= NO_SESSION, self.session, "session", "a number >= 0, or -1 for none")
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def __repr__(self) -> str:
+        span = f", {self.arrival_s[0]:g}..{self.arrival_s[-1]:g} s" if len(self) else ""
+        return f"Trace({self.name!r}, {len(self)} requests{span})"
+
+    @property
+    def mean_rate(self) -> float:
+        """Requests per second between the first and the last arrival; 0 where that span is empty."""
+        span_s = float(self.arrival_s[-1] - self.arrival_s[0]) if len(self) else 0.0
+        return (len(self) - 1) / span_s if span_s > 0 else 0.0
+
+    def take(self, index: np.ndarray | slice, arrival_s: np.ndarray | None = None) -> Trace:
+        """Returns the requests that `index` (a slice, a mask bool[n] or positions int[m]) selects.
+
+        Args:
+            index: positions may repeat and be in any order, if the arrivals they end up with do not descend.
+            arrival_s: float64[m], new times for them, seconds; their own unless given.
+        """
+        if isinstance(index, np.ndarray) and index.dtype == bool:
+            index = np.flatnonzero(index)
+
+        def pick(value: np.ndarray | None) -> np.ndarray | None:
+            return None if value is None else value[index]
+
+        hashes = self.prefix_hashes
+        if hashes is not None:
+            hashes = _take_hashes(hashes, np.arange(len(self))[index])
+        return replace(self, arrival_s=self.arrival_s[index] if arrival_s is None else arrival_s,
+                       prompt_tokens=self.prompt_tokens[index], output_tokens=self.output_tokens[index],
+                       online=self.online[index],
+                       ttft_slo_s=pick(self.ttft_slo_s), tpot_slo_s=pick(self.tpot_slo_s),
+                       session=pick(self.session), prefix_hashes=hashes)
+
+    def slice_time(self, start_s: float, end_s: float) -> Trace:
+        """Returns the requests with `start_s <= arrival_s < end_s`; their times stay absolute."""
+        first, last = np.searchsorted(self.arrival_s, [start_s, end_s], side="left")
+        return self.take(slice(int(first), int(max(first, last))))
+
+    def with_online(self, online: bool) -> Trace:
+        """Returns the same requests, all of them online or all of them offline."""
+        return replace(self, online=np.full(len(self), bool(online)))
+
+    def shift(self, by_s: float) -> Trace:
+        """Returns the trace with `by_s` seconds added to each arrival.
+
+        Raises:
+            UserError: an arrival would become negative.
+        """
+        return replace(self, arrival_s=self.arrival_s + by_s)
+
+    def renamed(self, name: str) -> Trace:
+        """Returns the trace under another name."""
+        return replace(self, name=name)
+
+    def equals(self, other: Trace) -> bool:
+        """Tells whether all requests are the same, bit for bit (NaN equals NaN); name and notes do not count."""
+        columns = ("arrival_s", "prompt_tokens", "output_tokens", "online", "ttft_slo_s", "tpot_slo_s", "session")
+        pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
+        if (self.prefix_hashes is None) != (other.prefix_hashes is None):
+            return False
+        if self.prefix_hashes is not None and other.prefix_hashes is not None:
+            pairs += list(zip(self.prefix_hashes, other.prefix_hashes, strict=True))
+        return all((a is None) == (b is None) and (a is None or np.array_equal(a, b, equal_nan=a.dtype.kind == "f"))
+                   for a, b in pairs)
+
+
+def merge(*traces: Trace, name: str | None = None) -> Trace:
+    """Returns all requests of the traces in order of arrival; at equal times the earlier argument goes first.
+
+    Optional columns that one trace has and another lacks are filled with NaN, no session, no prefix hashes.
+    Sessions and prefix hashes are taken as they are: equal numbers in two traces stay equal.
+    """
+    if not traces:
+        return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=name or "empty")
+    order = np.argsort(np.concatenate([trace.arrival_s for trace in traces]), kind="stable")
+
+    def joined(column: str, missing: Any) -> np.ndarray | None:
+        values = [getattr(trace, column) for trace in traces]
+        if all(value is None for value in values):
+            return None
+        filled = [np.full(len(trace), missing) if value is None else value
+                  for trace, value in zip(traces, values, strict=True)]
+        return np.concatenate(filled)[order]
+
+    hashes = None
+    if any(trace.prefix_hashes is not None for trace in traces):
+        parts = [trace.prefix_hashes or (np.zeros(len(trace) + 1, np.int64), np.zeros(0, np.int64))
+                 for trace in traces]
+        counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        hashes = _take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
+    return Trace(joined("arrival_s", 0.0), joined("prompt_tokens", 1), joined("output_tokens", 1),  # type: ignore[arg-type]
+                 joined("online", True), joined("ttft_slo_s", np.nan), joined("tpot_slo_s", np.nan),  # type: ignore[arg-type]
+                 joined("session", NO_SESSION), hashes, name=name or "+".join(trace.name for trace in traces),
+                 notes=tuple(note for trace in traces for note in trace.notes))
+
+
+def _take_hashes(hashes: Hashes, rows: np.ndarray) -> Hashes:
+    offsets, values = hashes
+    counts = np.diff(offsets)[rows]
+    new_offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    positions = np.arange(new_offsets[-1]) + np.repeat(offsets[:-1][rows] - new_offsets[:-1], counts)
+    return new_offsets, values[positions]
+
+
+def _array(value: Any, name: str) -> np.ndarray:
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise UserError(f"trace field '{name}' must be a flat array of numbers: {error}") from None
+    if array.ndim != 1 or (array.dtype.kind not in "biuf" and array.size):
+        raise UserError(f"trace field '{name}' must be a flat array of numbers, found {array.ndim} dimensions of "
+                        f"type {array.dtype}")
+    return array
+
+
+def _floats(value: Any, name: str) -> np.ndarray:
+    return np.ascontiguousarray(_array(value, name), dtype=np.float64)
+
+
+def _integers(value: Any, name: str) -> np.ndarray:
+    array = _array(value, name)
+    if array.dtype.kind == "f":
+        good = np.isfinite(array) & (array == np.rint(array)) & (np.abs(array) < 2.0**63)
+    else:
+        good = array <= np.iinfo(np.int64).max
+    _demand(good, array, name, "a whole number of 64 bits")
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _tokens(value: Any, name: str) -> np.ndarray:
+    array = _integers(value, name)
+    _demand((array >= 1) & (array <= MAX_TOKENS), array, name, f"a whole number from 1 to {MAX_TOKENS}")
+    return array.astype(np.int32)
+
+
+def _flags(value: Any) -> np.ndarray:
+    array = _array(value, "online")
+    _demand((array == 0) | (array == 1), array, "online", "True or False")
+    return np.ascontiguousarray(array, dtype=np.bool_)
+
+
+def _hashes(value: Sequence[Any], n: int) -> Hashes:
+    if len(value) != 2:
+        raise UserError("trace field 'prefix_hashes' must be a pair (offsets, values)")
+    offsets, values = _integers(value[0], "prefix_hashes[0]"), _integers(value[1], "prefix_hashes[1]")
+    if len(offsets) != n + 1 or offsets[0] != 0 or offsets[-1] != len(values) or np.any(np.diff(offsets) < 0):
+        raise UserError(f"trace field 'prefix_hashes': offsets must be {n + 1} ascending numbers from 0 to the "
+                        f"number of values ({len(values)})")
+    return offsets, values
+
+
+def _demand(good: np.ndarray, values: np.ndarray, name: str, expected: str) -> None:
+    if not good.all():
+        row = int(np.argmin(good))
+        raise UserError(f"trace request {row}, field '{name}': found {values[row]}, expected {expected}")
