@@ -31,8 +31,8 @@ class Form(TimingForm):
         if shard.tp > 1:
             costs.append(_communication("all_reduce", 2 * layers * self.allreduce_s(shard, activation_bytes)))
         if shard.pp > 1:
-            hop = shard.chip.allreduce_latency_s + activation_bytes / self.link_bytes_per_s(shard)
-            costs.append(_communication("stage_transfer", (shard.pp - 1) * hop))
+            hops = (shard.pp - 1) * self.transfer_s(shard, activation_bytes)
+            costs.append(_communication("stage_transfer", hops))
         return costs
 
     def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
@@ -68,14 +68,14 @@ class Form(TimingForm):
             batch = max(batch, math.ceil(weights / gain) if gain > 0 else NEVER_SATURATED)
         return min(batch, NEVER_SATURATED)
 
-    def link_bytes_per_s(self, shard: Shard) -> float:
-        """Bandwidth between the chips of an instance (`B_c`)."""
-        return shard.chip.allreduce_bytes_per_s
-
     def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
         """Seconds of one all-reduce of `payload_bytes` over the tensor-parallel chips."""
         ring = 2.0 * (shard.tp - 1) / shard.tp
-        return shard.chip.allreduce_latency_s + ring * payload_bytes / self.link_bytes_per_s(shard)
+        return self.transfer_s(shard, ring * payload_bytes)
+
+    def transfer_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
+        """Seconds for `payload_bytes` from one chip of the instance to the next, at `B_c`."""
+        return shard.chip.allreduce_latency_s + payload_bytes / shard.chip.allreduce_bytes_per_s
 
     def head_width(self, shard: Shard) -> int:
         """Columns of the LM head on one chip."""

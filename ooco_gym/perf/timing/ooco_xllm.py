@@ -19,13 +19,13 @@ class Form(ooco.Form):
         """Zero: the engine stores overheads and never adds them."""
         return 0.0
 
-    def link_bytes_per_s(self, shard: Shard) -> float:
-        """The engine's constant, whatever the chip."""
-        return LINK_BYTES_PER_S
-
     def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
-        """The engine's form: one way of the ring, no latency."""
-        return payload_bytes * (shard.tp - 1) / shard.tp / LINK_BYTES_PER_S
+        """The engine's form: one way of the ring."""
+        return self.transfer_s(shard, payload_bytes * (shard.tp - 1) / shard.tp)
+
+    def transfer_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
+        """The engine's constant, whatever the chip, and no latency."""
+        return payload_bytes / LINK_BYTES_PER_S
 
     def head_width(self, shard: Shard) -> int:
         """The whole vocabulary: only so the engine's figures for 72B come out."""

@@ -1,0 +1,128 @@
+"""What limits an iteration: shares of its operators, its bottleneck, and where prefill and decode saturate."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf.deployment import Deployment
+from ooco_gym.perf.timing import OperatorCost, Phase
+
+COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
+CAPACITY = "capacity"
+_RESOURCES: tuple[str, ...] = (COMPUTE, MEMORY, COMMUNICATION, OVERHEAD)
+
+
+@dataclass(frozen=True)
+class IterationReport:
+    """One prefill or decode iteration, taken apart (OOCO 3.3.3).
+
+    Attributes:
+        latency_s: of the whole iteration, overhead included.
+        operator_shares: share of the latency by operator; they sum to 1.
+        resource_shares: share of the latency by what limits it: compute, memory bandwidth, communication, overhead.
+        bottleneck: "capacity" where the KV memory could not take one more request of the batch's mean context,
+            otherwise the resource with the largest share.
+        tokens: tokens computed.
+        kv_share: KV tokens of the batch over those that fit; above 1 the batch does not fit.
+    """
+
+    latency_s: float
+    operator_shares: dict[str, float]
+    resource_shares: dict[str, float]
+    bottleneck: str
+    tokens: float
+    kv_share: float
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens computed a second."""
+        return self.tokens / self.latency_s
+
+
+def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float, float]] = (),
+                       decode: Sequence[float] = ()) -> IterationReport:
+    """Takes one iteration apart.
+
+    Args:
+        deployment: model, chips and timing form.
+        prefill: `(q, kv)` of each prompt: new tokens, and context with the new tokens; all complete their prefill.
+        decode: context length of each decoding request. Mean lengths need not be whole numbers.
+
+    Raises:
+        UserError: both kinds at once, or none.
+    """
+    if bool(len(prefill)) == bool(len(decode)):
+        raise UserError("an iteration is either prefill or decode: give exactly one of 'prefill' and 'decode'")
+    phase: Phase = "prefill" if len(prefill) else "decode"
+    requests = np.array(prefill if len(prefill) else [(1.0, context) for context in decode], dtype=np.float64)
+    costs = _costs(deployment, phase, requests)
+    latency = sum(float(cost.seconds) for cost in costs)
+    resources = dict.fromkeys(_RESOURCES, 0.0)
+    for cost in costs:
+        resources[_resource(cost)] += float(cost.seconds) / latency
+    kv_share = _kv_share(deployment, requests[:, 1].sum())
+    room = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
+    bottleneck = CAPACITY if room > 1 else max(resources, key=lambda name: resources[name])
+    shares = {cost.name: float(cost.seconds) / latency for cost in costs}
+    return IterationReport(latency, shares, resources, bottleneck, float(requests[:, 0].sum()), kv_share)
+
+
+def decode_saturation(deployment: Deployment) -> int:
+    """Batch size from which decode GEMMs are saturated: *every* linear layer of a layer is bound by compute.
+
+    This is the engine's `bs_sat`; the paper's text gives 250 to 300 on 910C.
+    """
+    return deployment.bs_sat
+
+
+def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | None:
+    """Tokens of a single prompt from which prefill is saturated: compute-bound operators take more than half the time.
+
+    Overhead and communication are left out: they depend on the host and the links, not on the roofline. The paper's
+    text gives about 250 to 300 on 910C.
+
+    Returns:
+        The smallest such number of tokens, or None where there is none up to `limit`.
+    """
+    tokens = np.arange(1, limit + 1, dtype=np.float64)
+    compute, other = np.zeros(limit), np.zeros(limit)
+    form, shard = deployment.form, deployment.shard
+    costs = [*form.dense(shard, tokens), *form.head(shard, np.ones(limit)),
+             _attention(deployment, "prefill", tokens * tokens, tokens, tokens)]
+    for cost in costs:
+        if cost.kind in ("gemm", "attention"):
+            compute += np.where(cost.compute_bound, cost.seconds, 0.0)
+            other += np.where(cost.compute_bound, 0.0, cost.seconds)
+    saturated = np.flatnonzero(compute > other)
+    return int(tokens[saturated[0]]) if len(saturated) else None
+
+
+def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[OperatorCost]:
+    form, shard = deployment.form, deployment.shard
+    q, kv = requests[:, 0], requests[:, 1]
+    overhead = np.array(form.overhead_s(shard, phase))
+    return [*form.dense(shard, q.sum()), _attention(deployment, phase, (q * kv).sum(), q.sum(), kv.sum()),
+            *form.head(shard, np.array(float(len(requests)))),
+            OperatorCost("overhead", "overhead", overhead, np.array(False))]
+
+
+def _attention(deployment: Deployment, phase: Phase, q_kv: np.ndarray, q: np.ndarray, kv: np.ndarray) -> OperatorCost:
+    planes = deployment.form.attention(deployment.shard, phase)
+    roofs = [plane[0] * q_kv + plane[1] * q + plane[2] * kv for plane in planes]
+    return OperatorCost("attention", "attention", np.maximum(*roofs), roofs[0] >= roofs[1])
+
+
+def _resource(cost: OperatorCost) -> str:
+    if cost.kind == "communication":
+        return COMMUNICATION
+    if cost.kind == "overhead":
+        return OVERHEAD
+    return COMPUTE if bool(cost.compute_bound) else MEMORY
+
+
+def _kv_share(deployment: Deployment, tokens: float) -> float:
+    return float(tokens) / deployment.kv_tokens

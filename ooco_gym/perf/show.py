@@ -1,0 +1,152 @@
+"""How `ooco-gym perf` looks: tables on the terminal and one self-contained HTML plot."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from ooco_gym.files import atomic_write
+
+_SHORT = {"compute": "compute", "memory bandwidth": "memory", "communication": "links", "overhead": "overhead",
+          "capacity": "capacity"}
+
+
+def print_study(figures: dict[str, Any], console: Console | None = None) -> None:
+    """Prints the figures of `ooco_gym.perf.study.study`."""
+    console = console or Console()
+    console.print(_decode_table(figures))
+    console.print(_prefill_table(figures))
+    for line in summary_lines(figures):
+        console.print(line, highlight=False)
+
+
+def summary_lines(figures: dict[str, Any]) -> list[str]:
+    """The figures that are one number each, as sentences."""
+    capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
+    prefill = saturation["prefill_tokens"]
+    prefill_from = f"Prefill saturates at {prefill} tokens: from there on" if prefill else "Prefill never saturates: nowhere do"
+    lines = [
+        (f"KV capacity: {capacity['kv_tokens']:,} tokens of {capacity['kv_bytes_per_token']:,} bytes beside "
+         f"{capacity['weight_bytes'] / 1e9:.1f} GB of weights ({capacity['parameters'] / 1e9:.2f} billion parameters)"),
+        (f"Decode GEMMs saturate at a batch of {saturation['decode_gemm_batch']} (bs_sat): from there on every linear "
+         "layer is bound by compute"),
+        (f"{prefill_from} compute-bound operators take more than half of the operators' time (overhead and links left "
+         "out)"),
+        (f"Throughput, prefill and decode in turn at a batch of {rate['batch']}: {rate['tokens_per_s']:,.0f} prompt and "
+         f"output tokens/s, {rate['output_tokens_per_s']:,.0f} of them output; {rate['prefill_share']:.0%} of the time "
+         "goes to prefill"),
+    ]
+    other = figures["comparison"]
+    if other:
+        measured = other["table_6_ratio"]
+        beside = f" (measured, OOCO Table 6: {measured:.2f})" if measured else ""
+        lines.append(f"{other['chip']}: {other['tokens_per_s']:,.0f} tokens/s, {other['ratio']:.2f} times "
+                     f"{other['over']}{beside}")
+    return lines
+
+
+def write_plot(figures: dict[str, Any], path: Path, png: bool = False) -> list[Path]:
+    """Writes the plot as self-contained HTML, and as PNG beside it where wanted and possible.
+
+    Returns:
+        The files written.
+    """
+    figure = _figure(figures)
+    written = [path]
+    with atomic_write(path) as temporary:
+        figure.write_html(temporary, include_plotlyjs=True, full_html=True)
+    if png:
+        picture = path.with_suffix(".png")
+        try:
+            with atomic_write(picture) as temporary:
+                figure.write_image(temporary, width=1200, height=800)
+            written.append(picture)
+        except (ImportError, OSError, RuntimeError, ValueError) as error:  # no kaleido, or no browser for it
+            Console(stderr=True).print(f"no PNG written, only HTML: {_first_line(error)}", highlight=False)
+    return written
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
+def _title(figures: dict[str, Any]) -> str:
+    split = "" if figures["tp"] * figures["pp"] == 1 else f", tp={figures['tp']} pp={figures['pp']}"
+    return f"{figures['model']} on {figures['chip']}{split}, timing {figures['timing']}"
+
+
+def _decode_table(figures: dict[str, Any]) -> Table:
+    rows = figures["decode"]
+    contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
+    table = Table(title=f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", title_justify="left")
+    table.add_column("batch", justify="right")
+    for context in contexts:
+        table.add_column(f"{context:,}", justify="right", no_wrap=True)
+    table.add_column(f"tokens/s\n({contexts[0]:,})", justify="right")
+    for batch in dict.fromkeys(row["batch"] for row in rows):
+        cells = {row["context_tokens"]: row for row in rows if row["batch"] == batch}
+        first = cells[contexts[0]]
+        table.add_row(f"{batch:,}", *(_cell(cells[context]) for context in contexts),
+                      f"{first['tokens_per_s']:,.0f}" if first["fits"] else "")
+    return table
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if not row["fits"]:
+        return "no room"
+    return f"{1e3 * row['latency_s']:.1f} {_SHORT[row['bottleneck']]}"
+
+
+def _prefill_table(figures: dict[str, Any]) -> Table:
+    table = Table(title=f"Prefill of one prompt, with shares of its time\n{_title(figures)}", title_justify="left")
+    for column in ("tokens", "ms", "tokens/s", "bound by", "linear", "attn", "links", "overhead"):
+        table.add_column(column, justify="left" if column == "bound by" else "right")
+    for row in figures["prefill"]:
+        shares = row["operator_shares"]
+        links = row["resource_shares"]["communication"]
+        linear = 1 - shares["attention"] - shares["overhead"] - links
+        table.add_row(f"{row['prompt_tokens']:,}", f"{1e3 * row['latency_s']:.1f}", f"{row['tokens_per_s']:,.0f}",
+                      _SHORT[row["bottleneck"]] if row["fits"] else "no room",
+                      *(f"{share:.0%}" for share in (linear, shares["attention"], links, shares["overhead"])))
+    return table
+
+
+def _figure(figures: dict[str, Any]) -> Any:
+    import plotly.graph_objects as go  # slow to import, and only needed here
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=2, cols=2, subplot_titles=(
+        "Decode step (ms) by batch size", "Decode throughput (tokens/s) by batch size",
+        "Prefill of one prompt (ms) by tokens", "What limits prefill (share of the time)"))
+    saturation, colours = figures["saturation"], ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
+    for index, context in enumerate(dict.fromkeys(row["context_tokens"] for row in figures["decode"])):
+        rows = [row for row in figures["decode"] if row["context_tokens"] == context and row["fits"]]
+        for column, key, scale in ((1, "latency_s", 1e3), (2, "tokens_per_s", 1.0)):
+            figure.add_trace(go.Scatter(
+                x=[row["batch"] for row in rows], y=[scale * row[key] for row in rows],
+                text=[row["bottleneck"] for row in rows], name=f"context {context:,}", mode="lines+markers",
+                line={"color": colours[index % len(colours)]}, legendgroup=str(context), showlegend=column == 1,
+            ), row=1, col=column)
+    prefill = figures["prefill"]
+    tokens = [row["prompt_tokens"] for row in prefill]
+    figure.add_trace(go.Scatter(x=tokens, y=[1e3 * row["latency_s"] for row in prefill], mode="lines+markers",
+                                text=[row["bottleneck"] for row in prefill], name="prefill"), row=2, col=1)
+    for resource in prefill[0]["resource_shares"]:
+        figure.add_trace(go.Scatter(x=tokens, y=[row["resource_shares"][resource] for row in prefill], name=resource,
+                                    mode="lines", stackgroup="limits"), row=2, col=2)
+    for column in (1, 2):
+        _mark(figure, saturation["decode_gemm_batch"], 1, column, f"bs_sat {saturation['bs_sat']}")
+        if saturation["prefill_tokens"]:
+            _mark(figure, saturation["prefill_tokens"], 2, column, f"{saturation['prefill_tokens']} tokens")
+    figure.update_xaxes(type="log", row=2)
+    figure.update_yaxes(type="log", row=2, col=1)
+    figure.update_layout(title=_title(figures), template="plotly_white", hovermode="closest")
+    return figure
+
+
+def _mark(figure: Any, position: float, row: int, column: int, text: str) -> None:
+    figure.add_vline(x=position, line_dash="dot", line_color="grey", annotation_text=text, row=row, col=column)

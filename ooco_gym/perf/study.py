@@ -1,0 +1,106 @@
+"""The figures behind `ooco-gym perf`: one instance over batch sizes, context and prompt lengths."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.perf.deployment import Deployment
+from ooco_gym.perf.describe import IterationReport, decode_saturation, describe_iteration, prefill_saturation
+from ooco_gym.perf.throughput import TABLE_6_TOKENS_PER_S, colocated_throughput
+
+SCHEMA = "ooco_gym.perf/1"
+_THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch", "prompts_per_prefill")
+
+
+def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[int], prompts: Sequence[int],
+          throughput: Mapping[str, float], other: Deployment | None = None) -> dict[str, Any]:
+    """Collects everything that `ooco-gym perf` shows.
+
+    Args:
+        deployment: the instance.
+        batches: decode batch sizes.
+        contexts: context lengths, the same for each request of a batch.
+        prompts: lengths of a single prompt.
+        throughput: keyword arguments of `colocated_throughput`.
+        other: an instance to compare throughput with.
+
+    Returns:
+        A JSON-able mapping: `capacity`, `saturation`, `decode` and `prefill` (one row a cell), `throughput`,
+        `comparison` (None without `other`).
+    """
+    estimate = colocated_throughput(deployment, **_throughput_arguments(throughput))
+    return {
+        "schema": SCHEMA,
+        "chip": deployment.chip.name, "model": deployment.model.name, "timing": deployment.timing,
+        "tp": deployment.tp, "pp": deployment.pp,
+        "capacity": {
+            "parameters": deployment.model.parameters, "weight_bytes": deployment.weight_bytes,
+            "kv_bytes_per_token": deployment.kv_bytes_per_token, "kv_tokens": deployment.kv_tokens,
+        },
+        "saturation": {
+            "bs_sat": deployment.bs_sat, "decode_gemm_batch": decode_saturation(deployment),
+            "prefill_tokens": prefill_saturation(deployment),
+        },
+        "decode": [_decode_row(deployment, batch, context)
+                   for context in _sizes("contexts", contexts) for batch in _sizes("batches", batches)],
+        "prefill": [_prefill_row(deployment, tokens) for tokens in _sizes("prompts", prompts)],
+        "throughput": asdict(estimate),
+        "comparison": compare(deployment, other, throughput) if other else None,
+    }
+
+
+def compare(deployment: Deployment, other: Deployment, throughput: Mapping[str, float]) -> dict[str, Any]:
+    """Throughput of `other` over that of `deployment`, with the measured ratio of Table 6 where it has both chips."""
+    arguments = _throughput_arguments(throughput)
+    ours = colocated_throughput(deployment, **arguments).tokens_per_s
+    theirs = colocated_throughput(other, **arguments).tokens_per_s
+    measured = TABLE_6_TOKENS_PER_S
+    known = (deployment.model.name == "qwen2_5_7b" and deployment.chips == 1
+             and {deployment.chip.name, other.chip.name} <= set(measured))
+    return {
+        "chip": other.chip.name, "tokens_per_s": theirs, "over": deployment.chip.name, "ratio": theirs / ours,
+        "table_6_ratio": measured[other.chip.name] / measured[deployment.chip.name] if known else None,
+    }
+
+
+def _decode_row(deployment: Deployment, batch: int, context: int) -> dict[str, Any]:
+    report = describe_iteration(deployment, decode=[context] * batch)
+    return {"batch": batch, "context_tokens": context, **_row(report)}
+
+
+def _prefill_row(deployment: Deployment, tokens: int) -> dict[str, Any]:
+    report = describe_iteration(deployment, prefill=[(tokens, tokens)])
+    return {"prompt_tokens": tokens, **_row(report)}
+
+
+def _row(report: IterationReport) -> dict[str, Any]:
+    return {
+        "latency_s": report.latency_s, "tokens_per_s": report.tokens_per_s, "bottleneck": report.bottleneck,
+        "kv_share": report.kv_share, "fits": report.kv_share <= 1,
+        "operator_shares": report.operator_shares, "resource_shares": report.resource_shares,
+    }
+
+
+def _sizes(name: str, values: Sequence[int]) -> list[int]:
+    if isinstance(values, (str, int)) or not values:
+        raise UserError(f"{name} must be a list of whole numbers, got '{values}'")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise UserError(f"{name} must hold whole numbers of at least 1, got '{value}'")
+    return list(values)
+
+
+def _throughput_arguments(values: Mapping[str, float]) -> dict[str, Any]:
+    for name, value in values.items():
+        if name not in _THROUGHPUT_KEYS:
+            raise UserError(f"unknown key 'throughput.{name}'{nearest(name, _THROUGHPUT_KEYS)}; "
+                            f"expected: {', '.join(_THROUGHPUT_KEYS)}")
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise UserError(f"throughput.{name} must be a number, got '{value}'")
+    for name in ("batch", "prompts_per_prefill"):
+        if name in values and not isinstance(values[name], int):
+            raise UserError(f"throughput.{name} must be a whole number, got '{values[name]}'")
+    return dict(values)

@@ -1,0 +1,129 @@
+"""Chips and models: published sizes come out, every figure has its source, bad fields are named."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import ChipSpec, ModelSpec, list_chips, list_models, load_chip, load_model
+from ooco_gym.resources import load_yaml
+
+PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
+    "llama_2_7b": 6_738_415_616,
+    "llama_3_1_8b": 8_030_261_248,
+    "llama_3_70b": 70_553_706_496,
+    "mistral_7b": 7_241_732_096,
+    "opt_13b": 12_853_473_280,
+    "opt_30b": 29_974_540_288,
+    "qwen2_5_7b": 7_615_616_512,
+    "qwen2_5_14b": 14_770_033_664,
+    "qwen2_5_72b": 72_706_203_648,
+    "qwen_14b": 14_167_290_880,
+    "yi_34b": 34_388_917_248,
+}
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_parameters_equal_the_published_count(name):
+    assert load_model(name).parameters == PUBLISHED_PARAMETERS[name]
+
+
+def test_every_wanted_chip_and_model_is_shipped():
+    assert set(PUBLISHED_PARAMETERS) <= set(list_models())
+    assert {"ascend_910c", "a100_40g_pcie", "a100_40g_sxm", "a100_80g", "a40", "h100", "h800", "h200"} <= set(
+        list_chips())
+
+
+@pytest.mark.parametrize("name", list_chips())
+def test_every_figure_of_a_chip_has_a_source(name):
+    chip = load_chip(name)
+    figures = {item.name for item in fields(ChipSpec)} - {"name", "title", "sources"}
+    assert chip.name == name
+    assert figures == set(load_yaml("chip", name)) - {"name", "title", "sources"}
+    assert figures <= {key for key, text in chip.sources.items() if len(text) > 10}
+
+
+@pytest.mark.parametrize("name", list_chips())
+def test_nothing_achieves_more_than_its_datasheet(name):
+    chip = load_chip(name)
+    assert max(chip.gemm_flops_per_s, chip.prefill_attention_flops_per_s) <= chip.peak_flops_per_s
+    assert max(chip.gemm_memory_bytes_per_s, chip.attention_memory_bytes_per_s) <= chip.peak_memory_bytes_per_s
+    assert chip.allreduce_bytes_per_s <= chip.peak_link_bytes_per_s
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_a_model_names_its_source(name):
+    model = load_model(name)
+    assert model.name == name
+    assert "huggingface.co" in model.sources["architecture"]
+
+
+def test_scaled_chips_follow_their_datasheets():
+    reference, scaled, h100, h800 = (load_chip(name) for name in ("a100_80g", "a40", "h100", "h800"))
+    assert scaled.gemm_flops_per_s / reference.gemm_flops_per_s == pytest.approx(
+        scaled.peak_flops_per_s / reference.peak_flops_per_s, rel=2e-3)
+    assert scaled.gemm_memory_bytes_per_s / reference.gemm_memory_bytes_per_s == pytest.approx(
+        scaled.peak_memory_bytes_per_s / reference.peak_memory_bytes_per_s, rel=2e-3)
+    assert h800.gemm_flops_per_s == h100.gemm_flops_per_s
+    assert h800.allreduce_bytes_per_s / h100.allreduce_bytes_per_s == pytest.approx(400 / 900, rel=1e-3)
+
+
+def test_a_spec_loads_from_a_path_and_from_a_mapping(tmp_path):
+    values = load_yaml("model", "llama_2_7b")
+    path = tmp_path / "mine.yaml"
+    path.write_text("\n".join(f"{key}: {value}" for key, value in values.items() if key not in ("sources", "name")))
+    assert load_model(str(path)).name == "mine"
+    assert load_model(values) == load_model("llama_2_7b")
+    assert load_model(load_model("llama_2_7b")) == load_model("llama_2_7b")
+
+
+def test_exponents_without_a_point_are_numbers():
+    assert load_chip(load_yaml("chip", "h100") | {"memory_bytes": "80e9"}).memory_bytes == 80e9
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"gem_flops_per_s": 1.0}, "unknown field 'gem_flops_per_s' (did you mean 'gemm_flops_per_s'?)"),
+    ({"memory_bytes": "much"}, "field 'memory_bytes' must be a number, got 'much'"),
+    ({"memory_bytes": True}, "field 'memory_bytes' must be a number"),
+    ({"memory_bytes": float("nan")}, "field 'memory_bytes' must be a number"),
+    ({"memory_bytes": -1.0}, "field 'memory_bytes' must be positive, got -1.0"),
+    ({"prefill_overhead_s": -1e-3}, "field 'prefill_overhead_s' must be 0 or more"),
+    ({"sources": "me"}, "field 'sources' must be a mapping"),
+])
+def test_a_bad_chip_field_is_named(change, message):
+    with pytest.raises(UserError) as error:
+        load_chip(load_yaml("chip", "h100") | change)
+    assert "chip 'h100'" in str(error.value)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"layers": 1.5}, "field 'layers' must be a whole number, got '1.5'"),
+    ({"gated_mlp": "maybe"}, "field 'gated_mlp' must be true or false"),
+    ({"kv_heads": 3}, "kv_heads (3) must divide heads (32)"),
+    ({"layers": 0}, "field 'layers' must be positive"),
+])
+def test_a_bad_model_field_is_named(change, message):
+    with pytest.raises(UserError) as error:
+        load_model(load_yaml("model", "llama_2_7b") | change)
+    assert message in str(error.value)
+
+
+def test_a_missing_field_and_an_unknown_name_are_named():
+    values = load_yaml("model", "llama_2_7b")
+    values.pop("hidden")
+    with pytest.raises(UserError, match="model 'llama_2_7b': field 'hidden' is missing"):
+        load_model(values)
+    with pytest.raises(UserError, match="did you mean 'ascend_910c'"):
+        load_chip("ascend_910")
+    with pytest.raises(UserError, match=r"chip file '.*nowhere.yaml' does not exist"):
+        load_chip("nowhere.yaml")
+
+
+def test_specs_are_hashable_and_frozen():
+    assert hash(load_chip("h100")) == hash(load_chip("h100"))
+    assert isinstance(load_model("opt_13b"), ModelSpec)
+    with pytest.raises(AttributeError):
+        load_chip("h100").memory_bytes = 1.0  # pyright: ignore[reportAttributeAccessIssue]

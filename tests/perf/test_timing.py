@@ -1,0 +1,159 @@
+"""The roofline: the engine's golden figures, tables against the slow reference, parallelism, extension."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_latency_ps, timing
+from ooco_gym.perf.reference import iteration_latency
+
+CASES = [
+    {"chip": "ascend_910c", "model": "qwen2_5_7b"},
+    {"chip": "ascend_910c", "model": "qwen2_5_7b", "timing": "ooco_xllm", "tp": 2},
+    {"chip": "ascend_910c", "model": "qwen2_5_72b", "tp": 4},
+    {"chip": "ascend_910c", "model": "qwen2_5_72b", "tp": 4, "pp": 2, "timing": "ooco_xllm"},
+    {"chip": "a100_80g", "model": "llama_3_70b", "tp": 4, "pp": 2, "timing": {"name": "ooco", "causal_factor": 0.5}},
+    {"chip": "h100", "model": "opt_30b", "tp": 7},
+    {"chip": "h200", "model": "llama_3_1_8b", "tp": 16},
+    {"chip": "h200", "model": "llama_3_1_8b", "tp": 16, "timing": "ooco_xllm"},
+]
+MAX_BATCH, MAX_TOKENS = 64, 4096
+
+
+def deploy(**values) -> Deployment:
+    return Deployment.from_config(values)
+
+
+TABLES: list[tuple[Deployment, CostTable]] = [
+    (deploy(**case), cost_table(deploy(**case), MAX_BATCH, MAX_TOKENS)) for case in CASES]
+
+
+@pytest.mark.parametrize(("model", "tp", "batch", "golden_ms"), [
+    ("qwen2_5_7b", 1, {"prefill": [(1024, 1024)]}, 53.4),
+    ("qwen2_5_7b", 1, {"prefill": [(4096, 4096)]}, 231.5),
+    ("qwen2_5_7b", 1, {"decode": [2048] * 64}, 28.0),
+    ("qwen2_5_7b", 1, {"decode": [2048] * 256}, 66.2),
+    ("qwen2_5_72b", 4, {"prefill": [(1024, 1024)]}, 342.5),
+    ("qwen2_5_72b", 4, {"decode": [2048] * 64}, 71.6),
+])
+def test_golden_figures_of_the_engine(model, tp, batch, golden_ms):
+    """Computed by the engine's own performance model; ours must agree within 1 %."""
+    deployment = deploy(chip="ascend_910c", model=model, tp=tp, timing="ooco_xllm")
+    table = cost_table(deployment, 256, 8192)
+    latency_ps = (prefill_latency_ps(table, batch["prefill"]) if "prefill" in batch
+                  else decode_latency_ps(table, len(batch["decode"]), sum(batch["decode"])))
+    assert latency_ps / 1e9 == pytest.approx(golden_ms, rel=0.01)
+    assert 1e3 * iteration_latency(deployment, **batch) == pytest.approx(golden_ms, rel=0.01)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(CASES) - 1), st.lists(st.integers(1, 20_000), min_size=1, max_size=MAX_BATCH))
+def test_decode_table_equals_the_reference(case, contexts):
+    deployment, table = TABLES[case]
+    expected_ps = 1e12 * iteration_latency(deployment, decode=contexts)
+    rounding = 1 + len(contexts) + sum(contexts)
+    assert abs(decode_latency_ps(table, len(contexts), sum(contexts)) - expected_ps) <= rounding + 1e-9 * expected_ps
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(CASES) - 1), st.data(),
+       st.lists(st.tuples(st.integers(1, 1500), st.integers(0, 8000)), min_size=1, max_size=8))
+def test_prefill_table_equals_the_reference(case, data, parts):
+    deployment, table = TABLES[case]
+    prompts = [(q, q + earlier) for q, earlier in parts]
+    completed = data.draw(st.integers(0, len(prompts)))
+    expected_ps = 1e12 * iteration_latency(deployment, prefill=prompts, completed=completed)
+    beyond = max(0, sum(q for q, _ in prompts) - MAX_TOKENS)
+    assert abs(prefill_latency_ps(table, prompts, completed) - expected_ps) <= 4 + beyond + 1e-9 * expected_ps
+
+
+def test_table_shapes_and_types():
+    deployment, table = TABLES[0]
+    assert table.decode_ps.shape == table.head_ps.shape == (MAX_BATCH + 1,)
+    assert table.prefill_ps.shape == (MAX_TOKENS + 1,)
+    assert table.prefill_attention.shape == (2, 3)
+    for array in (table.decode_ps, table.head_ps, table.prefill_ps, table.decode_request_ps, table.decode_token_ps):
+        assert array.dtype == np.int64
+    assert table.decode_ps[0] == table.head_ps[0] == table.prefill_ps[0] == 0
+    assert (np.diff(table.decode_ps) >= 0).all()
+    assert (np.diff(table.prefill_ps) >= 0).all()
+    assert (table.layers, table.bs_sat, table.kv_blocks) == (28, 340, deployment.kv_blocks)
+    assert table.kv_bytes_per_token == 57_344
+    assert decode_latency_ps(table, 0, 0) == prefill_latency_ps(table, []) == 0
+
+
+@pytest.mark.parametrize("size", [{"max_batch": 0}, {"max_prefill_tokens": 0}])
+def test_a_table_needs_a_size(size):
+    with pytest.raises(UserError, match="must be at least 1, got 0"):
+        cost_table(TABLES[0][0], **size)
+
+
+def test_overheads_count_by_iteration_and_by_layer():
+    engine = deploy(chip="ascend_910c", model="qwen2_5_7b", timing="ooco_xllm")
+    paper = deploy(chip="ascend_910c", model="qwen2_5_7b")
+    prompt = [(250, 250)]
+    added = iteration_latency(paper, prefill=prompt) - iteration_latency(engine, prefill=prompt)
+    assert added == pytest.approx(18e-3)
+    assert iteration_latency(paper, decode=[250]) == iteration_latency(engine, decode=[250])
+    gpu = deploy(chip="h100", model="qwen2_5_7b")
+    assert gpu.form.overhead_s(gpu.shard, "prefill") == pytest.approx(28 * 26e-6)
+    assert gpu.form.overhead_s(gpu.shard, "decode") == pytest.approx(28 * 24e-6)
+
+
+def test_grouped_queries_read_fewer_keys():
+    """The paper's Table 3 prints H_q / H_kv, which would make it 28 / 4 squared = 49 times more."""
+    deployment = deploy(chip="ascend_910c", model="qwen2_5_7b")
+    per_token_s = deployment.form.attention(deployment.shard, "decode")[1, 2]
+    assert per_token_s == pytest.approx(deployment.kv_bytes_per_token / deployment.chip.attention_memory_bytes_per_s)
+
+
+def test_causal_factor_touches_prefill_attention_only():
+    full = deploy(chip="h100", model="qwen2_5_7b")
+    half = deploy(chip="h100", model="qwen2_5_7b", timing={"name": "ooco", "causal_factor": 0.5})
+    a, b = full.form.attention(full.shard, "prefill"), half.form.attention(half.shard, "prefill")
+    np.testing.assert_allclose(b[0], a[0] / 2)
+    np.testing.assert_array_equal(b[1], a[1])
+    np.testing.assert_array_equal(half.form.attention(half.shard, "decode"), full.form.attention(full.shard, "decode"))
+
+
+def test_a_pipeline_adds_its_transfers_and_nothing_else():
+    one, two = (deploy(chip="a100_80g", model="qwen2_5_14b", pp=pp) for pp in (1, 2))
+    payload = 2 * 512 * 5120
+    transfer = two.chip.allreduce_latency_s + payload / two.chip.allreduce_bytes_per_s
+    added = iteration_latency(two, prefill=[(512, 512)]) - iteration_latency(one, prefill=[(512, 512)])
+    assert added == pytest.approx(transfer)
+
+
+def test_tensor_parallelism_pays_for_large_batches_and_costs_communication():
+    one, four = (deploy(chip="h100", model="qwen2_5_7b", tp=tp) for tp in (1, 4))
+    assert iteration_latency(four, prefill=[(4096, 4096)]) < iteration_latency(one, prefill=[(4096, 4096)])
+    names = [cost.name for cost in four.form.dense(four.shard, np.array([1.0]))]
+    assert "all_reduce" in names
+    assert "all_reduce" not in [cost.name for cost in one.form.dense(one.shard, np.array([1.0]))]
+
+
+def test_the_reference_refuses_mixed_iterations():
+    with pytest.raises(UserError, match="either prefill or decode"):
+        iteration_latency(TABLES[0][0], prefill=[(1, 1)], decode=[1])
+
+
+def test_a_new_form_is_one_file(tmp_path, monkeypatch):
+    (tmp_path / "twice.py").write_text(
+        "from ooco_gym.perf.timing import ooco\n\n"
+        "class Form(ooco.Form):\n"
+        "    def attention(self, shard, phase):\n"
+        "        return 2 * super().attention(shard, phase)\n")
+    monkeypatch.setattr(timing, "__path__", [*timing.__path__, str(tmp_path)])
+    try:
+        assert "twice" in timing.list_timings()
+        table = cost_table(deploy(chip="ascend_910c", model="qwen2_5_7b", timing="twice"), MAX_BATCH, MAX_TOKENS)
+    finally:
+        sys.modules.pop("ooco_gym.perf.timing.twice", None)
+        timing.timing_form.cache_clear()
+    np.testing.assert_allclose(table.decode_token_ps, 2 * TABLES[0][1].decode_token_ps, atol=1)
