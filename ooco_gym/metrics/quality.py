@@ -1,0 +1,126 @@
+"""Online service quality, request by request: TTFT, TPOT in both definitions, deadlines, and who violates (PROTOCOL).
+
+Everything is recomputed from the times in the request table, never read from what the event loop charged; a test holds
+the two against each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ooco_gym.sim.state import FINISHED, PS_PER_S, REJECTED
+
+WORST_WINDOW_S = 600.0
+WORST_STEP_S = 60.0
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How a request is judged.
+
+    Attributes:
+        tpot_min_tokens: outputs shorter than this are judged by their deadline instead of their TPOT.
+        from_decode: TPOT counts from the first decode step on, not from the first token.
+        end_ps: when the run ended; what is unfinished then violates if its deadline has passed.
+    """
+
+    tpot_min_tokens: int
+    from_decode: bool
+    end_ps: int
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Quality of n requests, arrays of shape (n,); times in seconds, NaN where there is none yet."""
+
+    finished: np.ndarray
+    ttft_s: np.ndarray
+    tpot_s: np.ndarray
+    tpot_decode_s: np.ndarray
+    lateness_s: np.ndarray
+    normalized_latency_s: np.ndarray
+    ttft_missed: np.ndarray
+    tpot_missed: np.ndarray
+    deadline_missed: np.ndarray
+
+    @property
+    def violated(self) -> np.ndarray:
+        """Whether each request violates: its TTFT, or its TPOT (short outputs: its deadline)."""
+        return self.ttft_missed | self.tpot_missed
+
+
+def judge(requests: np.ndarray, rules: Rules) -> Quality:
+    """Judges each request of a `REQUEST` array (its own SLOs, clocks in ps) under the protocol's definitions.
+
+    TTFT is arrival to first token. TPOT is (finish - start) / (n - 1), n >= 2, where start is the first token, or the
+    start of the first decode step for `tpot_decode`. A request violates if its TTFT is over the SLO, or, with at least
+    `tpot_min_tokens` output tokens, its TPOT; with fewer, if it finishes after arrival + TTFT + (n - 1) TPOT. Rejected
+    requests violate; unfinished ones as soon as their miss is certain. The cumulative deadline of the last token
+    (Echo's D(n)) is kept for all, whatever their length.
+    """
+    n = requests["output_tokens"].astype(np.int64)
+    steps = n - 1
+    arrival, first, finish = requests["arrival_ps"], requests["first_token_ps"], requests["finish_ps"]
+    began_decode = requests["first_decode_ps"]
+    finished = requests["status"] == FINISHED
+    rejected = requests["status"] == REJECTED
+    started = requests["generated_tokens"] >= 1
+    decoded = began_decode > 0
+
+    # What has not happened by the end happens later than that: the end is a lower bound that makes a miss certain.
+    first_or_end = np.where(started, first, rules.end_ps)
+    finish_or_end = np.where(finished, finish, rules.end_ps)
+    decode_or_end = np.where(decoded, began_decode, rules.end_ps)
+
+    deadline = arrival + requests["ttft_slo_ps"] + steps * requests["tpot_slo_ps"]
+    ttft_missed = (first_or_end - arrival > requests["ttft_slo_ps"]) | rejected
+    deadline_missed = (finish_or_end > deadline) | rejected
+    base = decode_or_end if rules.from_decode else first_or_end
+    over_tpot = finish_or_end - base > steps * requests["tpot_slo_ps"]
+    over_tpot |= ~started & deadline_missed  # never began, and cannot keep its pace any more
+    short = n < rules.tpot_min_tokens
+    tpot_missed = np.where(short, deadline_missed, over_tpot) | rejected
+
+    several = finished & (n >= 2)  # a single token has no time between tokens
+    divisor = np.maximum(steps, 1) * float(PS_PER_S)
+    return Quality(
+        finished=finished,
+        ttft_s=_where(started, (first - arrival) / PS_PER_S),
+        tpot_s=_where(several, (finish - first) / divisor),
+        tpot_decode_s=_where(several & decoded, (finish - began_decode) / divisor),
+        lateness_s=_where(~rejected, np.maximum(finish_or_end - deadline, 0) / PS_PER_S),
+        normalized_latency_s=_where(finished, (finish - arrival) / (np.maximum(n, 1) * float(PS_PER_S))),
+        ttft_missed=ttft_missed,
+        tpot_missed=tpot_missed,
+        deadline_missed=deadline_missed,
+    )
+
+
+def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: float, end_s: float,
+                      window_s: float = WORST_WINDOW_S, step_s: float = WORST_STEP_S) -> float:
+    """Largest violation rate among requests that arrived within one window of `window_s`, slid by `step_s`.
+
+    Args:
+        arrival_s: arrivals in seconds, sorted, shape (n,).
+        violated: who violates, shape (n,).
+        start_s: start of what is measured, in seconds.
+        end_s: its end; shorter than a window, it is taken whole.
+        window_s: length of a window in seconds.
+        step_s: distance between windows in seconds.
+
+    Returns:
+        A share, NaN where nothing arrived.
+    """
+    starts = np.arange(start_s, max(end_s - window_s, start_s) + step_s / 2, step_s)
+    left = np.searchsorted(arrival_s, starts, side="left")
+    right = np.searchsorted(arrival_s, np.minimum(starts + window_s, end_s), side="left")
+    sums = np.concatenate(([0], np.cumsum(violated)))
+    counts = right - left
+    some = counts > 0
+    return float(np.max((sums[right] - sums[left])[some] / counts[some])) if some.any() else float("nan")
+
+
+def _where(condition: np.ndarray, values: np.ndarray) -> np.ndarray:
+    return np.where(condition, values, np.nan)

@@ -1,0 +1,181 @@
+"""The summary of a run: the machine-readable figures that scripts, tests and sweeps read (`docs/results.md`)."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooco_gym.metrics.quality import Rules, judge, worst_window_rate
+from ooco_gym.sim.decode import ITL_FIRST_PS, ITL_WIDTH
+from ooco_gym.sim.state import FINISHED, PS_PER_S, ROLE_NAMES
+
+if TYPE_CHECKING:
+    from ooco_gym.sim.driver import Run
+
+QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
+
+
+def summarise(run: Run) -> dict[str, Any]:
+    """Turns a run into its figures under the protocol's definitions.
+
+    Online quality is that of the requests that arrived in the measured window; offline service is what was completed
+    within it, whenever it arrived. Times are seconds, rates a second of simulated time, shares between 0 and 1; what
+    has no value (no request, no second token) is None.
+
+    Returns:
+        A mapping that JSON can hold, with the names of `docs/results.md`.
+    """
+    return {
+        "policy": run.policy,
+        "seed": run.scenario.seed,
+        "simulated_s": run.simulated_s,
+        "window_s": run.window_s[1] - run.window_s[0],
+        "online": online_figures(run),
+        "offline": offline_figures(run),
+        "instances": instance_figures(run),
+        "wall_s": run.wall_s,
+    }
+
+
+def rules_of(run: Run) -> Rules:
+    """The judging rules that a run's scenario sets."""
+    slo = run.scenario.slo_values()
+    return Rules(tpot_min_tokens=int(slo["tpot_min_tokens"]), from_decode=slo["tpot_from"] == "first_decode",
+                 end_ps=int(run.counters["now"]))
+
+
+def counted(run: Run, online: bool) -> np.ndarray:
+    """The requests of one class that arrived in the measured window, as a `REQUEST` array sorted by arrival."""
+    requests = run.requests
+    return requests[(requests["counted"] == 1) & (requests["online"] == int(online))]
+
+
+def online_figures(run: Run) -> dict[str, Any]:
+    """Online service quality of the requests that arrived in the window."""
+    requests = counted(run, online=True)
+    quality = judge(requests, rules_of(run))
+    arrival_s = requests["arrival_ps"] / PS_PER_S
+    figures = {
+        "arrived": len(requests),
+        "finished": int(quality.finished.sum()),
+        "violation_rate": _mean(quality.violated),
+        "ttft_attainment": _mean(~quality.ttft_missed),
+        "tpot_attainment": _mean(~quality.tpot_missed),
+        "deadline_attainment": _mean(~quality.deadline_missed),
+        "worst_10min_violation_rate": _plain(worst_window_rate(arrival_s, quality.violated, *run.window_s)),
+    }
+    figures |= _spread("ttft", quality.ttft_s) | _spread("tpot", quality.tpot_s)
+    figures |= _spread("tpot_decode", quality.tpot_decode_s) | _gaps(run, requests)
+    figures["lateness_p99_s"] = _quantile(quality.lateness_s, 0.99)
+    figures["normalized_latency_s"] = _mean(quality.normalized_latency_s)
+    return figures
+
+
+def offline_figures(run: Run) -> dict[str, Any]:
+    """Offline service completed within the window, and what was wasted and waited for on the way.
+
+    `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. Waste and the
+    counts of evictions, migrations and interruptions are those of the window too. `age_p99_s` is the queueing age, from
+    arrival to the first token, of the requests that arrived in the window; what still waits is as old as it is at the
+    end.
+    """
+    window_s = run.window_s[1] - run.window_s[0]
+    offline = run.requests[run.requests["online"] == 0]
+    done = offline[completed_within(offline, run.window_s)]
+    served_s = float((done["service_ps"] / PS_PER_S).sum())
+    mine = counted(run, online=False)
+    age_s = queueing_age_s(mine, int(run.counters["now"]))
+    return {
+        "arrived": len(mine),
+        "finished": len(done),
+        "prompt_tokens_per_s": float(done["prompt_tokens"].sum() / window_s),
+        "output_tokens_per_s": float(done["output_tokens"].sum() / window_s),
+        "reference_gpu_s_per_s": served_s / window_s,
+        **waste_figures(run, offline),
+        "age_p99_s": _quantile(age_s, 0.99),
+        "age_max_s": _quantile(age_s, 1.0),
+    }
+
+
+def waste_figures(run: Run, offline: np.ndarray) -> dict[str, Any]:
+    """What was spent for nothing, and what moved, over the whole run (warm-up and drain included, as a rate).
+
+    Recomputed work has no single moment at which it was wasted, and a backlog arrives before the window: so these are
+    totals of all offline requests, and the rates are over all simulated time.
+    """
+    return {
+        "wasted_tokens_per_s": float(offline["wasted_tokens"].sum() / run.simulated_s),
+        "wasted_gpu_s_per_s": float((offline["wasted_ps"] / PS_PER_S).sum() / run.simulated_s),
+        "evictions": int(offline["evictions"].sum()),
+        "migrations": int(offline["migrations"].sum()),
+        "interruptions": int(offline["interruptions"].sum()),
+    }
+
+
+def instance_figures(run: Run) -> list[dict[str, Any]]:
+    """What each instance did, over the whole run: shares of simulated time, and mean share of KV memory in use."""
+    end_ps = int(run.counters["now"])
+    figures = []
+    for spec in run.instances:
+        kinds = {kind: float(spec[f"{kind}_ps"] / end_ps) for kind in ("online_prefill", "offline_prefill", "decode")}
+        used = int(spec["total_blocks"] - spec["free_blocks"])
+        area = float(spec["kv_area"]) + used * (end_ps - int(spec["kv_since_ps"])) / PS_PER_S
+        figures.append({
+            "role": ROLE_NAMES[spec["role"]],
+            "busy_share": sum(kinds.values()),
+            "kv_mean_share": area / (int(spec["total_blocks"]) * (end_ps / PS_PER_S)),
+            **{f"{kind}_share": share for kind, share in kinds.items()},
+        })
+    return figures
+
+
+def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
+    """Quantile of inter-token times from their logarithmic histogram, interpolated within a bin of 2 %, in seconds."""
+    total = int(counts.sum())
+    if total == 0:
+        return None
+    reached = np.cumsum(counts)
+    place = int(np.searchsorted(reached, share * total))
+    inside = (share * total - (reached[place] - counts[place])) / counts[place]
+    return float(ITL_FIRST_PS / PS_PER_S * math.exp((place - 1 + inside) * ITL_WIDTH))
+
+
+def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
+    """Which of a `REQUEST` array finished inside a window (seconds of the run's clock; its end counts as inside)."""
+    finish_s = requests["finish_ps"] / PS_PER_S
+    return (requests["status"] == FINISHED) & (finish_s > window_s[0]) & (finish_s <= window_s[1])
+
+
+def queueing_age_s(requests: np.ndarray, end_ps: int) -> np.ndarray:
+    """Seconds from arrival to the first token; for what has none, to the end of the run."""
+    until = np.where(requests["generated_tokens"] >= 1, requests["first_token_ps"], end_ps)
+    return (until - requests["arrival_ps"]) / PS_PER_S
+
+
+def _gaps(run: Run, requests: np.ndarray) -> dict[str, float | None]:
+    """Inter-token times: the mean from the requests' own times, the quantile from the histogram."""
+    several = requests[requests["generated_tokens"] >= 2]
+    gaps = int((several["generated_tokens"] - 1).sum())
+    total_s = float(((several["last_token_ps"] - several["first_token_ps"]) / PS_PER_S).sum())
+    return {"itl_mean_s": total_s / gaps if gaps else None, "itl_p99_s": gap_quantile_s(run.itl, 0.99)}
+
+
+def _spread(name: str, values: np.ndarray) -> dict[str, float | None]:
+    figures = {f"{name}_mean_s": _mean(values)}
+    return figures | {f"{name}_{label}_s": _quantile(values, share) for label, share in QUANTILES}
+
+
+def _mean(values: np.ndarray) -> float | None:
+    some = values[~np.isnan(values)] if values.dtype.kind == "f" else values
+    return float(some.mean()) if some.size else None
+
+
+def _quantile(values: np.ndarray, share: float) -> float | None:
+    some = values[~np.isnan(values)]
+    return float(np.quantile(some, share)) if some.size else None
+
+
+def _plain(value: float) -> float | None:
+    return None if value != value else value

@@ -1,0 +1,84 @@
+"""Intervals over seeds and windows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooco_gym.metrics.statistics import expanded_tail, interval, paired_interval
+
+FIGURES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
+
+
+@given(FIGURES)
+@settings(max_examples=25, deadline=None)
+def test_interval_holds_the_mean_and_stays_within_the_figures(values):
+    mean, low, high = interval(values, n_boot=500)
+    slack = 1e-9 * (1 + max(map(abs, values)))
+    assert min(values) - slack <= low <= mean + slack
+    assert mean - slack <= high <= max(values) + slack
+
+
+@given(FIGURES, st.floats(-50, 50))
+@settings(max_examples=25, deadline=None)
+def test_a_shift_of_one_policy_shifts_the_interval(values, shift):
+    first = paired_interval(values, np.zeros(len(values)), n_boot=500, seed=4)
+    moved = paired_interval(np.array(values) + shift, np.zeros(len(values)), n_boot=500, seed=4)
+    assert np.array(moved) == pytest.approx(np.array(first) + shift, abs=1e-6)
+
+
+def test_pairing_removes_what_seeds_share():
+    seeds = np.array([0.0, 10.0, 20.0, 30.0])
+    assert paired_interval(seeds + 1.0, seeds) == (1.0, 1.0, 1.0)
+
+
+def test_three_seeds_span_themselves():
+    assert expanded_tail(3) < 1e-6
+    assert interval([1.0, 2.0, 6.0])[1:] == (1.0, 6.0)
+
+
+def test_one_figure_has_no_interval():
+    mean, low, high = interval([2.5])
+    assert mean == 2.5
+    assert math.isnan(low) and math.isnan(high)
+    assert math.isnan(interval([1.0, math.nan])[1])
+
+
+def test_windows_within_seeds():
+    rng = np.random.default_rng(0)
+    seeds = rng.normal(0, 5, (10, 1)) + rng.normal(0, 1, (10, 30))
+    _, low, high = interval(seeds)
+    _, flat_low, flat_high = interval(seeds.ravel())
+    assert high - low > 2 * (flat_high - flat_low)  # windows of one seed are alike: more of them are no more seeds
+    _, one_low, one_high = interval(seeds[:1])
+    assert one_low < seeds[0].mean() < one_high
+
+
+def test_coverage_is_near_its_name():
+    rng = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        mean, low, high = interval(rng.normal(0, 1, 10), n_boot=400, seed=trial)
+        hits += low <= 0 <= high
+    assert 0.88 <= hits / 200 <= 0.99
+
+
+def test_equal_keys_give_equal_intervals():
+    values = [1.0, 4.0, 2.0, 8.0]
+    assert interval(values, seed=7) == interval(values, seed=7)
+    assert interval([values, values], seed=7) == interval([values, values], seed=7)
+
+
+@pytest.mark.parametrize("values", [[], np.zeros((2, 2, 2))])
+def test_refuses_what_it_cannot_read(values):
+    with pytest.raises(ValueError, match="shape"):
+        interval(values)
+
+
+def test_refuses_unpaired_figures():
+    with pytest.raises(ValueError, match="one shape"):
+        paired_interval([1.0, 2.0], [1.0])

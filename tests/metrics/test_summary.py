@@ -1,0 +1,86 @@
+"""The summary's names and figures on runs made by hand."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from hand_made import FIRST_BIN_S, ps, request, run_of, table
+
+from ooco_gym.metrics.summary import gap_quantile_s, summarise
+from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, WAITING
+
+ONLINE = ("arrived finished violation_rate ttft_attainment tpot_attainment deadline_attainment worst_10min_violation_rate "
+          "ttft_mean_s ttft_p50_s ttft_p90_s ttft_p99_s tpot_mean_s tpot_p50_s tpot_p90_s tpot_p99_s tpot_decode_mean_s "
+          "tpot_decode_p50_s tpot_decode_p90_s tpot_decode_p99_s itl_mean_s itl_p99_s normalized_latency_s").split()
+OFFLINE = ("arrived finished prompt_tokens_per_s output_tokens_per_s reference_gpu_s_per_s wasted_tokens_per_s "
+           "wasted_gpu_s_per_s evictions migrations interruptions age_p99_s").split()
+
+
+def good(arrival_s, **others):
+    return request(arrival_s=arrival_s, first_s=arrival_s + 1.0, finish_s=arrival_s + 1.0 + 99 * 0.04, **others)
+
+
+def test_names_are_an_interface():
+    summary = summarise(run_of(table(good(10.0))))
+    assert set(ONLINE) <= set(summary["online"])
+    assert set(OFFLINE) <= set(summary["offline"])
+    assert {"policy", "seed", "simulated_s", "online", "offline", "instances", "wall_s"} <= set(summary)
+    json.dumps(summary)
+
+
+def test_online_counts_only_what_arrived_in_the_window():
+    late = request(arrival_s=20.0, first_s=23.0, finish_s=24.0, tokens=20)
+    waiting = request(arrival_s=30.0)
+    warm_up = request(arrival_s=1.0, counted=0)
+    online = summarise(run_of(table(good(10.0), good(11.0), late, waiting, warm_up)))["online"]
+    assert (online["arrived"], online["finished"]) == (4, 3)
+    assert online["violation_rate"] == 0.5
+    assert online["ttft_attainment"] == 0.5
+    assert online["tpot_attainment"] == 0.5  # the late one is over its TPOT, the waiting one past its end
+    assert online["ttft_mean_s"] == pytest.approx((1 + 1 + 3) / 3)
+    assert online["tpot_p50_s"] == pytest.approx(0.04)
+    assert online["itl_mean_s"] == pytest.approx((2 * 99 * 0.04 + 1.0) / (99 + 99 + 19))
+
+
+def test_offline_service_counts_at_completion_within_the_window():
+    inside = request(online=0, arrival_s=-50.0 + 60, first_s=70.0, finish_s=100.0, counted=0, service_s=2.0, prompt=700)
+    after = request(online=0, arrival_s=500.0, first_s=3500.0, finish_s=3700.0)
+    waiting = request(online=0, arrival_s=3000.0, evictions=2, wasted_tokens=4000, wasted_ps=ps(8.0), status=WAITING)
+    offline = summarise(run_of(table(inside, after, waiting)))["offline"]
+    assert (offline["arrived"], offline["finished"]) == (2, 1)
+    assert offline["prompt_tokens_per_s"] == pytest.approx(700 / 3600)
+    assert offline["output_tokens_per_s"] == pytest.approx(100 / 3600)
+    assert offline["reference_gpu_s_per_s"] == pytest.approx(2.0 / 3600)
+    assert offline["wasted_tokens_per_s"] == pytest.approx(1.0)
+    assert offline["wasted_gpu_s_per_s"] == pytest.approx(0.002)
+    assert offline["evictions"] == 2
+    assert offline["age_max_s"] == pytest.approx(3000.0)  # the one that got its first token at 3500 waited longest
+
+
+def test_nothing_arrived_gives_nulls_not_zeros():
+    summary = summarise(run_of(table(request(online=0, counted=0))))
+    assert summary["online"]["violation_rate"] is None
+    assert summary["online"]["ttft_p99_s"] is None
+    assert summary["online"]["itl_p99_s"] is None
+    assert summary["offline"]["age_p99_s"] is None
+
+
+def test_instances_report_shares_of_the_whole_run():
+    spec = np.zeros(1, INSTANCE)
+    spec["role"], spec["total_blocks"], spec["free_blocks"] = STRICT, 100, 80
+    spec["decode_ps"], spec["offline_prefill_ps"] = ps(1000.0), ps(500.0)
+    spec["kv_area"], spec["kv_since_ps"] = 100 * 1500.0, ps(3000.0)
+    figures = summarise(run_of(table(good(10.0)), instances=spec))["instances"][0]
+    assert figures["role"] == "strict"
+    assert figures["busy_share"] == pytest.approx(1500 / 4000)
+    assert figures["kv_mean_share"] == pytest.approx((1500 + 0.2 * 1000) / 4000)
+
+
+def test_gap_quantile_lies_in_its_bin():
+    counts = np.zeros(ITL_BINS, np.int64)
+    counts[301] = 100  # from 300 to 301 widths of 2 % above the first edge
+    value = gap_quantile_s(counts, 0.99)
+    assert value is not None
+    assert FIRST_BIN_S * 1.02**300 <= value <= FIRST_BIN_S * 1.02**301

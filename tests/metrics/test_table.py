@@ -1,0 +1,45 @@
+"""The request table: its columns, its nulls, and the same bytes twice."""
+
+from __future__ import annotations
+
+import pyarrow.parquet as parquet
+from hand_made import request, run_of, table
+
+from ooco_gym.metrics.summary import summarise
+from ooco_gym.metrics.table import requests_table, write_requests
+
+COLUMNS = ["id", "class", "arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s",
+           "generated_tokens", "wasted_tokens", "evictions", "migrations", "violated"]
+
+
+def made():
+    return run_of(table(
+        request(arrival_s=5.0, counted=0), request(arrival_s=700.0, first_s=701.0, finish_s=702.0, tokens=20),
+        request(arrival_s=800.0, first_s=803.0), request(arrival_s=900.0, online=0)), window_s=(600.0, 4200.0))
+
+
+def test_columns_and_nulls():
+    rows = requests_table(made()).to_pylist()
+    assert list(rows[0]) == COLUMNS
+    assert [row["id"] for row in rows] == [1, 2, 3]
+    assert [row["class"] for row in rows] == ["online", "online", "offline"]
+    assert [row["arrival_s"] for row in rows] == [100.0, 200.0, 300.0]
+    assert [row["first_token_s"] for row in rows] == [101.0, 203.0, None]
+    assert [row["finish_s"] for row in rows] == [102.0, None, None]
+    assert [row["violated"] for row in rows] == [True, True, False]
+    assert len(requests_table(made(), everything=True)) == 4
+
+
+def test_table_and_summary_agree():
+    run = made()
+    rows = requests_table(run).to_pylist()
+    online = [row for row in rows if row["class"] == "online"]
+    assert sum(row["violated"] for row in online) / len(online) == summarise(run)["online"]["violation_rate"]
+
+
+def test_equal_runs_give_equal_bytes(tmp_path):
+    write_requests(made(), tmp_path / "a.parquet")
+    write_requests(made(), tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    assert parquet.read_table(tmp_path / "a.parquet").equals(requests_table(made()))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.parquet", "b.parquet"]
