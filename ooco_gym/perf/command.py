@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.show import print_study, write_plot
+from ooco_gym.perf.specs import load_chip
 from ooco_gym.perf.study import study
 
 if TYPE_CHECKING:
@@ -35,13 +36,20 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError("the configuration of perf must be a mapping")
     shared = {key: values[key] for key in _DEPLOYMENT if key in values}
     deployment = Deployment.from_config(shared)
-    other = values.get("compare_chip")
-    figures = study(
-        deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
-        throughput=values["throughput"],
-        other=Deployment.from_config(shared | {"chip": other}) if other else None,
-    )
-    print_study(figures)
+    other, refusal = _other(shared, values.get("compare_chip"))
+    figures = study(deployment, batches=values["batches"], contexts=values["contexts"], prompts=values["prompts"],
+                    throughput=values["throughput"], other=other)
+    print_study(figures, refusal)
     if values.get("out"):
         write_plot(figures, Path(values["out"]) / "perf.html", png=bool(values.get("png")))
     return figures
+
+
+def _other(shared: dict[str, Any], chip: Any) -> tuple[Deployment | None, str]:
+    """The same instance on another chip; where it does not fit there, why not."""
+    if not chip or load_chip(chip) == load_chip(shared.get("chip", chip)):
+        return None, ""
+    try:
+        return Deployment.from_config(shared | {"chip": chip}), ""
+    except UserError as error:
+        return None, f"no comparison: {error}"

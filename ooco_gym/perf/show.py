@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +15,12 @@ _SHORT = {"compute": "compute", "memory bandwidth": "memory", "communication": "
           "capacity": "capacity"}
 
 
-def print_study(figures: dict[str, Any], console: Console | None = None) -> None:
-    """Prints the figures of `ooco_gym.perf.study.study`."""
-    console = console or Console()
+def print_study(figures: dict[str, Any], note: str = "") -> None:
+    """Prints the figures of `ooco_gym.perf.study.study`, and a note below them."""
+    console = Console()
     console.print(_decode_table(figures))
     console.print(_prefill_table(figures))
-    for line in summary_lines(figures):
+    for line in [*summary_lines(figures), *([note] if note else [])]:
         console.print(line, highlight=False)
 
 
@@ -54,7 +55,7 @@ def write_plot(figures: dict[str, Any], path: Path, png: bool = False) -> list[P
     Returns:
         The files written.
     """
-    figure = _figure(figures)
+    figure = build_figure(figures)
     written = [path]
     with atomic_write(path) as temporary:
         figure.write_html(temporary, include_plotlyjs=True, full_html=True)
@@ -115,7 +116,8 @@ def _prefill_table(figures: dict[str, Any]) -> Table:
     return table
 
 
-def _figure(figures: dict[str, Any]) -> Any:
+def build_figure(figures: dict[str, Any]) -> Any:
+    """Draws the figures of `ooco_gym.perf.study.study` as a Plotly figure of four panels."""
     import plotly.graph_objects as go  # slow to import, and only needed here
     from plotly.subplots import make_subplots
 
@@ -138,15 +140,20 @@ def _figure(figures: dict[str, Any]) -> Any:
     for resource in prefill[0]["resource_shares"]:
         figure.add_trace(go.Scatter(x=tokens, y=[row["resource_shares"][resource] for row in prefill], name=resource,
                                     mode="lines", stackgroup="limits"), row=2, col=2)
-    for column in (1, 2):
-        _mark(figure, saturation["decode_gemm_batch"], 1, column, f"bs_sat {saturation['bs_sat']}")
+    for panel in (1, 2):
+        _mark(figure, panel, saturation["decode_gemm_batch"], f"bs_sat {saturation['bs_sat']}")
         if saturation["prefill_tokens"]:
-            _mark(figure, saturation["prefill_tokens"], 2, column, f"{saturation['prefill_tokens']} tokens")
+            _mark(figure, panel + 2, saturation["prefill_tokens"], f"{saturation['prefill_tokens']} tokens", log=True)
     figure.update_xaxes(type="log", row=2)
     figure.update_yaxes(type="log", row=2, col=1)
     figure.update_layout(title=_title(figures), template="plotly_white", hovermode="closest")
     return figure
 
 
-def _mark(figure: Any, position: float, row: int, column: int, text: str) -> None:
-    figure.add_vline(x=position, line_dash="dot", line_color="grey", annotation_text=text, row=row, col=column)
+def _mark(figure: Any, panel: int, position: float, text: str, log: bool = False) -> None:
+    """Marks a position of a panel (1 to 4, by rows); on a logarithmic axis Plotly wants the text's logarithm."""
+    row, column = divmod(panel - 1, 2)
+    suffix = "" if panel == 1 else str(panel)
+    figure.add_vline(x=position, line_dash="dot", line_color="grey", row=row + 1, col=column + 1)
+    figure.add_annotation(x=math.log10(position) if log else position, xref=f"x{suffix}", y=1, yref=f"y{suffix} domain",
+                          text=text, showarrow=False, xanchor="left", yanchor="top")

@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment
 from ooco_gym.perf.command import main
-from ooco_gym.perf.show import summary_lines
+from ooco_gym.perf.show import build_figure, summary_lines
 from ooco_gym.perf.study import study
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -27,7 +27,7 @@ def config(out: str | None = None, **changes: Any) -> DictConfig:
 
 
 def test_figures_tables_and_plot(tmp_path, capsys):
-    figures = main(config(str(tmp_path), compare_chip="h800"))
+    figures = main(config(str(tmp_path)))
     assert json.loads(json.dumps(figures)) == figures
     assert 250 <= figures["saturation"]["decode_gemm_batch"] <= 350
     assert 200 <= figures["saturation"]["prefill_tokens"] <= 350
@@ -45,11 +45,24 @@ def test_figures_tables_and_plot(tmp_path, capsys):
 def test_names_instead_of_mappings_and_no_folder(capsys):
     cfg = config()
     cfg.chip, cfg.model, cfg.timing = "a100_40g_sxm", "llama_2_7b", "ooco_xllm"
+    cfg.compare_chip = None
     figures = main(cfg)
     assert figures["timing"] == "ooco_xllm"
     assert figures["comparison"] is None
     assert any(not row["fits"] for row in figures["decode"])
     assert "no room" in capsys.readouterr().out
+
+
+def test_a_comparison_that_does_not_fit_is_a_note_and_no_error(capsys):
+    figures = main(config(chip="h200", model="llama_2_7b", compare_chip=load_yaml("chip", "a40") | {"memory_bytes": 9e9}))
+    assert figures["comparison"] is None
+    assert "no comparison: model 'llama_2_7b' does not fit" in " ".join(capsys.readouterr().out.split())
+
+
+def test_marks_of_the_plot_sit_where_saturation_is(capsys):
+    marks = {mark.text: mark.x for mark in build_figure(main(config())).layout.annotations}
+    assert marks["bs_sat 340"] == 340
+    assert 10 ** marks["316 tokens"] == pytest.approx(316)  # Plotly places text on a logarithmic axis by logarithm
 
 
 def test_every_cell_names_its_bottleneck():
