@@ -1,0 +1,210 @@
+"""What happens around training: durations, scaling, the clock, figures, validation, checkpoints, progress."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from agents.networks import ObservationEncoder
+from ooco_gym.files import atomic_write
+
+REWARD_PREFIX = "reward/"
+
+
+class TimedTransitions(BaseCallback):
+    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
+
+    def _on_step(self) -> bool:
+        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer.elapsed_s[buffer.pos] = [info["elapsed_s"] for info in self.locals["infos"]]
+        return True
+
+
+class ObservationStatistics(BaseCallback):
+    """Refreshes the scaling of observations between an update and the next rollout, never within them.
+
+    Inside one rollout and its update the network must be one function, or PPO's ratio would start away from one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, np.ndarray] | None = None
+
+    def _on_rollout_end(self) -> None:
+        observations: Any = self.model.rollout_buffer.observations  # type: ignore[attr-defined]
+        self._seen = {key: np.copy(value) for key, value in observations.items()}
+
+    def _on_rollout_start(self) -> None:
+        encoder = self.model.policy.features_extractor
+        if self._seen is not None and isinstance(encoder, ObservationEncoder):
+            encoder.update(self._seen)
+            self._seen = None
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class WallClock(BaseCallback):
+    """Ends training `reserve_s()` before `deadline_s` (on the clock of `time.monotonic`); None never ends it."""
+
+    def __init__(self, deadline_s: float | None, reserve_s: Callable[[], float]) -> None:
+        super().__init__()
+        self.deadline_s, self.reserve_s, self.expired = deadline_s, reserve_s, False
+
+    def _on_step(self) -> bool:
+        self.expired = self.deadline_s is not None and time.monotonic() >= self.deadline_s - self.reserve_s()
+        return not self.expired
+
+
+class Figures(BaseCallback):
+    """Logs, each rollout, the reward's parts per simulated second and the figures of the episodes that ended in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.episodes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parts: dict[str, float] = defaultdict(float)
+        self._ended: list[dict[str, Any]] = []
+        self._elapsed_s, self._reward, self._decisions, self._held = 0.0, 0.0, 0, 0
+        self._started = time.monotonic()
+
+    def _on_rollout_start(self) -> None:
+        self._begin()
+
+    def _on_step(self) -> bool:
+        self._held += int(np.count_nonzero(self.locals["actions"] == 0))
+        for info in self.locals["infos"]:
+            self._elapsed_s += float(info["elapsed_s"])
+            self._decisions += 1
+            for key, value in info.items():
+                if key.startswith(REWARD_PREFIX):
+                    self._parts[key] += float(value)
+            if "summary" in info:
+                self._ended.append(info["summary"])
+        return True
+
+    def _on_rollout_end(self) -> None:
+        elapsed_s = max(self._elapsed_s, 1e-9)
+        for key, value in self._parts.items():
+            self.logger.record(f"{key}_per_s", value / elapsed_s)
+        self.logger.record("rollout/hold_share", self._held / max(self._decisions, 1))
+        self.logger.record("rollout/simulated_s", self._elapsed_s)
+        self.logger.record("time/decisions_per_s", self._decisions / max(time.monotonic() - self._started, 1e-9))
+        self.episodes += len(self._ended)
+        self.logger.record("episode/count", self.episodes)
+        keys = {key for summary in self._ended for key, value in summary.items() if isinstance(value, (int, float))}
+        for key in sorted(keys):
+            self.logger.record(f"episode/{key}", float(np.mean([summary[key] for summary in self._ended])))
+
+
+class Validation(BaseCallback):
+    """Every `every_steps` decisions plays the validation windows, and keeps the best policy so far.
+
+    Best: feasible first (mean violation rate within `limit`), then the mean reward of an episode.
+
+    Args:
+        play: plays the current policy through all validation windows and returns their records.
+        path: where the best policy is saved.
+        every_steps: decisions between two validations.
+        limit: the violation rate that still counts as feasible.
+    """
+
+    def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float) -> None:
+        super().__init__()
+        self._play, self._path, self._every, self._limit = play, path, every_steps, limit
+        self._next = every_steps
+        self.history: list[dict[str, float]] = []
+        self.best: dict[str, float] | None = None
+        self.wall_s, self.last_wall_s = 0.0, 0.0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps >= self._next:
+            self._next = self.num_timesteps + self._every
+            self.validate()
+
+    def validate(self) -> None:
+        """Plays the validation windows now; the policy is saved if it is the best."""
+        started = time.monotonic()
+        records = self._play()
+        self.last_wall_s = time.monotonic() - started
+        self.wall_s += self.last_wall_s
+        rates = [record["summary"].get("violation_rate", 0.0) for record in records]
+        entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
+                 "violation_rate": float(np.mean(rates)), "windows": len(records)}
+        service = [record["summary"].get("offline_reference_gpu_s_per_s") for record in records]
+        if all(value is not None for value in service):
+            entry["offline_reference_gpu_s_per_s"] = float(np.mean(service))  # type: ignore[arg-type]
+        self.history.append(entry)
+        for key, value in entry.items():
+            self.logger.record(f"validation/{key}", value)
+        if self.best is None or self._rank(entry) > self._rank(self.best):
+            self.best = entry
+            save(self.model, self._path)
+
+    def _rank(self, entry: dict[str, float]) -> tuple[bool, float]:
+        return entry["violation_rate"] <= self._limit, entry["reward"]
+
+
+class Checkpoints(BaseCallback):
+    """Saves the policy every `every_steps` decisions as `<folder>/step_<decisions>.zip`."""
+
+    def __init__(self, folder: Path, every_steps: int) -> None:
+        super().__init__()
+        self._folder, self._every, self._next = folder, every_steps, every_steps
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_start(self) -> None:
+        if self.num_timesteps >= self._next:
+            self._next = self.num_timesteps + self._every
+            save(self.model, self._folder / f"step_{self.num_timesteps:010d}.zip")
+
+
+class Progress(BaseCallback):
+    """A progress bar on standard error: the larger share of the decisions and of the time allowed."""
+
+    def __init__(self, total: int, max_wall_s: float | None, enabled: bool) -> None:
+        super().__init__()
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._total, self._max_wall_s, self._started = total, max_wall_s, time.monotonic()
+        columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not enabled)
+        self._task = self._bar.add_task("", total=1.0)
+
+    def _on_training_start(self) -> None:
+        self._bar.start()
+
+    def _on_step(self) -> bool:
+        if self.n_calls % 32 == 0:
+            share = self.num_timesteps / self._total
+            if self._max_wall_s:
+                share = max(share, (time.monotonic() - self._started) / self._max_wall_s)
+            self._bar.update(self._task, completed=min(share, 1.0), description=f"{self.num_timesteps:,} decisions")
+        return True
+
+    def _on_training_end(self) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Removes the bar; safe to call twice."""
+        self._bar.stop()
+
+
+def save(model: Any, path: Path) -> None:
+    """Saves a Stable-Baselines3 model under `path` in one move."""
+    with atomic_write(path) as temporary:
+        model.save(temporary)

@@ -1,0 +1,115 @@
+"""Builds environments from the `env` part of a configuration, and hands out the windows of a split.
+
+An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of seeds), and the
+keyword arguments of the environment. A window is one episode: a seed of a split and the index of a window within it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from ooco_gym.errors import UserError, unknown
+
+SPLITS = ("train", "validation", "test")
+_NOT_ARGUMENTS = ("id", "name", "splits", "description")
+
+
+class Window(NamedTuple):
+    """One episode that every policy can play identically: `env.reset(seed=seed, options={"window": index})`."""
+
+    seed: int
+    index: int
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Returns a plain dict of an OmegaConf or ordinary mapping, interpolations resolved."""
+    if hasattr(config, "_metadata"):
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    return dict(config)
+
+
+def make_env(config: Mapping[str, Any]) -> gym.Env:
+    """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it).
+
+    Raises:
+        UserError: no `id`, an id that is not registered, or an argument the environment does not know.
+    """
+    spec = plain(config)
+    if not spec.get("id"):
+        raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
+    import ooco_gym.envs  # noqa: F401  registers our environments
+
+    arguments = {key: value for key, value in spec.items() if key not in _NOT_ARGUMENTS}
+    try:
+        return gym.make(spec["id"], disable_env_checker=True, **arguments)
+    except gym.error.Error as error:
+        known = [name for name in gym.registry if name.startswith("ooco_gym/")]
+        raise unknown("environment", spec["id"], known) from error
+    except ModuleNotFoundError as error:
+        raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
+
+
+def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
+    """Returns the seeds of a split.
+
+    Raises:
+        UserError: the configuration names no such split, or it is empty.
+    """
+    splits = plain(config).get("splits") or {}
+    if split not in splits:
+        raise unknown("split", split, splits) if splits else UserError(f"env.splits.{split} is missing: a list of seeds")
+    seeds = [int(seed) for seed in splits[split]]
+    if not seeds:
+        raise UserError(f"env.splits.{split} is empty; expected at least one seed")
+    return seeds
+
+
+def windows(seeds: Sequence[int], count: int) -> list[Window]:
+    """Spreads `count` windows over `seeds`: window 0 of every seed, then window 1 of every seed, and so on.
+
+    Raises:
+        UserError: no seed, or `count` is neither at most the number of seeds nor a multiple of it: intervals resample
+            seeds and windows within seeds, and need as many windows of each.
+    """
+    if not seeds or count < 1 or (count > len(seeds) and count % len(seeds)):
+        raise UserError(f"cannot spread {count} windows over {len(seeds)} seeds; expected between 1 and {len(seeds)}, "
+                        f"or a multiple of {len(seeds)}")
+    return [Window(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(count)]
+
+
+class SplitEpisodes(gym.Wrapper):
+    """Every reset plays a random window of a split's seeds, from a stream of its own.
+
+    A seed given to `reset` is ignored on purpose: vectorised training hands out seeds counted up from one, and those
+    might be held-out ones. `window_count` windows of each seed are drawn from.
+    """
+
+    def __init__(self, env: gym.Env, seeds: Sequence[int], stream: Sequence[int], window_count: int = 1_000) -> None:
+        super().__init__(env)
+        self._seeds, self._window_count = list(seeds), window_count
+        self._random = np.random.default_rng(list(stream))
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        """Starts a random window of the split; `seed` and `options` are not used."""
+        chosen = self._seeds[int(self._random.integers(len(self._seeds)))]
+        return self.env.reset(seed=chosen, options={"window": int(self._random.integers(self._window_count))})
+
+    def action_masks(self) -> np.ndarray:
+        """The legality of each action, bool (K + 1,)."""
+        return self.env.get_wrapper_attr("action_masks")()
+
+
+def training_makers(config: Mapping[str, Any], count: int, seed: int) -> list[Callable[[], gym.Env]]:
+    """Returns `count` functions that each make an environment over the training split, with streams of their own."""
+    seeds = split_seeds(config, "train")
+
+    def maker(index: int) -> Callable[[], gym.Env]:
+        return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))
+
+    return [maker(index) for index in range(count)]

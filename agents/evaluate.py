@@ -1,0 +1,171 @@
+"""`ooco-gym evaluate`: plays learned policies and heuristics through the same held-out windows and scores them."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import Window, make_env, plain, split_seeds, windows
+from agents.play import BatchPlayer, Player, RulePlayer, play
+from agents.scoring import score
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.files import atomic_write
+
+SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
+_EXTRA_RULES = ("always", "never", "random")
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Evaluates `cfg.policies` (rule names, run folders, export folders) and writes evaluation.md and episodes.csv.
+
+    Raises:
+        UserError: a policy is neither a rule nor a folder, does not fit the environment, or a count is out of range.
+    """
+    config = plain(cfg)
+    started = time.monotonic()
+    policies = _named(config.get("policies"))
+    seeds = [int(seed) for seed in config.get("seeds") or split_seeds(config["env"], "test")]
+    games = windows(seeds, int(config.get("episodes") or 0))
+    learned = _check(config["env"], policies)
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    jobs = [(name, policies[name], games[i : i + SIDE_BY_SIDE])
+            for name in policies for i in range(0, len(games), SIDE_BY_SIDE)]
+    played: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
+    for (name, _, _), records in zip(jobs, _results(config, jobs), strict=True):
+        played[name].extend(records)
+    name = config["env"].get("name") or config["env"]["id"]
+    summary = {"command": "evaluate", "env": config["env"]["id"], "seeds": seeds, "episodes": len(games),
+               **score(played, name, learned), "wall_s": time.monotonic() - started}
+    _write_episodes(out / "episodes.csv", played)
+    from agents.tables import markdown, show
+
+    with atomic_write(out / "evaluation.md") as temporary:
+        temporary.write_text(markdown(summary), encoding="utf-8")
+    show(summary)
+    return summary
+
+
+def _named(policies: Any) -> dict[str, str]:
+    """Returns label -> policy as given; a folder is labelled by its last part unless that is ambiguous."""
+    given = [policies] if isinstance(policies, str) else list(policies or [])
+    if not given:
+        raise UserError("policies is empty; expected names or run folders, such as policies=[ooco,always,never]")
+    labels = [Path(str(policy)).name if os.path.isdir(str(policy)) else str(policy) for policy in given]
+    if len(set(labels)) < len(labels):
+        labels = [str(policy) for policy in given]
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise UserError(f"policies names '{twice}' twice; each policy is played once")
+    return dict(zip(labels, map(str, given), strict=True))
+
+
+def _check(env_config: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, bool]:
+    """Loads every policy once and checks that it fits the environment; returns whether each is learned."""
+    env = make_env(env_config)
+    try:
+        rules = rule_names(env)
+        space: Any = env.observation_space
+        for label, policy in policies.items():
+            if policy in rules:
+                continue
+            if not os.path.isdir(policy):
+                raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
+                                f"known: {', '.join(rules)}")
+            expected = _folder_policy(policy)[1]
+            actual = {key: tuple(space[key].shape) for key in ("cluster", "candidates")}
+            if expected != actual:
+                raise UserError(f"policy '{label}' was trained on observations {expected}, but the environment gives "
+                                f"{actual}; evaluate it on the environment it was trained on")
+    finally:
+        env.close()
+    return {label: policy not in rules for label, policy in policies.items()}
+
+
+def rule_names(env: Any) -> list[str]:
+    """Names of the rules that `env` can play: its own list, or every registered policy and always, never, random."""
+    own = getattr(env.unwrapped, "rules", None)
+    if own is not None:
+        return sorted(own() if callable(own) else own)
+    from ooco_gym.policy import list_policies
+
+    return sorted({*list_policies(), *_EXTRA_RULES})
+
+
+@lru_cache(maxsize=8)
+def _folder_policy(folder: str) -> tuple[Callable[..., np.ndarray], dict[str, tuple[int, ...]]]:
+    """Loads a run or an exported policy: its batch decision and the shapes of the observation it expects."""
+    from ooco_gym.runtime import MANIFEST_FILE, Policy
+
+    if (Path(folder) / MANIFEST_FILE).is_file():
+        policy = Policy.load(folder)
+        inputs = policy.manifest["inputs"]
+
+        def decide(cluster: np.ndarray, candidates: np.ndarray, mask: np.ndarray) -> np.ndarray:
+            return policy.decide_batch({"cluster": cluster, "candidates": candidates}, mask)
+
+        return decide, {key: tuple(inputs[key]["shape"]) for key in ("cluster", "candidates")}
+    from agents.load import load_run
+
+    run = load_run(folder)
+    space: Any = run.model.observation_space
+    return run.decide_batch, {key: tuple(space[key].shape) for key in ("cluster", "candidates")}
+
+
+Job = tuple[str, str, Sequence[Window]]
+
+
+def _results(config: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[list[dict[str, Any]]]:
+    """Plays all jobs, in `workers` processes if more than one, and yields their records in order."""
+    workers = min(int(config.get("workers") or 1), len(jobs))
+    arguments = [(dict(config["env"]), label, policy, list(games)) for label, policy, games in jobs]
+    if workers <= 1:
+        yield from _with_progress(map(_play_job, arguments), len(jobs), config)
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield from _with_progress(pool.map(_play_job, arguments), len(jobs), config)
+
+
+def _play_job(argument: tuple[dict[str, Any], str, str, list[Window]]) -> list[dict[str, Any]]:
+    """Plays one chunk of windows with one policy; runs in a worker process."""
+    env_config, label, policy, games = argument
+    player: Player
+    if os.path.isdir(policy):
+        from agents.extras import limit_torch_threads
+
+        limit_torch_threads()
+        player = BatchPlayer(label, _folder_policy(policy)[0])
+    else:
+        player = RulePlayer(policy)
+    return play(env_config, player, games, side_by_side=SIDE_BY_SIDE)
+
+
+def _with_progress(results: Any, total: int, config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
+    from rich.console import Console
+    from rich.progress import track
+
+    yield from track(results, "evaluating", total=total, console=Console(stderr=True), transient=True,
+                     disable=not config.get("progress", True))
+
+
+def _write_episodes(path: Path, played: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """Writes one row a policy and window with all figures that the environment gave."""
+    first = next(iter(played.values()))[0]
+    keys = sorted(first["summary"])
+    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["policy", "seed", "window", "decisions", "reward", *keys])
+        for policy, records in played.items():
+            for record in records:
+                row = [record[key] for key in ("seed", "window", "decisions", "reward")]
+                writer.writerow([policy, *row, *(record["summary"].get(key) for key in keys)])

@@ -1,0 +1,37 @@
+"""Says in one sentence which optional packages a command lacks, before anything is written."""
+
+from __future__ import annotations
+
+import importlib.util
+
+from ooco_gym.errors import UserError
+
+_PACKAGES = {
+    "train": ("torch", "stable_baselines3", "sb3_contrib"),
+    "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxscript", "onnxruntime"),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
+}
+_EXTRA = {"train": "train", "export": "train,export", "wandb": "train", "tensorboard": "train"}
+
+
+def require(purpose: str) -> None:
+    """Checks that the packages for `purpose` (train, export, wandb, tensorboard) can be imported.
+
+    Raises:
+        UserError: names the missing package and the extra that brings it.
+    """
+    missing = [name for name in _PACKAGES[purpose] if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    command = "pip install tensorboard" if purpose == "tensorboard" else f"pip install 'ooco-gym[{_EXTRA[purpose]}]'"
+    verb = "is" if len(missing) == 1 else "are"
+    raise UserError(f"{', '.join(missing)} {verb} not installed, which '{purpose}' needs; install with: {command}")
+
+
+def limit_torch_threads() -> None:
+    """Keeps torch to one thread where it is installed: worker processes share the cores."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(1)

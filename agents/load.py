@@ -1,0 +1,84 @@
+"""Reads a training run's folder back into something that decides."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from agents.extras import require
+from ooco_gym.errors import UserError
+
+if TYPE_CHECKING:
+    from sb3_contrib import MaskablePPO
+
+POLICY_FILE, CONFIG_FILE, SCALE_FILE = "policy.zip", "config.yaml", "normalisation.json"
+
+
+class LoadedRun:
+    """A trained gate: `decide` one observation, or `decide_batch` many; illegal actions are never chosen."""
+
+    def __init__(self, folder: Path, model: MaskablePPO, config: dict[str, Any]) -> None:
+        from agents.networks import Gate
+
+        self.folder, self.model, self.config = folder, model, config
+        self.gate = Gate(model.policy).eval()  # type: ignore[arg-type]
+
+    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> int:
+        """Returns the most likely legal action for one observation; `mask` (K + 1,) defaults to the observation's."""
+        legal = observation["action_mask"] if mask is None else mask
+        batch = (np.asarray(part)[None] for part in (observation["cluster"], observation["candidates"], legal))
+        return int(self.decide_batch(*batch)[0])
+
+    def decide_batch(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray) -> np.ndarray:
+        """Returns actions (batch,) for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, K + 1)."""
+        import torch
+
+        with torch.inference_mode():
+            parts = (torch.as_tensor(np.ascontiguousarray(part)) for part in (cluster, candidates, action_mask))
+            return self.gate(*parts)[0].numpy()
+
+
+def load_run(folder: str | Path) -> LoadedRun:
+    """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under.
+
+    The folder's `policy.zip` is Stable-Baselines3's format, which can carry code: load only runs that you trust.
+
+    Raises:
+        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise UserError(f"run folder '{folder}' does not exist; expected the 'out' of an 'ooco-gym train' run")
+    for name in (POLICY_FILE, CONFIG_FILE):
+        if not (path / name).is_file():
+            raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of 'ooco-gym train'")
+    require("train")
+    config = read_config(path)
+    from sb3_contrib import MaskablePPO
+
+    try:
+        model = MaskablePPO.load(path / POLICY_FILE, device="cpu")
+    except Exception as error:  # SB3, zipfile and pickle raise many kinds; all mean that the file is no policy
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"'{path / POLICY_FILE}' cannot be read as a policy: {reason}") from error
+    return LoadedRun(path, model, config)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Reads the configuration of a run.
+
+    Raises:
+        UserError: it is not YAML, or has no `env`.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict) or "env" not in config:
+        raise UserError(f"'{path}' has no key 'env'; expected the configuration of an 'ooco-gym train' run")
+    return config

@@ -1,0 +1,123 @@
+"""Plays policies, learned or not, through the same windows of the same environment.
+
+Several windows advance side by side so that a network answers for all of them in one call. A chunk of windows has a
+fixed size, whatever the number of worker processes, so that results do not depend on the machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import gymnasium as gym
+import numpy as np
+
+from agents.environments import Window, make_env
+from ooco_gym.errors import UserError
+
+Observations = Sequence[Mapping[str, np.ndarray]]
+
+
+class Player(Protocol):
+    """Anything that answers decisions: `name` in tables, `learned` or a rule."""
+
+    name: str
+    learned: bool
+
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
+        """Returns one action for each environment, which stands at the observation of the same place."""
+        ...
+
+
+class RulePlayer:
+    """A heuristic by name, asked through the environment, so that it sees what the compiled rule sees."""
+
+    learned = False
+
+    def __init__(self, rule: str) -> None:
+        self.name = rule
+
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
+        """Asks each environment what the rule would do now."""
+        return [env.unwrapped.rule_action(self.name) for env in envs]  # type: ignore[attr-defined]
+
+
+class BatchPlayer:
+    """A learned policy: `decide(cluster, candidates, action_mask) -> actions` over a batch."""
+
+    learned = True
+
+    def __init__(self, name: str, decide: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]) -> None:
+        self.name, self._decide = name, decide
+
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
+        """Stacks the observations and decides for all of them at once."""
+        keys = ("cluster", "candidates", "action_mask")
+        return self._decide(*(np.stack([observation[key] for observation in observations]) for key in keys)).tolist()
+
+
+def play(
+    config: Mapping[str, Any],
+    player: Player,
+    windows: Sequence[Window],
+    side_by_side: int = 8,
+    envs: list[gym.Env] | None = None,
+) -> list[dict[str, Any]]:
+    """Plays `windows` with `player` and returns one record a window, in the order given.
+
+    Args:
+        config: the `env` configuration.
+        player: who decides.
+        windows: the episodes.
+        side_by_side: how many advance together.
+        envs: environments to use again; the list is filled up to `side_by_side`.
+
+    Returns:
+        Records with `seed`, `window`, `decisions`, `reward` and the environment's own `summary`.
+    """
+    pool = envs if envs is not None else []
+    while len(pool) < min(side_by_side, len(windows)):
+        pool.append(make_env(config))
+    records: dict[int, dict[str, Any]] = {}
+    waiting = list(enumerate(windows))[::-1]
+    active: list[_Episode] = []
+    free = pool[: min(side_by_side, len(windows))]
+    while waiting or active:
+        while waiting and free:
+            place, window = waiting.pop()
+            active.append(_Episode(free.pop(), place, window))
+        actions = player.act([episode.env for episode in active], [episode.observation for episode in active])
+        for episode, action in zip(active, actions, strict=True):
+            if episode.step(action):
+                records[episode.place] = episode.record()
+                free.append(episode.env)
+        active = [episode for episode in active if not episode.done]
+    return [records[place] for place in range(len(windows))]
+
+
+class _Episode:
+    """One window under way in one environment."""
+
+    def __init__(self, env: gym.Env, place: int, window: Window) -> None:
+        self.env, self.place, self.window = env, place, window
+        self.observation, _ = env.reset(seed=window.seed, options={"window": window.index})
+        self.reward, self.decisions, self.done = 0.0, 0, False
+        self.summary: Mapping[str, Any] = {}
+
+    def step(self, action: int) -> bool:
+        """Takes one action; returns True at the end of the episode."""
+        self.observation, reward, terminated, truncated, info = self.env.step(action)
+        self.reward += float(reward)
+        self.decisions += 1
+        self.done = bool(terminated or truncated)
+        if self.done:
+            if "summary" not in info:
+                raise UserError("the environment gives no 'summary' in its last info, so it cannot be evaluated")
+            self.summary = info["summary"]
+        return self.done
+
+    def record(self) -> dict[str, Any]:
+        """The figures of the finished episode."""
+        summary = {key: value for key, value in self.summary.items() if isinstance(value, (int, float, np.number))}
+        return {"seed": self.window.seed, "window": self.window.index, "decisions": self.decisions,
+                "reward": self.reward, "summary": {key: float(value) for key, value in summary.items()}}

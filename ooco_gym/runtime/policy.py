@@ -1,0 +1,145 @@
+"""An exported policy as an object with one method that matters: `decide`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.runtime.bundle import MODEL_FILE, read_manifest
+
+_FEATURES = ("cluster", "candidates")
+
+
+class Policy:
+    """A trained gate on onnxruntime.
+
+    Attributes:
+        manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning, provenance.
+        actions: what each action index means, hold first.
+    """
+
+    def __init__(self, session: Any, manifest: Mapping[str, Any]) -> None:
+        self._session, self.manifest = session, manifest
+        self.actions: list[str] = list(manifest["actions"])
+        inputs = manifest["inputs"]
+        self._shapes = {key: tuple(int(n) for n in inputs[key]["shape"]) for key in _FEATURES}
+        self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in _FEATURES}
+
+    @classmethod
+    def load(cls, folder: str | Path, threads: int = 1) -> Policy:
+        """Loads the `out` folder of `ooco-gym export`.
+
+        Args:
+            folder: where `policy.onnx` and `manifest.json` are.
+            threads: of onnxruntime; one is fastest for networks of this size.
+
+        Raises:
+            UserError: a file is missing or broken, the schema is another version, or onnxruntime is not installed.
+        """
+        manifest = read_manifest(folder)
+        try:
+            import onnxruntime
+        except ImportError as error:
+            raise UserError("onnxruntime is not installed, which running an exported policy needs; install with: "
+                            "pip install 'ooco-gym[export]' (or only: pip install onnxruntime)") from error
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = threads
+        options.log_severity_level = 3
+        path = Path(folder) / MODEL_FILE
+        try:
+            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own exception classes; all mean that the file is no usable model
+            raise UserError(f"'{path}' cannot be loaded by onnxruntime: {' '.join(str(error).split())}") from error
+        return cls(session, manifest)
+
+    def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> int:
+        """Returns the action (0 hold, 1 + k start candidate k) for one observation.
+
+        Args:
+            observation: `cluster` (Fc,) and `candidates` (K, F), in the manifest's order and units.
+            mask: legality of each action (K + 1,), any dtype, non-zero is legal; `observation["action_mask"]` if None.
+
+        Raises:
+            UserError: a part is missing, has another shape, is not finite, or no action is legal.
+        """
+        cluster, candidates, legal = self._checked(observation, mask, ())
+        return int(self._run(cluster[None], candidates[None], legal[None])[0])
+
+    def decide_batch(self, observation: Mapping[str, Any], mask: Any | None = None) -> np.ndarray:
+        """As `decide`, for observations stacked along a first axis; returns actions (batch,) int64."""
+        parts = observation.get("cluster") if isinstance(observation, Mapping) else None
+        batch = () if parts is None else np.shape(parts)[:1]
+        return self._run(*self._checked(observation, mask, batch or (1,)))
+
+    def observation(
+        self, cluster: Mapping[str, float], candidates: Sequence[Mapping[str, float]], hold_legal: bool = True
+    ) -> tuple[dict[str, np.ndarray], np.ndarray]:
+        """Builds arrays and mask from named features, so that an engine need not know their order.
+
+        Args:
+            cluster: value of every cluster feature by name.
+            candidates: at most K mappings of candidate features; the places after them are padding and illegal.
+            hold_legal: whether holding is allowed.
+
+        Raises:
+            UserError: too many candidates, or a feature is missing or unknown.
+        """
+        places, width = self._shapes["candidates"]
+        if len(candidates) > places:
+            raise UserError(f"{len(candidates)} candidates given, but this policy takes at most {places}")
+        table, mask = np.zeros((places, width), np.float32), np.zeros(places + 1, np.int8)
+        for place, candidate in enumerate(candidates):
+            table[place] = self._row("candidates", candidate)
+        mask[0], mask[1 : 1 + len(candidates)] = hold_legal, 1
+        return {"cluster": self._row("cluster", cluster), "candidates": table}, mask
+
+    def _row(self, key: str, values: Mapping[str, float]) -> np.ndarray:
+        names = self._names[key]
+        for name in values:
+            if name not in names:
+                raise UserError(f"unknown {key} feature '{name}'{nearest(name, names)}; expected: {', '.join(names)}")
+        missing = [name for name in names if name not in values]
+        if missing:
+            raise UserError(f"{key} lacks the feature '{missing[0]}'; expected: {', '.join(names)}")
+        return np.array([values[name] for name in names], dtype=np.float32)
+
+    def _checked(self, observation: Mapping[str, Any], mask: Any | None, batch: tuple[int, ...]) -> list[np.ndarray]:
+        parts = [self._part(observation, key, batch + self._shapes[key]) for key in _FEATURES]
+        given = mask if mask is not None else observation.get("action_mask")
+        if given is None:
+            raise UserError("no mask given: pass mask, or put 'action_mask' into the observation")
+        legal = np.asarray(given)
+        shape = (*batch, len(self.actions))
+        if legal.shape != shape:
+            raise UserError(f"mask has shape {legal.shape}; expected {shape}: one flag for each action")
+        legal = (legal != 0).astype(np.int8)
+        if not legal.any(axis=-1).all():
+            raise UserError("mask allows no action; at least one must be legal")
+        return [*parts, legal]
+
+    def _part(self, observation: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> np.ndarray:
+        if not isinstance(observation, Mapping):
+            raise UserError(f"observation must be a mapping with {' and '.join(_FEATURES)}, "
+                            f"got {type(observation).__name__}")
+        if key not in observation:
+            raise UserError(f"observation lacks '{key}'; it has: {', '.join(map(str, observation)) or 'nothing'}")
+        try:
+            value = np.ascontiguousarray(observation[key], dtype=np.float32)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"observation '{key}' is not an array of numbers of shape {shape}") from error
+        if value.shape != shape:
+            last = ", ".join(self._names[key])
+            raise UserError(f"observation '{key}' has shape {value.shape}; expected {shape}, last axis: {last}")
+        if not np.isfinite(value).all():
+            names = self._names[key]
+            place = int(np.argwhere(~np.isfinite(value))[0][-1])
+            raise UserError(f"observation '{key}' is not finite: feature '{names[place]}'")
+        return value
+
+    def _run(self, cluster: np.ndarray, candidates: np.ndarray, legal: np.ndarray) -> np.ndarray:
+        feed = {"cluster": cluster, "candidates": candidates, "action_mask": legal}
+        return self._session.run(["action"], feed)[0]
