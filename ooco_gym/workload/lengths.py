@@ -104,7 +104,8 @@ def generate_lengths(spec: LengthModel | Mapping[str, Any] | str, n: int, seed: 
     """Draws the lengths of requests 0 to n-1: request i's depend on (spec, seed, stream, i) only, not on n.
 
     Args:
-        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/offline` or `conf/workload`.
+        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/workload` or
+            `conf/offline` (`ooc_offline` for the latter where both have the name).
         n: how many.
         seed: any whole number.
         stream: what the numbers are for; another stream gives independent ones.

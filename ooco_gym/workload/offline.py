@@ -13,6 +13,7 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.generate import MAX_REQUESTS
 from ooco_gym.workload.lengths import LengthModel, generate_lengths
+from ooco_gym.workload.spec import load_lengths
 from ooco_gym.workload.trace import Trace
 
 OFFLINE_MODES = ("rate", "backlog", "jobs")
@@ -62,7 +63,8 @@ def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None 
         if jobs is not None and wanted != int(wanted):
             raise UserError(f"offline.jobs must be a whole number, found {jobs!r}")
         arrival_s = np.full(_limited(wanted, "offline.jobs"), start_s)
-    prompt, output = generate_lengths(lengths, len(arrival_s), seed, stream="offline")
+    model = lengths if isinstance(lengths, LengthModel) else load_lengths(lengths, prefer="offline")
+    prompt, output = generate_lengths(model, len(arrival_s), seed, stream="offline")
     return Trace(arrival_s, prompt, output, np.zeros(len(arrival_s), bool), name=f"offline-{mode}")
 
 

@@ -64,10 +64,11 @@ def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -
     return _parse(Section(values, title), name)
 
 
-def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str]) -> LengthModel:
+def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str = "workload") -> LengthModel:
     """Reads a length model: a mapping `{prompt, output}` or with key `lengths`, or a name or path of a YAML file.
 
-    A name is looked up in `conf/offline` (`ooc_offline` means `ooc` there), then in `conf/workload`.
+    A name is looked up in the group `prefer` (`workload` or `offline`), then in the other; `ooc_offline` always means
+    `conf/offline/ooc.yaml`.
 
     Raises:
         UserError: unknown name, or a missing or impossible key.
@@ -76,9 +77,12 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str]) -> LengthMode
         section = Section(spec, "lengths")
     else:
         text = os.fspath(spec)
-        known = names("offline")
-        text = text.removesuffix("_offline") if text.removesuffix("_offline") in known else text
-        group = "workload" if text not in known and text in names("workload") else "offline"
+        group = prefer
+        if text.endswith("_offline") and text.removesuffix("_offline") in names("offline"):
+            group, text = "offline", text.removesuffix("_offline")
+        elif text not in names(prefer):
+            other = "offline" if prefer == "workload" else "workload"
+            group = other if text in names(other) else prefer
         section = Section(load_yaml(group, text), f"{group} '{text}'")
     return parse_lengths(section.section("lengths") if section.has("lengths") else section)
 

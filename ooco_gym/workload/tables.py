@@ -1,0 +1,294 @@
+"""Files as tables: CSV, JSON lines or Parquet (gzip allowed on the first two), recognised by content, read by pyarrow.
+
+Every complaint names the file, the place (line of a text file, row of a Parquet file, from 1), the field, what was
+found and what was expected.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import json
+import math
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.json
+import pyarrow.parquet
+
+from ooco_gym.errors import UserError
+
+Column = pa.ChunkedArray | list
+_BLOCK_BYTES = 1 << 24
+_TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
+_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError)
+
+
+class Table:
+    """A file's columns, with checked access and the way back from a row to its place in the file."""
+
+    def __init__(self, path: Path, columns: dict[str, Column], rows: int, kind: str) -> None:
+        self.path, self.columns, self.rows, self.kind = path, columns, rows, kind
+
+    def error(self, row: int, field: str, expected: str, found: object = None) -> UserError:
+        """Builds the complaint about one field of one row (from 0); `found` is looked up in the file unless given."""
+        if found is None:
+            found = self._found(row, field)
+        return UserError(f"trace file '{self.path}', {self._place(row)}, field '{field}': found {found}, "
+                         f"expected {expected}")
+
+    def demand(self, good: np.ndarray, field: str, expected: str) -> None:
+        """Raises UserError for the first row in which `good` (bool[rows]) is False."""
+        if not good.all():
+            raise self.error(int(np.argmin(good)), field, expected)
+
+    def numbers(self, field: str, expected: str, missing: float | None = None) -> np.ndarray:
+        """Returns a column as float64[rows]; nulls become `missing`, or are an error where it is None."""
+        column = self.columns[field]
+        if isinstance(column, pa.ChunkedArray) and _is_numeric(column.type):
+            if missing is None:
+                self.demand(_valid(column), field, expected)
+            values = column.cast(pa.float64(), safe=False)
+            return values.fill_null(missing).to_numpy() if missing is not None else values.to_numpy()
+        return np.array([self._number(row, field, value, expected, missing)
+                         for row, value in enumerate(_listed(column))], dtype=np.float64)
+
+    def integers(self, field: str, expected: str, minimum: int, maximum: int, missing: int | None = None) -> np.ndarray:
+        """Returns a column as int64[rows], each whole and within the limits (or `missing`)."""
+        column = self.columns[field]
+        if isinstance(column, pa.ChunkedArray) and pa.types.is_signed_integer(column.type):
+            if missing is None:
+                self.demand(_valid(column), field, expected)
+            values = (column if missing is None else column.cast(pa.int64()).fill_null(missing)).to_numpy()
+        else:
+            values = self.numbers(field, expected, None if missing is None else float(missing))
+            whole = np.isfinite(values) & (np.abs(values) < 2.0**63)
+            whole &= values == np.rint(np.where(whole, values, 0.0))
+            self.demand(whole, field, expected)
+        good = (values >= minimum) & (values <= maximum)
+        self.demand(good if missing is None else good | (values == missing), field, expected)
+        return values.astype(np.int64)
+
+    def texts(self, field: str) -> list[str | None]:
+        """Returns a column as text; an empty field is None."""
+        return [None if value is None or value == "" else str(value).strip() for value in _listed(self.columns[field])]
+
+    def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
+        """Returns a column of dates with times as int64[rows] nanoseconds since 1970."""
+        column = self.columns[field]
+        try:
+            column = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([pa.array(column)])
+            if _is_numeric(column.type) or pa.types.is_boolean(column.type):
+                raise self.error(0, field, expected)
+            zone = column.type.tz if pa.types.is_timestamp(column.type) else None
+            self.demand(_valid(column), field, expected)
+            return column.cast(pa.timestamp("ns", zone)).cast(pa.int64()).to_numpy()
+        except pa.ArrowException:
+            return np.array([self._moment(row, field, value, expected)
+                             for row, value in enumerate(_listed(column))], dtype=np.int64)
+
+    def integer_lists(self, field: str, expected: str) -> tuple[np.ndarray, np.ndarray]:
+        """Returns a column of lists (in CSV: numbers with blanks between) as (offsets int64[rows+1], values int64)."""
+        column = self.columns[field]
+        if isinstance(column, pa.ChunkedArray) and pa.types.is_list(column.type):
+            array = column.combine_chunks()
+            inner = array.flatten()
+            if pa.types.is_signed_integer(inner.type) and inner.null_count == 0:
+                counts = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+                return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), inner.cast(pa.int64()).to_numpy()
+        lists = [self._integers(row, field, value, expected) for row, value in enumerate(_listed(column))]
+        offsets = np.concatenate([[0], np.cumsum([len(item) for item in lists])]).astype(np.int64)
+        return offsets, np.array([number for item in lists for number in item], dtype=np.int64)
+
+    def _integers(self, row: int, field: str, value: Any, expected: str) -> list[int]:
+        try:
+            numbers = [int(part) for part in value.split()] if isinstance(value, str) else list(value or [])
+        except (ValueError, TypeError):
+            raise self.error(row, field, expected, repr(value)) from None
+        if not all(isinstance(item, int) and not isinstance(item, bool) and -(2**63) <= item < 2**63
+                   for item in numbers):
+            raise self.error(row, field, expected, repr(value))
+        return numbers
+
+    def _number(self, row: int, field: str, value: Any, expected: str, missing: float | None) -> float:
+        if value is None or value == "":
+            if missing is None:
+                raise self.error(row, field, expected)
+            return missing
+        try:
+            if isinstance(value, bool) or not isinstance(value, (int, float, str)) or "_" in str(value):
+                raise ValueError
+            return float(value)
+        except (ValueError, OverflowError):
+            raise self.error(row, field, expected, _shown(value)) from None
+
+    def _moment(self, row: int, field: str, value: Any, expected: str) -> int:
+        try:
+            return int(pa.scalar(value).cast(pa.timestamp("ns")).cast(pa.int64()).as_py())
+        except (pa.ArrowException, TypeError, ValueError):
+            raise self.error(row, field, expected, _shown(value)) from None
+
+    def _place(self, row: int) -> str:
+        line = self._line(row)
+        return f"row {row + 1}" if line is None else f"line {line[0]}"
+
+    def _line(self, row: int) -> tuple[int, str] | None:
+        if self.kind == "parquet":
+            return None
+        lines = [item for item in _lines(self.path) if item[1]]
+        first = 1 if self.kind == "csv" else 0
+        return lines[row + first] if len(lines) == self.rows + first else None
+
+    def _found(self, row: int, field: str) -> str:
+        line = self._line(row) if self.kind == "csv" else None
+        if line is not None:
+            cells = next(csv.reader([line[1]]), [])
+            position = list(self.columns).index(field)
+            if position < len(cells):
+                return _shown(cells[position])
+        return _shown(_listed(self.columns[field])[row])
+
+
+def open_table(path: Path) -> Table:
+    """Reads a file of any of the three kinds.
+
+    Raises:
+        UserError: the file is missing, empty, truncated, or not of its kind.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(4)
+        if head[:2] == b"\x1f\x8b":
+            with gzip.open(path) as file:
+                head = file.read(4)
+        if not head:
+            raise UserError(f"trace file '{path}' is empty")
+        if head == b"PAR1":
+            return _from_arrow(path, pyarrow.parquet.read_table(path), "parquet")
+        _check_text(path)
+        start = next((text for _, text in _lines(path) if text.strip()), "").lstrip()
+        if not start:
+            raise UserError(f"trace file '{path}' is empty")
+        return _read_json(path) if start.startswith(("{", "[")) else _read_csv(path)
+    except UserError:
+        raise
+    except UnicodeError as error:
+        raise UserError(f"trace file '{path}' is neither Parquet nor UTF-8 text: {error}") from None
+    except FileNotFoundError:
+        raise UserError(f"trace file '{path}' does not exist") from None
+    except _BROKEN as error:
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+        raise UserError(f"trace file '{path}' cannot be read: {reason}") from None
+
+
+def _read_csv(path: Path) -> Table:
+    broken: list[Any] = []
+
+    def note_broken(row: Any) -> str:
+        broken.append(row)
+        return "skip"
+
+    with _stream(path) as stream:
+        table = pyarrow.csv.read_csv(
+            stream,
+            read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
+            parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note_broken),
+            convert_options=pyarrow.csv.ConvertOptions(
+                column_types={name: pa.string() for name in _TEXT_COLUMNS}, strings_can_be_null=True))
+    if broken:
+        texts = {row.text.rstrip("\r\n") for row in broken}
+        line = next((number for number, text in _lines(path) if text in texts), None)
+        raise UserError(f"trace file '{path}', {'some line' if line is None else f'line {line}'}: found "
+                        f"{broken[0].actual_columns} fields, expected {broken[0].expected_columns} as the header has")
+    return _from_arrow(path, table, "csv")
+
+
+def _read_json(path: Path) -> Table:
+    try:
+        with _stream(path) as stream:
+            table = pyarrow.json.read_json(stream, read_options=pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES))
+        return _from_arrow(path, table, "jsonl")
+    except (pa.ArrowException, UnicodeError):
+        return _read_json_slowly(path)
+
+
+def _read_json_slowly(path: Path) -> Table:
+    """Reads line by line in Python what pyarrow refused: to name the line, or because a field's type changes."""
+    rows: list[dict[str, Any]] = []
+    for number, text in _lines(path):
+        if not text.strip():
+            continue
+        try:
+            row = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            reason = getattr(error, "msg", None) or type(error).__name__
+            raise UserError(f"trace file '{path}', line {number}: not valid JSON ({reason}); expected one object a "
+                            "line") from None
+        if not isinstance(row, dict):
+            raise UserError(f"trace file '{path}', line {number}: found a {type(row).__name__}, expected one JSON "
+                            "object a line")
+        rows.append(row)
+    names = dict.fromkeys(name for row in rows for name in row)
+    return Table(path, {name: [row.get(name) for row in rows] for name in names}, len(rows), "jsonl")
+
+
+def _from_arrow(path: Path, table: pa.Table, kind: str) -> Table:
+    columns: dict[str, Column] = {}
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        name = name.strip()
+        if name in columns:
+            raise UserError(f"trace file '{path}' has two columns named '{name}'")
+        columns[name] = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
+    return Table(path, columns, table.num_rows, kind)
+
+
+def _check_text(path: Path) -> None:
+    """Raises UnicodeError unless all of a text file is UTF-8: pyarrow would lose the error in its own calls."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with _stream(path) as stream:
+        while chunk := stream.read(_BLOCK_BYTES):
+            decoder.decode(chunk)
+    decoder.decode(b"", final=True)
+
+
+def _stream(path: Path) -> Any:
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    return pa.CompressedInputStream(pa.OSFile(str(path)), "gzip") if zipped else pa.OSFile(str(path))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yields (number from 1, text without its end) of each line of a text file."""
+    with path.open("rb") as file:
+        zipped = file.read(2) == b"\x1f\x8b"
+    opener: Callable[..., Any] = gzip.open if zipped else open
+    with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
+        for number, text in enumerate(file, 1):
+            yield number, text.rstrip("\r\n")
+
+
+def _is_numeric(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind)
+
+
+def _valid(column: pa.ChunkedArray) -> np.ndarray:
+    return column.is_valid().to_numpy()
+
+
+def _listed(column: Column) -> Sequence[Any]:
+    return column if isinstance(column, list) else column.to_pylist()
+
+
+def _shown(value: object) -> str:
+    if value is None or value == "":
+        return "nothing"
+    if isinstance(value, float) and math.isnan(value):
+        return "NaN"
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,96 @@
+"""Writing traces: CSV, JSON lines or Parquet by the file's ending; docs/traces.md describes the columns."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.files import atomic_write
+from ooco_gym.workload.trace import NO_SESSION, Trace
+
+SCHEMA_VERSION = 1
+_ENDINGS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+
+
+def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
+    """Writes a trace so that `read_trace` gives it back, bit for bit; nothing half-written is left behind.
+
+    Args:
+        trace: what to write; its name and notes are not kept.
+        path: ends with .csv, .csv.gz, .jsonl, .jsonl.gz or .parquet.
+
+    Returns:
+        The path.
+
+    Raises:
+        UserError: another ending, or the folder cannot be written.
+    """
+    import pyarrow as pa
+
+    path = Path(path)
+    ending = next((item for item in sorted(_ENDINGS, key=len, reverse=True) if path.name.endswith(item)), None)
+    if ending is None:
+        raise UserError(f"cannot write trace '{path}': its ending must be one of {', '.join(_ENDINGS)}"
+                        f"{nearest(path.suffix, _ENDINGS)}")
+    table = trace_table(trace)
+    try:
+        with atomic_write(path) as temporary:
+            if ending == ".parquet":
+                import pyarrow.parquet
+
+                pyarrow.parquet.write_table(table, temporary)
+                return path
+            with pa.OSFile(str(temporary), "wb") as file:
+                if ending.endswith(".gz"):
+                    with pa.CompressedOutputStream(file, "gzip") as packed:
+                        _write_text(table, packed, ending)
+                else:
+                    _write_text(table, file, ending)
+    except OSError as error:
+        raise UserError(f"cannot write trace '{path}': {error.strerror or error}") from None
+    return path
+
+
+def trace_table(trace: Trace) -> Any:
+    """Returns the trace as a pyarrow table: the columns of docs/traces.md, those that the trace lacks left out."""
+    import pyarrow as pa
+
+    columns: dict[str, Any] = {
+        "arrival_s": pa.array(trace.arrival_s), "prompt_tokens": pa.array(trace.prompt_tokens),
+        "output_tokens": pa.array(trace.output_tokens),
+        "class": pa.array(np.where(trace.online, "online", "offline").tolist(), pa.string()),
+    }
+    for name in ("ttft_slo_s", "tpot_slo_s"):
+        values = getattr(trace, name)
+        if values is not None:
+            columns[name] = pa.array(values, mask=np.isnan(values))
+    if trace.session is not None:
+        columns["session"] = pa.array(trace.session, mask=trace.session == NO_SESSION)
+    if trace.prefix_hashes is not None:
+        offsets, values = trace.prefix_hashes
+        columns["prefix_hashes"] = pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(values)).cast(
+            pa.list_(pa.int64()))
+    return pa.table(columns).replace_schema_metadata({"ooco_gym.trace": str(SCHEMA_VERSION)})
+
+
+def _write_text(table: Any, file: Any, ending: str) -> None:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.csv
+
+    if ending.startswith(".jsonl"):
+        for batch in table.to_batches(max_chunksize=10_000):
+            file.write("".join(json.dumps(row) + "\n" for row in batch.to_pylist()).encode())
+        return
+    if "prefix_hashes" in table.column_names:
+        lists = table["prefix_hashes"].combine_chunks()
+        texts = pa.ListArray.from_arrays(lists.offsets, lists.values.cast(pa.string()))
+        position = table.column_names.index("prefix_hashes")
+        table = table.set_column(position, "prefix_hashes", pc.binary_join(texts, " "))
+    file.write((",".join(table.column_names) + "\n").encode())
+    pyarrow.csv.write_csv(table, file, pyarrow.csv.WriteOptions(include_header=False))
