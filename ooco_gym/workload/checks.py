@@ -15,7 +15,8 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
         return [plain(item) for item in value]
-    return value.tolist() if hasattr(value, "tolist") else value
+    tolist = getattr(value, "tolist", None)
+    return value if tolist is None else tolist()
 
 
 def number(value: Any, what: str, minimum: float = -math.inf, maximum: float = math.inf, *,

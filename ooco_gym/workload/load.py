@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -42,7 +43,7 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
     if not text.strip():
         raise UserError(f"workload is empty; expected a path or one of: {', '.join(list_workloads())}")
     parts: list[MixPart] = []
-    for item in [text] if Path(text).is_file() else text.split("+"):
+    for item in [text] if _is_file(text) else text.split("+"):
         weight_text, star, source = item.rpartition("*")
         source = source.strip()
         if not source:
@@ -87,9 +88,7 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
     rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6)
     if isinstance(spec, Mapping):
         values = plain(spec)
-        for key in ("scale", "rate_scale"):
-            if values.get(key) is not None:
-                rate_scale *= number(values[key], f"workload: key '{key}'", 0.0, 1e4)
+        rate_scale *= _factor(values)
         if values.get("path") is not None:
             return _from_file(str(values["path"]), str(values.get("format") or "auto"), start_s, duration_s, seed,
                               rate_scale)
@@ -148,12 +147,18 @@ def _resolve(spec: Source) -> list[tuple[Any, float, bool, str]]:
         return [(part.source, part.weight, _is_trace_file(part.source), "auto")
                 for part in parse_workload(os.fspath(spec))]
     values = plain(spec)
-    factor = float(values.get("scale") or 1.0) * float(values.get("rate_scale") or 1.0)
+    factor = _factor(values)
     if values.get("path") is not None:
         return [(str(values["path"]), factor, True, str(values.get("format") or "auto"))]
     if values.get("mix") is not None:
         return [(source, weight * factor, file, form) for source, weight, file, form in _resolve(str(values["mix"]))]
     return [(values, factor, False, "auto")]
+
+
+def _factor(values: Mapping[str, Any]) -> float:
+    """Returns what a mapping's `scale` and `rate_scale` multiply the rate by."""
+    return math.prod(number(values[key], f"workload: key '{key}'", 0.0, 1e4)
+                     for key in ("scale", "rate_scale") if values.get(key) is not None)
 
 
 def _busiest_start_s(arrival_s: np.ndarray, duration_s: float, step_s: float = 600.0) -> float:
@@ -174,7 +179,14 @@ def _check_source(source: str) -> None:
 def _is_trace_file(source: str) -> bool:
     if source.lower().endswith(_YAML):
         return False
-    return source.lower().endswith(_TRACES) or ("/" in source or "." in source) and Path(source).is_file()
+    return source.lower().endswith(_TRACES) or ("/" in source or "." in source) and _is_file(source)
+
+
+def _is_file(text: str) -> bool:
+    try:
+        return Path(text).is_file()
+    except OSError:  # for example a name too long for the file system
+        return False
 
 
 def _from_file(path: str, form: str, start_s: float, duration_s: float, seed: int, factor: float) -> Trace:
@@ -192,8 +204,8 @@ def _from_file(path: str, form: str, start_s: float, duration_s: float, seed: in
 def _read(path: str, form: str) -> Trace:
     try:
         stat = os.stat(path)
-    except OSError as error:
-        raise UserError(f"trace file '{path}' cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:
+        raise UserError(f"trace file '{path}' cannot be read: {getattr(error, 'strerror', error)}") from None
     return _read_cached(path, form, stat.st_mtime_ns, stat.st_size)
 
 

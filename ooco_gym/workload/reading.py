@@ -74,7 +74,7 @@ def _finish(table: Table, draft: Draft, path: Path, notes: list[str]) -> Trace:
     if draft.drop_without_output and (draft.output_tokens == 0).any():
         empty = draft.output_tokens == 0
         notes.append(f"dropped {int(empty.sum())} of {table.rows} requests with zero output tokens (failed), the first "
-                     f"at {table._place(int(np.argmax(empty)))}")
+                     f"at {table.place(int(np.argmax(empty)))}")
         if empty.all():
             raise UserError(f"trace file '{path}' holds no request with output tokens")
         keep = np.flatnonzero(~empty)
@@ -85,7 +85,8 @@ def _finish(table: Table, draft: Draft, path: Path, notes: list[str]) -> Trace:
         notes.append(f"sorted by time: {late} of {len(keep)} requests were earlier than the one before")
     order = keep[np.argsort(draft.arrival_s[keep], kind="stable")]
     rows = np.arange(table.rows)
+    online = np.ones(table.rows, bool) if draft.online is None else draft.online
     stand_in = Trace(np.zeros(table.rows), np.maximum(draft.prompt_tokens, 1), np.maximum(draft.output_tokens, 1),
-                     draft.online, draft.ttft_slo_s, draft.tpot_slo_s, draft.session, draft.prefix_hashes,
+                     online, draft.ttft_slo_s, draft.tpot_slo_s, draft.session, draft.prefix_hashes,
                      name=path.name.split(".")[0], notes=(*draft.notes, *notes))
     return stand_in.take(rows[order], draft.arrival_s[order])

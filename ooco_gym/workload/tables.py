@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
 from ooco_gym.errors import UserError
 
-Column = pa.ChunkedArray | list
+Column = Any  # pyarrow's ChunkedArray, or a plain list where a field's type changes from line to line
 _BLOCK_BYTES = 1 << 24
 _TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
 _BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError)
@@ -40,7 +41,7 @@ class Table:
         """Builds the complaint about one field of one row (from 0); `found` is looked up in the file unless given."""
         if found is None:
             found = self._found(row, field)
-        return UserError(f"trace file '{self.path}', {self._place(row)}, field '{field}': found {found}, "
+        return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}, "
                          f"expected {expected}")
 
     def demand(self, good: np.ndarray, field: str, expected: str) -> None:
@@ -100,7 +101,7 @@ class Table:
             array = column.combine_chunks()
             inner = array.flatten()
             if pa.types.is_signed_integer(inner.type) and inner.null_count == 0:
-                counts = pa.compute.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
+                counts = pc.call_function("list_value_length", [array]).fill_null(0).to_numpy(zero_copy_only=False)
                 return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64), inner.cast(pa.int64()).to_numpy()
         lists = [self._integers(row, field, value, expected) for row, value in enumerate(_listed(column))]
         offsets = np.concatenate([[0], np.cumsum([len(item) for item in lists])]).astype(np.int64)
@@ -134,16 +135,21 @@ class Table:
         except (pa.ArrowException, TypeError, ValueError):
             raise self.error(row, field, expected, _shown(value)) from None
 
-    def _place(self, row: int) -> str:
+    def place(self, row: int) -> str:
+        """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` where there are no lines."""
         line = self._line(row)
         return f"row {row + 1}" if line is None else f"line {line[0]}"
 
     def _line(self, row: int) -> tuple[int, str] | None:
         if self.kind == "parquet":
             return None
-        lines = [item for item in _lines(self.path) if item[1]]
-        first = 1 if self.kind == "csv" else 0
-        return lines[row + first] if len(lines) == self.rows + first else None
+        header = 1 if self.kind == "csv" else 0
+        found, count = None, 0
+        for item in _lines(self.path):
+            if item[1]:
+                found = item if count == row + header else found
+                count += 1
+        return found if count == self.rows + header else None
 
     def _found(self, row: int, field: str) -> str:
         line = self._line(row) if self.kind == "csv" else None

@@ -91,6 +91,6 @@ def _write_text(table: Any, file: Any, ending: str) -> None:
         lists = table["prefix_hashes"].combine_chunks()
         texts = pa.ListArray.from_arrays(lists.offsets, lists.values.cast(pa.string()))
         position = table.column_names.index("prefix_hashes")
-        table = table.set_column(position, "prefix_hashes", pc.binary_join(texts, " "))
+        table = table.set_column(position, "prefix_hashes", pc.call_function("binary_join", [texts, pa.scalar(" ")]))
     file.write((",".join(table.column_names) + "\n").encode())
     pyarrow.csv.write_csv(table, file, pyarrow.csv.WriteOptions(include_header=False))

@@ -88,8 +88,8 @@ def test_quantile_tables_reproduce_the_means_of_the_2023_trace() -> None:
 
 
 def test_rates_follow_the_mean_and_the_tide() -> None:
-    counts = sum(np.bincount((generate("azure_code", duration_s=86_400, seed=seed, rate_scale=0.05).arrival_s
-                              // 3600).astype(int), minlength=24) for seed in range(6)) / 6
+    days = [generate("azure_code", duration_s=86_400, seed=seed, rate_scale=0.05) for seed in range(6)]
+    counts = np.mean([np.bincount((day.arrival_s // 3600).astype(int), minlength=24) for day in days], axis=0)
     arrivals = load_spec("azure_code").arrivals
     tide = np.array(arrivals.tide) / np.mean(arrivals.tide)
     assert counts.sum() / 86_400 == pytest.approx(0.05 * arrivals.mean_rate_per_s, rel=0.04)
@@ -229,3 +229,18 @@ def test_mistakes_in_a_workload_are_named(spec: object, message: str) -> None:
 def test_mistakes_in_offline_load_are_named(arguments: dict, message: str) -> None:
     with pytest.raises(UserError, match=message):
         offline_load(**{"duration_s": 60, "seed": 1, **arguments})
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.data())
+def test_any_specification_ends_in_a_trace_or_a_user_error(data: st.DataObject) -> None:
+    values = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-5, 10**12), st.floats(), st.text("abc01.+*/ \0é", max_size=5)),
+                          lambda inner: st.one_of(st.lists(inner, max_size=3),
+                                                  st.dictionaries(st.sampled_from(["sigma", "tau_s", "prompt", "mu"]),
+                                                                  inner, max_size=3)), max_leaves=6)
+    spec = {**BUSY, data.draw(st.sampled_from([*BUSY, "scale", "rate_scale", "path", "mix", "peak_start_s", "other"])):
+            data.draw(values)}
+    try:
+        load_workload(spec, duration_s=30, seed=1, rate_scale=0.01)
+    except UserError as error:
+        assert "\n" not in str(error)

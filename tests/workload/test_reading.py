@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from ooco_gym.errors import UserError
-from ooco_gym.workload import Trace, list_formats, load_workload, read_trace, scale, write_trace
+from ooco_gym.workload import Trace, list_formats, load_spec, load_workload, read_trace, scale, write_trace
+from ooco_gym.workload.arrivals import tide_at
 
 AZURE_2023 = """TIMESTAMP,ContextTokens,GeneratedTokens
 2023-11-16 18:15:46.6805900,374,44
@@ -140,7 +141,7 @@ def test_missing_files_folders_and_formats(tmp_path: Path) -> None:
 
 def test_parquet_mistakes_name_the_row(tmp_path: Path) -> None:
     path = tmp_path / "t.parquet"
-    pa.parquet.write_table(pa.table({"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 0], "output_tokens": [1, 1]}), path)
+    parquet.write_table(pa.table({"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 0], "output_tokens": [1, 1]}), path)
     with pytest.raises(UserError, match="row 2, field 'prompt_tokens': found 0"):
         read_trace(path)
     put(tmp_path, path.read_bytes()[:-20], "t.parquet")
@@ -200,3 +201,16 @@ def test_real_traces(name: str, rate: float, prompt: float) -> None:
     assert trace.mean_rate == pytest.approx(rate, rel=0.05)
     assert trace.prompt_tokens.mean() == pytest.approx(prompt, rel=0.05)
     assert ("mooncake" in name) == (trace.prefix_hashes is not None)
+
+
+@pytest.mark.parametrize(("name", "first_hour"), [("conv", 48), ("code", 96)])
+def test_the_azure_tides_are_the_published_tuesday(name: str, first_hour: int) -> None:
+    path = REAL / f"azure_2024_{name}_rate_digitised.csv"
+    if not os.environ.get("OOCO_GYM_DATA") or not path.is_file():
+        pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
+    time_s, rate = np.genfromtxt(path, delimiter=",", skip_header=1, usecols=(0, 1)).T
+    arrivals = load_spec(f"azure_{name}").arrivals
+    inside = (time_s >= first_hour * 3600) & (time_s < first_hour * 3600 + 86_400)
+    level = tide_at(arrivals.tide, time_s[inside]) / np.mean(arrivals.tide) * arrivals.mean_rate_per_s
+    assert np.corrcoef(level, rate[inside])[0, 1] > 0.97
+    assert level.mean() == pytest.approx(rate[inside].mean(), rel=0.02)

@@ -14,7 +14,6 @@ _HASHES = "a list of whole numbers (in CSV with blanks between them)"
 
 
 def _read(table: Table) -> Draft:
-    slo = {field: _slo(table, field) for field in ("ttft_slo_s", "tpot_slo_s") if field in table.columns}
     session = None
     if "session" in table.columns:
         session = table.integers("session", "a whole number >= 0, or nothing", 0, 2**63 - 1, missing=NO_SESSION)
@@ -22,10 +21,13 @@ def _read(table: Table) -> Draft:
     return Draft(arrival_s=seconds(table, "arrival_s"), prompt_tokens=prompt_tokens(table, "prompt_tokens"),
                  output_tokens=output_tokens(table, "output_tokens", zero_allowed=False),
                  online=_classes(table) if "class" in table.columns else None, session=session,
-                 prefix_hashes=table.integer_lists(hashes, _HASHES) if hashes else None, **slo)
+                 ttft_slo_s=_slo(table, "ttft_slo_s"), tpot_slo_s=_slo(table, "tpot_slo_s"),
+                 prefix_hashes=table.integer_lists(hashes, _HASHES) if hashes else None)
 
 
-def _slo(table: Table, field: str) -> np.ndarray:
+def _slo(table: Table, field: str) -> np.ndarray | None:
+    if field not in table.columns:
+        return None
     expected = "a number of seconds > 0, or nothing for the scenario's SLO"
     values = table.numbers(field, expected, missing=np.nan)
     table.demand(np.isnan(values) | (np.isfinite(values) & (values > 0)), field, expected)
