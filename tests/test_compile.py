@@ -1,0 +1,157 @@
+"""The disk cache of compiled functions: found again by another process, dropped when any of its sources changes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ooco_gym.compile as compile_module
+
+SOURCES = Path(compile_module.__file__).parent
+
+HELPER = """
+from numba import njit
+
+@njit
+def step(x):
+    return x + {add}
+"""
+
+LOOP = """
+from typing import NamedTuple
+
+import numpy as np
+from numba import typeof, types
+
+from ooco_gym.compile import jit
+from ooco_gym.sim.helper import step
+
+
+class State(NamedTuple):
+    clock: np.ndarray
+    weights: np.ndarray
+
+
+STATE = typeof(State(np.zeros(1, np.int64), np.zeros(3)))
+RULE = types.int64(STATE, types.int64)
+
+
+@jit(RULE)
+def rule(state, x):
+    return step(x) + state.clock[0]
+
+
+@jit(types.int64(STATE, types.FunctionType(RULE)))
+def loop(state, rule):
+    return rule(state, step(10))
+
+
+@jit
+def lazy(x):
+    return step(x)
+"""
+
+MAIN = """
+import numpy as np
+from ooco_gym.sim import loop as m
+state = m.State(np.array([100]), np.zeros(3))
+answers = m.loop(state, m.rule), m.lazy(1)
+functions = (m.rule, m.loop, m.lazy)
+if hasattr(m.rule, "stats"):
+    print(*answers, *(sum(f.stats.cache_hits.values()) for f in functions))
+else:
+    print(*answers, "python")
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A small copy of the package: our compile.py, and a simulator of two files."""
+    root = tmp_path / "ooco_gym"
+    for folder in ("decisions", "sim", "policy", "envs"):
+        (root / folder).mkdir(parents=True)
+        (root / folder / "__init__.py").write_text("")
+    (root / "__init__.py").write_text("")
+    shutil.copy(SOURCES / "compile.py", root)
+    (root / "sim" / "helper.py").write_text(HELPER.format(add=1))
+    (root / "sim" / "loop.py").write_text(LOOP)
+    return root
+
+
+def run(package: Path, code: str = MAIN, **environment: str) -> list[str]:
+    """Runs `code` in a fresh process that imports the copy, and returns the words it prints."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("NUMBA_", "PYTHON"))}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          cwd=package.parent, env={**kept, "PYTHONPATH": str(package.parent), **environment})
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_second_process_loads_and_any_changed_file_recompiles(package: Path) -> None:
+    assert run(package) == ["112", "2", "0", "0", "0"]
+    assert run(package) == ["112", "2", "1", "1", "1"]
+    before = os.stat(package / "sim" / "helper.py")
+    (package / "sim" / "helper.py").write_text(HELPER.format(add=200))
+    os.utime(package / "sim" / "helper.py", (before.st_atime, before.st_mtime))    # a wheel's files share one time
+    assert run(package) == ["510", "201", "0", "0", "0"]
+    (package / "envs" / "new.py").write_text("x = 1\n")     # the simulator is not built from the environments
+    assert run(package) == ["510", "201", "1", "1", "1"]
+
+
+def test_python_and_other_folder_by_environment(package: Path, tmp_path: Path) -> None:
+    assert run(package, NUMBA_DISABLE_JIT="1") == ["112", "2", "python"]
+    cache = tmp_path / "cache"
+    assert run(package, NUMBA_CACHE_DIR=str(cache)) == ["112", "2", "0", "0", "0"]
+    assert run(package, NUMBA_CACHE_DIR=str(cache)) == ["112", "2", "1", "1", "1"]
+    assert list(cache.rglob("loop.rule-*.nbc")) and not list(package.rglob("*.nbc"))
+
+
+def test_broken_cache_file_is_compiled_again(package: Path) -> None:
+    run(package)
+    for path in package.rglob("*.nbc"):
+        path.write_bytes(path.read_bytes()[:100])
+    assert run(package) == ["112", "2", "0", "0", "0"]
+
+
+def test_package_folder_that_cannot_be_written(package: Path, tmp_path: Path) -> None:
+    (package / "sim" / "__pycache__").write_text("a file where the folder would be: nobody, root included, writes here")
+    home = str(tmp_path / "home")
+    environment = {"HOME": home, "XDG_CACHE_HOME": home, "PYTHONDONTWRITEBYTECODE": "1"}
+    assert run(package, **environment) == ["112", "2", "0", "0", "0"]
+    assert run(package, **environment) == ["112", "2", "1", "1", "1"]
+
+
+def test_several_processes_at_once(package: Path) -> None:
+    starts = [subprocess.Popen([sys.executable, "-c", MAIN], stdout=subprocess.PIPE, text=True, cwd=package.parent,
+                               env={**os.environ, "PYTHONPATH": str(package.parent)}) for _ in range(3)]
+    assert [start.communicate()[0].split()[:2] for start in starts] == [["112", "2"]] * 3
+    assert run(package) == ["112", "2", "1", "1", "1"]
+
+
+def test_rule_outside_follows_its_helpers(tmp_path: Path) -> None:
+    (tmp_path / "outside_helper.py").write_text(HELPER.format(add=1))
+    (tmp_path / "outside_rule.py").write_text(
+        "from ooco_gym.compile import jit\nfrom outside_helper import step\n\n"
+        "@jit('int64(int64)')\ndef rule(x):\n    return step(x)\n")
+    code = "import outside_rule as o; print(o.rule(1), sum(o.rule.stats.cache_hits.values()))"
+    def once() -> list[str]:
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(SOURCES.parent)])}
+        return subprocess.check_output([sys.executable, "-c", code], text=True, cwd=tmp_path, env=environment).split()
+    assert [once(), once()] == [["2", "0"], ["2", "1"]]
+    (tmp_path / "outside_helper.py").write_text(HELPER.format(add=5))
+    assert once() == ["6", "0"]
+
+
+def test_old_digests_are_removed(tmp_path: Path) -> None:
+    for i in range(compile_module.KEPT + 5):
+        compile_module.KeyedFiles(tmp_path / f"ooco_gym-x-{i}", "ooco_gym-x-", "f-1").save(("key",), i)
+        os.utime(tmp_path / f"ooco_gym-x-{i}", (i, i))
+    left = {path.name for path in tmp_path.iterdir()}
+    newest = {f"ooco_gym-x-{i}" for i in range(4, compile_module.KEPT + 5)}
+    assert left == newest
+    assert compile_module.KeyedFiles(tmp_path / "ooco_gym-x-12", "ooco_gym-x-", "f-1").load(("key",)) == 12
