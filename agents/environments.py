@@ -19,10 +19,10 @@ _NOT_ARGUMENTS = ("id", "name", "splits", "description")
 
 
 class Window(NamedTuple):
-    """One episode that every policy can play identically: `env.reset(seed=seed, options={"window": index})`."""
+    """One episode that every policy can play identically: `env.reset(seed=seed, options={"window": number})`."""
 
     seed: int
-    index: int
+    number: int
 
 
 def plain(config: Any) -> dict[str, Any]:
@@ -63,7 +63,9 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
     """
     splits = plain(config).get("splits") or {}
     if split not in splits:
-        raise unknown("split", split, splits) if splits else UserError(f"env.splits.{split} is missing: a list of seeds")
+        if not splits:
+            raise UserError(f"env.splits.{split} is missing: expected a list of seeds")
+        raise unknown("split", split, splits)
     seeds = [int(seed) for seed in splits[split]]
     if not seeds:
         raise UserError(f"env.splits.{split} is empty; expected at least one seed")

@@ -93,9 +93,9 @@ def _check(env_config: Mapping[str, Any], policies: Mapping[str, str]) -> dict[s
 
 def rule_names(env: Any) -> list[str]:
     """Names of the rules that `env` can play: its own list, or every registered policy and always, never, random."""
-    own = getattr(env.unwrapped, "rules", None)
+    own: Any = getattr(env.unwrapped, "rules", None)
     if own is not None:
-        return sorted(own() if callable(own) else own)
+        return sorted(own)
     from ooco_gym.policy import list_policies
 
     return sorted({*list_policies(), *_EXTRA_RULES})

@@ -90,7 +90,7 @@ def _forget_origin(model: Any) -> None:
 
 
 def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws cluster (count, Fc), candidates (count, K, F) around the run's observed range, and masks with a legal action.
+    """Draws cluster (count, Fc), candidates (count, K, F) and masks (count, K + 1) with at least one legal action.
 
     Values are the training mean ± 3 deviations, so that they exercise the network where it was trained and beyond.
     """
@@ -118,7 +118,8 @@ def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) ->
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     cluster, candidates, mask = observations
-    actions, logits = session.run(None, dict(zip(_INPUTS, observations, strict=True)))
+    outputs: Any = session.run(["action", "logits"], dict(zip(_INPUTS, observations, strict=True)))
+    actions, logits = outputs
     observation = {"cluster": cluster, "candidates": candidates, "action_mask": mask}
     expected, _ = run.model.predict(observation, deterministic=True, action_masks=mask.astype(bool))
     with torch.inference_mode():

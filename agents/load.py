@@ -55,7 +55,8 @@ def load_run(folder: str | Path) -> LoadedRun:
         raise UserError(f"run folder '{folder}' does not exist; expected the 'out' of an 'ooco-gym train' run")
     for name in (POLICY_FILE, CONFIG_FILE):
         if not (path / name).is_file():
-            raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of 'ooco-gym train'")
+            raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of "
+                            "'ooco-gym train'")
     require("train")
     config = read_config(path)
     from sb3_contrib import MaskablePPO

@@ -21,6 +21,8 @@ class WandbOutputFormat(KVWriter):
     """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis."""
 
     def __init__(self, folder: Path, options: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+        # Our package `agents` has the name of another project that W&B would otherwise advertise an integration for.
+        os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         import wandb
 
         self.run = wandb.init(
@@ -43,7 +45,7 @@ class WandbOutputFormat(KVWriter):
 
     def close(self) -> None:
         """Ends the run, which writes it out."""
-        self.run.finish(quiet=True)
+        self.run.finish()
 
 
 def _wandb_mode(options: Mapping[str, Any]) -> str:

@@ -100,7 +100,7 @@ class _Episode:
 
     def __init__(self, env: gym.Env, place: int, window: Window) -> None:
         self.env, self.place, self.window = env, place, window
-        self.observation, _ = env.reset(seed=window.seed, options={"window": window.index})
+        self.observation, _ = env.reset(seed=window.seed, options={"window": window.number})
         self.reward, self.decisions, self.done = 0.0, 0, False
         self.summary: Mapping[str, Any] = {}
 
@@ -119,5 +119,5 @@ class _Episode:
     def record(self) -> dict[str, Any]:
         """The figures of the finished episode."""
         summary = {key: value for key, value in self.summary.items() if isinstance(value, (int, float, np.number))}
-        return {"seed": self.window.seed, "window": self.window.index, "decisions": self.decisions,
+        return {"seed": self.window.seed, "window": self.window.number, "decisions": self.decisions,
                 "reward": self.reward, "summary": {key: float(value) for key, value in summary.items()}}

@@ -84,7 +84,7 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
         for policy in played
     ]
     paired = [] if reference is None else [
-        _difference(policy, reference, metric, played[policy], played[reference], feasible[policy] and feasible[reference])
+        _difference(policy, reference, metric, played, feasible[policy] and feasible[reference])
         for policy in played if policy != reference for metric in METRICS
     ]
     return {"results": results, "policies": policies, "reference": reference, "paired": paired,
@@ -107,14 +107,14 @@ def _reference(played: Mapping[str, Records], learned: Mapping[str, bool], ranke
 
 
 def _difference(
-    policy: str, reference: str, metric: str, ours: Records, theirs: Records, both_feasible: bool
+    policy: str, reference: str, metric: str, played: Mapping[str, Records], both_feasible: bool
 ) -> dict[str, Any]:
     """Paired difference policy − reference with its interval, and what the interval allows to say."""
-    mean, low, high = mean_interval(by_seed(ours, metric) - by_seed(theirs, metric))
+    mean, low, high = mean_interval(by_seed(played[policy], metric) - by_seed(played[reference], metric))
     verdict = "no difference shown"
     if metric in _SERVICE and not both_feasible:
         verdict = "not ranked"  # more service bought with violations is no better service
     elif low is not None and high is not None and (low > 0.0 or high < 0.0):
         verdict = "better" if (low > 0.0) == METRICS[metric][1] else "worse"
     return {"policy": policy, "reference": reference, "metric": metric, "mean_difference": mean, "ci_low": low,
-            "ci_high": high, "n_windows": len(ours), "verdict": verdict}
+            "ci_high": high, "n_windows": len(played[policy]), "verdict": verdict}

@@ -39,9 +39,9 @@ def differences(summary: Mapping[str, Any]) -> list[list[str]]:
 def note(summary: Mapping[str, Any]) -> str:
     """What the tables mean, and which policies are not ranked."""
     out = [entry["policy"] for entry in summary["policies"] if not entry["feasible"]]
-    text = (f"Means over {summary['episodes']} held-out windows that all policies share, with 95 % bootstrap intervals. "
-            f"Ranked by offline reference GPU-s/s among the policies whose upper limit of the violation rate is at most "
-            f"{summary['violation_limit']:.0%}.")
+    text = (f"Means over {summary['episodes']} held-out windows that all policies share, with "
+            f"{summary['confidence']:.0%} bootstrap intervals. Ranked by offline reference GPU-s/s among the policies "
+            f"whose upper limit of the violation rate is at most {summary['violation_limit']:.0%}.")
     return text + (f" Not ranked: {', '.join(out)}." if out else "")
 
 

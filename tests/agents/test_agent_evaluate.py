@@ -1,0 +1,154 @@
+"""Evaluation: identical windows for all, feasibility before score, intervals that say what may be said."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+from gating_double import CONFIG
+
+from agents import evaluate, scoring
+from agents.environments import Window, windows
+from agents.play import RulePlayer, play
+from ooco_gym.errors import UserError
+
+RULES = ["best", "ooco", "always", "never", "random"]
+
+
+def config(out, **changes):
+    return {"env": CONFIG, "policies": RULES, "episodes": 12, "seeds": None, "workers": 1, "progress": False,
+            "out": str(out), **changes}
+
+
+@pytest.fixture(scope="module")
+def summary(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("evaluation")
+    return evaluate.main(config(folder)), folder
+
+
+def of(summary, policy, metric):
+    return next(r for r in summary["results"] if (r["policy"], r["metric"]) == (policy, metric))
+
+
+def test_results_name_every_policy_and_metric(summary):
+    result, _ = summary
+    assert len(result["results"]) == len(RULES) * len(scoring.METRICS)
+    for row in result["results"]:
+        assert set(row) == {"policy", "env", "metric", "mean", "ci_low", "ci_high", "n_seeds", "n_windows"}
+        assert (row["n_seeds"], row["n_windows"]) == (3, 12) and row["ci_low"] <= row["mean"] <= row["ci_high"]
+    json.dumps(result)
+
+
+def test_known_rules_come_out_in_the_known_order(summary):
+    result, _ = summary
+    reward = {policy: of(result, policy, "episode_reward")["mean"] for policy in RULES}
+    assert reward["best"] > reward["ooco"] > reward["never"] == 0.0 > reward["always"]
+    ranks = {entry["policy"]: entry["rank"] for entry in result["policies"]}
+    assert (ranks["ooco"], ranks["best"], ranks["never"]) == (1, 2, 3)  # by service, not by reward
+    assert ranks["always"] is None and ranks["random"] is None
+    assert result["reference"] == "ooco"
+
+
+def test_differences_are_paired_and_claim_only_what_the_interval_shows(summary):
+    result, _ = summary
+    rows = {(row["policy"], row["metric"]): row for row in result["paired"]}
+    assert rows["best", "episode_reward"]["verdict"] == "better"
+    assert rows["best", "violation_rate"]["verdict"] == "no difference shown"
+    assert rows["best", "offline_reference_gpu_s_per_s"]["verdict"] == "worse"
+    assert rows["always", "offline_reference_gpu_s_per_s"]["verdict"] == "not ranked"
+    assert rows["always", "violation_rate"]["verdict"] == "worse"
+    assert rows["never", "episode_reward"]["mean_difference"] == pytest.approx(
+        of(result, "never", "episode_reward")["mean"] - of(result, "ooco", "episode_reward")["mean"])
+    assert not any(row["policy"] == "ooco" for row in result["paired"])
+
+
+def test_files_hold_the_windows_and_the_table(summary):
+    result, folder = summary
+    rows = list(csv.DictReader((folder / "episodes.csv").open()))
+    assert len(rows) == 12 * len(RULES)
+    assert len({(row["seed"], row["window"]) for row in rows}) == 12
+    text = (folder / "evaluation.md").read_text()
+    assert "Not ranked: always, random" in text and "| 1 | ooco |" in text
+
+
+def test_processes_change_nothing(summary, tmp_path):
+    again = evaluate.main(config(tmp_path, workers=2))
+    assert again["results"] == summary[0]["results"]
+
+
+def test_a_learned_run_and_its_export_are_the_same_policy(run_folder, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from agents import export
+
+    bundle = tmp_path / "bundle"
+    export.main({"policy": str(run_folder), "out": str(bundle), "checks": 50, "seed": 1})
+    result = evaluate.main(config(tmp_path / "e", policies=[str(run_folder), str(bundle), "ooco"], episodes=3))
+    names = [run_folder.name, "bundle"]
+    assert [e["learned"] for e in result["policies"]] == [True, True, False]
+    for metric in scoring.METRICS:
+        first, second = ({**of(result, name, metric), "policy": ""} for name in names)
+        assert first == second
+
+
+def test_records_keep_the_order_of_windows_however_many_run_side_by_side():
+    games = windows([21, 22, 23], 6)
+    one, many = (play(CONFIG, RulePlayer("best"), games, side_by_side=n) for n in (1, 4))
+    assert one == many and [(r["seed"], r["window"]) for r in one] == games
+
+
+def test_windows_are_spread_evenly():
+    assert windows([5, 6], 4) == [Window(5, 0), Window(6, 0), Window(5, 1), Window(6, 1)]
+    assert windows([5, 6], 1) == [Window(5, 0)]
+    with pytest.raises(UserError, match="multiple of 2"):
+        windows([5, 6], 3)
+    with pytest.raises(UserError, match="cannot spread 0 windows"):
+        windows([5, 6], 0)
+
+
+def records(rates, **more):
+    return [{"seed": i, "window": 0, "reward": 0.0, "decisions": 1,
+             "summary": {"violation_rate": rate, **{key: value[i] for key, value in more.items()}}}
+            for i, rate in enumerate(rates)]
+
+
+def test_violations_never_seen_are_not_violations_excluded():
+    """With no violation among 50 requests the exact limit is 7.1 %: too few to call the policy feasible."""
+    few = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[10] * 5)
+    many = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[1000] * 5)
+    assert scoring.upper_violation_limit(few) == pytest.approx(0.0711, abs=1e-3)
+    assert scoring.upper_violation_limit(many) < scoring.VIOLATION_LIMIT
+    assert scoring.upper_violation_limit(records([0.0])) is None
+
+
+def test_interval_covers_the_spread_of_windows():
+    random = np.random.default_rng(0)
+    mean, low, high = scoring.mean_interval(random.normal(3.0, 1.0, (40, 1)))
+    assert low is not None and high is not None and low < 3.0 < high
+    assert high - low == pytest.approx(2 * 1.96 / np.sqrt(40), rel=0.25)
+    assert scoring.mean_interval(np.array([[2.0]])) == (2.0, None, None)
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"policies": []}, "policies is empty"),
+    ({"policies": ["oco"]}, "'oco' is neither a known policy (did you mean 'ooco'?) nor a run folder"),
+    ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
+    ({"episodes": 7}, "cannot spread 7 windows over 3 seeds"),
+])
+def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):
+    with pytest.raises(UserError) as error:
+        evaluate.main(config(tmp_path, **change))
+    assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_folder_that_is_no_run_is_named(tmp_path):
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="policy.zip is missing"):
+        evaluate.main(config(tmp_path / "e", policies=[str(tmp_path / "empty")]))
+
+
+def test_a_policy_of_another_shape_is_refused(run_folder, tmp_path, monkeypatch):
+    import gating_double
+
+    monkeypatch.setattr(gating_double, "FC", 5)
+    with pytest.raises(UserError, match="was trained on observations"):
+        evaluate.main(config(tmp_path, policies=[str(run_folder)], episodes=3))

@@ -1,0 +1,160 @@
+"""The runtime needs no torch, and names what is wrong with a bundle or an observation."""
+
+import hashlib
+import json
+import subprocess
+import sys
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ooco_gym.errors import UserError
+from ooco_gym.runtime import Policy
+
+K, F, FC = 3, 2, 2
+
+
+def write_bundle(folder, **changes):
+    """A hand-made gate: logit of hold = cluster[0], of candidate k = its first feature; no training needed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shapes = {"cluster": ["batch", FC], "candidates": ["batch", K, F], "action_mask": ["batch", K + 1]}
+    inputs = [helper.make_tensor_value_info(key, TensorProto.INT8 if key == "action_mask" else TensorProto.FLOAT, shape)
+              for key, shape in shapes.items()]
+    outputs = [helper.make_tensor_value_info("action", TensorProto.INT64, ["batch"]),
+               helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", K + 1])]
+    constants = [numpy_helper.from_array(np.array(value, dtype), name) for name, value, dtype in (
+        ("first", 0, np.int64), ("axis", [1], np.int64), ("low", -1e8, np.float32))]
+    nodes = [
+        helper.make_node("Gather", ["cluster", "first"], ["hold_flat"], axis=1),
+        helper.make_node("Unsqueeze", ["hold_flat", "axis"], ["hold"]),
+        helper.make_node("Gather", ["candidates", "first"], ["score"], axis=2),
+        helper.make_node("Concat", ["hold", "score"], ["raw"], axis=1),
+        helper.make_node("Cast", ["action_mask"], ["legal"], to=TensorProto.BOOL),
+        helper.make_node("Where", ["legal", "raw", "low"], ["logits"]),
+        helper.make_node("ArgMax", ["logits"], ["action"], axis=1, keepdims=0),
+    ]
+    graph = helper.make_graph(nodes, "gate", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    onnx.checker.check_model(model)
+    (folder / "policy.onnx").write_bytes(model.SerializeToString())
+    digest = hashlib.sha256((folder / "policy.onnx").read_bytes()).hexdigest()
+    manifest = {
+        "schema": "ooco-gym/policy-bundle/1", "actions": ["hold", *(f"start candidate {k}" for k in range(K))],
+        "inputs": {"cluster": {"shape": [FC], "features": [{"name": "load"}, {"name": "kv_free"}]},
+                   "candidates": {"shape": [K, F], "features": [{"name": "prompt_tokens"}, {"name": "age_s"}]}},
+        "files": {"policy.onnx": {"sha256": digest}}, **changes,
+    }
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    return folder
+
+
+@pytest.fixture
+def policy(tmp_path):
+    return Policy.load(write_bundle(tmp_path / "bundle"))
+
+
+def good():
+    return {"cluster": [0.5, 0.0], "candidates": [[0.1, 0], [0.9, 0], [0.7, 0]]}
+
+
+def test_decides_the_best_legal_action(policy):
+    assert policy.decide(good(), [1, 1, 1, 1]) == 2
+    assert policy.decide(good(), [1, 1, 0, 1]) == 3
+    assert policy.decide(good(), np.array([True, True, False, False])) == 0
+    assert policy.decide({**good(), "action_mask": [0, 1, 0, 0]}) == 1
+    assert policy.actions[policy.decide(good(), [1, 1, 1, 1])] == "start candidate 1"
+
+
+def test_batches_agree_with_single_decisions(policy):
+    random = np.random.default_rng(0)
+    cluster, candidates = random.normal(size=(200, FC)), random.normal(size=(200, K, F))
+    mask = random.random((200, K + 1)) < 0.5
+    mask[:, 0] |= ~mask.any(axis=1)
+    actions = policy.decide_batch({"cluster": cluster, "candidates": candidates}, mask)
+    assert actions.shape == (200,) and mask[np.arange(200), actions].all()
+    for i in range(200):
+        assert policy.decide({"cluster": cluster[i], "candidates": candidates[i]}, mask[i]) == actions[i]
+
+
+def test_named_features_become_arrays_in_the_bundles_order(policy):
+    observation, mask = policy.observation({"kv_free": 0.25, "load": 0.5}, [{"age_s": 3.0, "prompt_tokens": 0.9}])
+    np.testing.assert_allclose(observation["cluster"], [0.5, 0.25])
+    np.testing.assert_allclose(observation["candidates"], [[0.9, 3.0], [0, 0], [0, 0]], rtol=1e-6)
+    assert mask.tolist() == [1, 1, 0, 0] and policy.decide(observation, mask) == 1
+    with pytest.raises(UserError, match=r"unknown cluster feature 'kvfree' \(did you mean 'kv_free'\?\)"):
+        policy.observation({"kvfree": 1, "load": 1}, [])
+    with pytest.raises(UserError, match="candidates lacks the feature 'age_s'"):
+        policy.observation({"kv_free": 1, "load": 1}, [{"prompt_tokens": 1.0}])
+    with pytest.raises(UserError, match="4 candidates given, but this policy takes at most 3"):
+        policy.observation({"kv_free": 1, "load": 1}, [{"prompt_tokens": 1.0, "age_s": 1.0}] * 4)
+
+
+@pytest.mark.parametrize("change, mask, words", [
+    ({"cluster": [1.0]}, [1, 1, 1, 1], "observation 'cluster' has shape (1,); expected (2,), last axis: load, kv_free"),
+    ({"candidates": np.zeros((2, F))}, [1, 1, 1, 1], "observation 'candidates' has shape (2, 2); expected (3, 2)"),
+    ({"cluster": [1.0, float("nan")]}, [1, 1, 1, 1], "observation 'cluster' is not finite: feature 'kv_free'"),
+    ({"cluster": ["a", "b"]}, [1, 1, 1, 1], "observation 'cluster' is not an array of numbers"),
+    ({}, [1, 1, 1], "mask has shape (3,); expected (4,)"),
+    ({}, [0, 0, 0, 0], "mask allows no action"),
+    ({}, None, "no mask given"),
+])
+def test_a_wrong_observation_is_named(policy, change, mask, words):
+    with pytest.raises(UserError) as error:
+        policy.decide({**good(), **change}, mask)
+    assert words in str(error.value)
+
+
+def test_a_missing_part_is_named(policy):
+    with pytest.raises(UserError, match="observation lacks 'candidates'; it has: cluster, candidate"):
+        policy.decide({"cluster": [0, 0], "candidate": []}, [1, 1, 1, 1])
+    with pytest.raises(UserError, match="must be a mapping"):
+        policy.decide([1, 2, 3], [1, 1, 1, 1])
+    with pytest.raises(UserError, match="must be a mapping"):
+        policy.decide_batch(np.zeros(3), [1, 1, 1, 1])
+
+
+def test_a_wrong_bundle_is_named(tmp_path):
+    with pytest.raises(UserError, match="does not exist"):
+        Policy.load(tmp_path / "nowhere")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="manifest.json is missing"):
+        Policy.load(tmp_path / "empty")
+    with pytest.raises(UserError, match="schema 'ooco-gym/policy-bundle/2', another version"):
+        Policy.load(write_bundle(tmp_path / "new", schema="ooco-gym/policy-bundle/2"))
+    with pytest.raises(UserError, match="not a policy bundle's"):
+        Policy.load(write_bundle(tmp_path / "other", schema=None))
+    folder = write_bundle(tmp_path / "changed")
+    (folder / "policy.onnx").write_bytes((folder / "policy.onnx").read_bytes() + b"x")
+    with pytest.raises(UserError, match="SHA-256 differs"):
+        Policy.load(folder)
+    (folder / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="is not valid JSON: line 1"):
+        Policy.load(folder)
+
+
+def test_runs_without_torch_and_imports_without_onnxruntime(tmp_path):
+    folder = write_bundle(tmp_path / "bundle")
+    script = f"""
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in ('torch', 'stable_baselines3', 'sb3_contrib', 'onnx', 'agents'):
+            raise ImportError(name)
+sys.meta_path.insert(0, Block())
+from ooco_gym.runtime import Policy
+assert 'onnxruntime' not in sys.modules
+policy = Policy.load({str(folder)!r})
+print(policy.decide({{'cluster': [0.5, 0.0], 'candidates': [[0.1, 0], [0.9, 0], [0.7, 0]]}}, [1, 1, 1, 1]))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "2"
+
+
+def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
+    folder = write_bundle(tmp_path / "bundle")
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(UserError, match=r"pip install 'ooco-gym\[export\]'"):
+        Policy.load(folder)
