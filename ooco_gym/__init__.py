@@ -1,1 +1,29 @@
-"""ooco-gym: a reinforcement-learning gym for co-locating online and offline LLM requests."""
+"""ooco-gym: a reinforcement-learning research gym for co-locating online and offline LLM requests.
+
+The compiled simulator and everything that needs it are imported at their first use, so that `import ooco_gym` is quick.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ooco_gym.errors import UserError
+from ooco_gym.scenario import Cluster, Scenario, Slo
+
+if TYPE_CHECKING:
+    from ooco_gym.policy import get_policy, list_policies
+    from ooco_gym.sim.driver import Run, Simulation, simulate
+
+__version__ = "0.1.0"
+__all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "get_policy", "list_policies", "simulate"]
+
+_LATER = {"simulate": "ooco_gym.sim.driver", "Simulation": "ooco_gym.sim.driver", "Run": "ooco_gym.sim.driver",
+          "get_policy": "ooco_gym.policy", "list_policies": "ooco_gym.policy"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LATER:
+        from importlib import import_module
+
+        return getattr(import_module(_LATER[name]), name)
+    raise AttributeError(f"module 'ooco_gym' has no attribute '{name}'")

@@ -1,0 +1,62 @@
+"""The six decision points: everything that a scheduler in this field decides is one of these.
+
+A rule for a point is a compiled function of a `View` that returns an integer. Its meaning depends on the point; wide
+answers (`compose`, `pull`) are written to `view.state.picks` and their number is returned. Any rule may return `ASK`:
+then the loop stops there and the caller answers from outside.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ooco_gym.compile import jit
+from ooco_gym.sim import state as s
+
+
+@dataclass(frozen=True)
+class Point:
+    """A decision point: its name, its index in State.counters[PENDING], when it comes up and what may be answered."""
+
+    name: str
+    index: int
+    when: str
+    candidates: str
+    answer: str
+
+
+ROUTE = Point("route", s.ROUTE, "a request arrives, or has been prefilled and needs a place to decode",
+              "none: view.request is the request",
+              "the index of an instance; after a prefill also WAIT (queue for room) or STAY (decode where it is)")
+INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request meets an instance that runs offline work",
+                  "none: view.request is the online request", "KEEP, or STOP at the next layer boundary")
+GATE = Point("gate", s.GATE, "a relaxed instance without online work could start an offline prefill",
+             "waiting offline requests that fit the memory, in queue order",
+             "the position of the one to start, HOLD (ask again at the next step) or HOLD_UNTIL_CHANGE")
+COMPOSE = Point("compose", s.COMPOSE, "an instance is free to start its next decode step",
+                "none: the members of view.instance",
+                "ALL, or how many slots were written to state.picks; sets instances[i].bound_ps, the believed latency "
+                "up to which the same answer would come out again (0: ask at every step)")
+EVICT = Point("evict", s.EVICT, "KV memory is short", "residents that may lose their memory",
+              "the position of the one that gives way")
+PULL = Point("pull", s.PULL, "a strict instance has composed its next step and something has changed",
+             "none: the residents of the relaxed instances",
+             "how many slots were written to state.picks, 0 (nobody suits), or FULL (no room); may set "
+             "instances[i].pull_wake_ps to be asked again at that time")
+POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
+
+
+def hook(point: Point) -> Callable[[Callable[..., int]], Any]:
+    """Compiles a rule for a decision point, eagerly and cached on disk."""
+    if point not in POINTS:
+        raise ValueError(f"{point!r} is not one of the decision points")
+    return jit(s.HOOK_SIGNATURE)
+
+
+def _ask_outside(view):
+    """The rule that leaves the decision to the caller of the loop."""
+    return s.ASK
+
+
+ask_outside = jit(s.HOOK_SIGNATURE)(_ask_outside)

@@ -1,0 +1,9 @@
+"""How a rule is written and found: the `Policy` bundle, its parameters and the registry.
+
+Compiled rules are imported with the policy that needs them, so that `import ooco_gym` stays quick.
+"""
+
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.registry import get_policy, list_policies, policy_of
+
+__all__ = ["Param", "Policy", "get_policy", "list_policies", "policy_of", "slots"]

@@ -24,7 +24,7 @@ IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE = range(4)
 ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode")
 
 # --- Rows of State.members: who holds KV memory on an instance, and who runs ----------------------------------------
-URGENT, OFFLINE, BATCH = range(3)
+URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
 
 # --- The six decision points (`decisions/`), and no point -----------------------------------------------------------
 NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL = range(7)
@@ -37,12 +37,13 @@ WAIT = -2  # route, after a prefill: stay in the queue for a decode instance, ho
 STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
 ALL = -2  # compose: everything decodable that is resident
+FULL = -2  # pull: no room; ask again only after this instance's own residents have changed
 
 # --- Why the loop returned ------------------------------------------------------------------------------------------
 ASKED, HORIZON, LOG_FULL, DONE = range(4)
 
 # --- Tasks: work that an event left behind, each resumable at its decision ------------------------------------------
-ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, PULL_FOR, DISPATCH = range(6)
+ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
 REQUEST = np.dtype(
     [
@@ -65,10 +66,11 @@ REQUEST = np.dtype(
         ("target", np.int32),  # where it is moving to
         ("blocks", np.int32),  # KV blocks held on `instance`
         ("target_blocks", np.int32),  # KV blocks reserved on `target`
+        ("target_context", np.int32),  # context length when they were reserved
         ("previous", np.int32),  # neighbours in the one queue that holds it
         ("next", np.int32),
         ("position", np.int32),  # index in its instance's member list
-        ("layers_done", np.int32),  # of an interrupted prefill that will be resumed
+        ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it
         ("first_token_ps", np.int64),
         ("first_decode_ps", np.int64),
         ("last_token_ps", np.int64),
@@ -99,7 +101,7 @@ INSTANCE = np.dtype(
         ("context", np.int64),  # sum of their context lengths at the first step
         ("running", np.int64),  # entries of members[BATCH] still there (evictions take some away)
         ("all_included", np.int32),  # the batch holds everything decodable
-        ("stage", np.int32),  # how far a dispatch has got: 0 choose, 1 composed
+        ("stage", np.int32),  # how far a dispatch has got (sim/dispatch.py)
         ("hold", np.int32),  # the gate's last answer, where it was a hold
         ("interrupted", np.int32),  # ends at a layer boundary before its natural end
         ("natural_end_ps", np.int64),  # when it would have ended
@@ -119,11 +121,15 @@ INSTANCE = np.dtype(
         ("decodable", np.int64),  # members with status RESIDENT
         ("arriving", np.int64),  # requests whose transfer to here is reserved or under way
         ("arriving_pulls", np.int64),  # of those, pulled offline ones
+        ("arriving_context", np.int64),  # their context lengths in all
+        ("leaving", np.int64),  # pulled requests whose step here is still in progress
         ("suspended", np.int64),  # requests of an interrupted prefill kept for resumption
         ("suspended_layers", np.int64),
         ("pull_wake_ps", np.int64),  # ask for a pull again at this time
         ("last_pull_ps", np.int64),
         ("pull_due", np.int32),  # something changed since the last pull decision
+        ("hungry", np.int32),  # the last pull decision found room here but nobody to pull
+        ("queued", np.int32),  # a DISPATCH task for it is in the ring
         # sums for metrics
         ("online_prefill_ps", np.int64),
         ("offline_prefill_ps", np.int64),
@@ -159,7 +165,6 @@ TABLE = np.dtype(
         ("prefill_slope_ps", np.int64),
         ("prefill_attention", np.float64, (2, 3)),
         ("kv_bytes_per_token", np.float64),
-        ("factor", np.float64),  # scales the whole latency: 1 for the truth, the bias of a belief
         ("noise", np.float64),  # relative spread of a belief, or of the truth (jitter); 0 is off
         ("layers", np.int64),
         ("bs_sat", np.int64),
@@ -176,11 +181,12 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  SEED, WINDOW_START, WINDOW_END,
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
- GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP,
+ GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS,
+ DEFAULT_TTFT_PS, DEFAULT_TPOT_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(50)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(55)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far -----------------------------------------
 (OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
@@ -200,7 +206,7 @@ class State(NamedTuple):
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
     instances: np.ndarray  # INSTANCE[m]
-    members: np.ndarray  # int32[3, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs)
+    members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs), SUSPENDED
     links: np.ndarray  # LINK[l]
     heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
@@ -220,7 +226,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     return State(
         np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), np.zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
-        np.zeros((3, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
+        np.zeros((4, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros(ITL_BINS, np.int64),
         np.zeros(log_capacity, LOG), np.zeros((n_tables, max_batch + 1), np.int64),

@@ -1,0 +1,32 @@
+"""Base P/D (OOCO 5.1.4): a standard prefill/decode-disaggregated engine that does not know of classes.
+
+Offline requests are treated as online ones: first come, first served prefill on the prefill (relaxed) pool, a push to
+the decode (strict) pool as soon as there is room, and everything resident decodes in every step. Memory that runs
+short takes the request that joined last, which is recomputed (as vLLM does).
+"""
+
+from ooco_gym.decisions import ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import least_backlog, lightest_strict
+from ooco_gym.sim.state import DEFAULT_TPOT_PS, RELAXED_COUNT, WAITING
+
+PARAMS = (
+    Param("routing", "which instance of a pool", choices=("least_loaded", "round_robin")),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+)
+P = slots(PARAMS)
+
+
+@hook(ROUTE)
+def route(view):
+    """Least predicted backlog for prefill, the first decode instance that keeps the TPOT for decode."""
+    state = view.state
+    arriving, relaxed = state.requests[view.request].status < WAITING, state.counters[RELAXED_COUNT]
+    if state.params[P.routing] == 1:
+        return view.request % relaxed if arriving else relaxed + view.request % (state.instances.size - relaxed)
+    if arriving:
+        return least_backlog(state, True)
+    return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+
+
+policy = Policy("base_pd", PARAMS, class_blind=True, route=route)

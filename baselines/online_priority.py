@@ -1,0 +1,88 @@
+"""Online priority (OOCO 5.1.4): base P/D made aware of classes, as HyGen and Echo would be if ported to P/D pools.
+
+Offline requests are prefilled only while no online request waits, the decode batch is capped to protect the TPOT SLO,
+and online work takes the place of offline work: in the batch (offline requests beyond the cap pause, their KV memory
+kept) and in memory (the offline request that joined last is evicted and recomputed). Roles are fixed: a prefill
+instance never decodes. The paper gives no cap; `batch_cap: auto` is the largest batch whose step stays within
+`cap_share` of the TPOT SLO at the workload's mean context, and `capacity` tunes it.
+"""
+
+from ooco_gym.decisions import COMPOSE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import least_backlog, lightest_strict, write_urgent
+from ooco_gym.sim.state import (
+    ALL,
+    DEFAULT_TPOT_PS,
+    KEEP,
+    NEVER,
+    OFFLINE,
+    PUSH_HEAD,
+    RELAXED_COUNT,
+    RESIDENT,
+    STOP,
+    WAIT,
+    WAITING,
+)
+
+PARAMS = (
+    Param("batch_cap", "largest decode batch with offline requests in it; 0: set from cap_share", 0, 65_536),
+    Param("cap_share", "batch_cap=0: share of the TPOT SLO that a step at the mean context may fill", 0.01, 2.0),
+    Param("interrupt", "stop an offline prefill for an online arrival", choices=("never", "always")),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
+)
+P = slots(PARAMS)
+
+
+@hook(ROUTE)
+def route(view):
+    """Online requests are pushed at once; offline ones while the decode batch is below its cap and nobody online waits."""
+    state, request = view.state, view.state.requests[view.request]
+    if request.status < WAITING:
+        return least_backlog(state, request.urgent)
+    if request.urgent:
+        return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    if state.counters[PUSH_HEAD] >= 0:
+        return WAIT
+    best, fewest = WAIT, int(state.params[P.batch_cap])
+    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+        load = state.instances[instance].decodable + state.instances[instance].arriving
+        if load < fewest:
+            best, fewest = instance, load
+    return best
+
+
+@hook(INTERRUPT)
+def preempt(view):
+    """Offline prefill runs to its end, unless told otherwise: layer-level interruption is OOCO's own."""
+    return STOP if view.state.params[P.interrupt] == 1 else KEEP
+
+
+@hook(COMPOSE)
+def capped(view):
+    """All online requests, then offline ones in order of joining up to the cap."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    spec.bound_ps = NEVER
+    cap = int(state.params[P.batch_cap])
+    if spec.decodable <= cap:
+        return ALL
+    count = write_urgent(state, instance)
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if count >= cap:
+            break
+        if state.requests[slot].status == RESIDENT:
+            state.picks[count] = slot
+            count += 1
+    return count
+
+
+def prepare(policy, facts):
+    """Sets `batch_cap` from the SLO where it is left open (PROTOCOL: the largest with L within 0.9 S at mean context)."""
+    if policy.values["batch_cap"] > 0:
+        return {}
+    return {"batch_cap": facts.largest_batch(policy.values["cap_share"])}
+
+
+policy = Policy("online_priority", PARAMS, route=route, interrupt=preempt, compose=capped, prepare=prepare)

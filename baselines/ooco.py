@@ -1,0 +1,338 @@
+"""OOCO (arXiv 2511.21862): latency-relaxed and latency-strict pools, four scheduling points, a roofline predictor.
+
+Section 3.4 in order: preemption and eviction (3.4.1), gating (3.4.2), migration (3.4.3, Algorithm 1) and mixed decoding
+selection (3.4.4, Algorithm 2). Where the paper is silent, the choice is ours and a parameter: the margins on the TPOT
+SLO, K, the number of requests in one pull, the gate's cost model (the paper gives none), who is deferred on overload,
+the rule that tells a compute bottleneck (batch size against `bs_sat`).
+"""
+
+from numba import njit
+
+from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import (
+    already,
+    blocks_for,
+    decodable,
+    least_backlog,
+    length,
+    lightest_strict,
+    longest,
+    longest_that_fits,
+    predict_decode,
+    predict_prefill,
+    saturated_batch,
+    settle,
+    shortest,
+    sort_ascending,
+    tpot_bound,
+    write_urgent,
+)
+from ooco_gym.sim.costs import random_below
+from ooco_gym.sim.state import (
+    ALL,
+    BLOCK_TOKENS,
+    DECODE,
+    DEFAULT_TPOT_PS,
+    FULL,
+    HOLD,
+    KEEP,
+    NEVER,
+    NOW,
+    OFFLINE,
+    OFFLINE_EVICTED_SHARE,
+    OFFLINE_OUTPUT_MEAN,
+    PREFILL_TOKENS,
+    RELAXED,
+    RELAXED_COUNT,
+    RESIDENT,
+    STAY,
+    STOP,
+    URGENT,
+    WAITING,
+)
+
+MIX_STREAM = 1  # of Algorithm 2's random draws
+
+PARAMS = (
+    Param("slo_margin", "share of the TPOT SLO that a strict step may fill: the S of Algorithms 1 and 2", 0.01, 2.0),
+    Param("pull_margin", "pulls stop this share of the SLO below `slo_margin` (3.4.3: 'with some margin')", 0.0, 1.0),
+    Param("random_tries", "K of Algorithm 2: offline requests drawn at random before the shortest are added", 0, 4096),
+    Param("stop_on_first_fail", "Algorithm 2 as its text has it: stop drawing at the first that does not fit", 0, 1),
+    Param("max_pull", "requests in one pull (Algorithm 1 leaves the number open)", 1, 1024),
+    Param("interrupt", "3.4.1: stop offline work for an online arrival", choices=("always", "slack", "never")),
+    Param("interrupt_decode", "whether offline decode is interrupted too, or only prefill", 0, 1),
+    Param("slack_factor", "interrupt=slack: predicted time to first token is stretched by this before comparing", 0, 100),
+    Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
+    Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
+    Param("overload", "3.4.4: online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),
+    Param("evict", "3.4.1: who gives way", choices=("bottleneck", "longest", "shortest")),
+    Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached (3.4.1 leaves it to the future)", 0, 1),
+)
+P = slots(PARAMS)
+
+
+@njit
+def push_bound(state):
+    """The bound that a push must keep: the scenario's TPOT SLO within the margin."""
+    return int(state.params[P.slo_margin] * state.counters[DEFAULT_TPOT_PS])
+
+
+# --- Routing (3.2, and the engine's service layer) ------------------------------------------------------------------
+@hook(ROUTE)
+def route(view):
+    """Arrivals to the least prefill backlog; online requests are pushed at once; offline ones decode where they are."""
+    state, request = view.state, view.state.requests[view.request]
+    if request.status < WAITING:
+        return least_backlog(state, request.urgent)
+    if request.urgent:
+        return lightest_strict(state, view.request, push_bound(state))
+    return STAY
+
+
+# --- Online request preemption (3.4.1) ------------------------------------------------------------------------------
+@njit
+def first_token_at_risk(state, instance, slot, factor):
+    """Whether a request misses its TTFT SLO if the iteration in progress runs to its end."""
+    spec, request = state.instances[instance], state.requests[slot]
+    now = state.counters[NOW]
+    wait = spec.end_ps - now + predict_prefill(state, instance, spec.online_waiting_tokens)
+    return now + factor * wait > request.arrival_ps + request.ttft_slo_ps
+
+
+@hook(INTERRUPT)
+def preempt(view):
+    """An online arrival stops offline work at the next layer boundary: always (the paper), or when its TTFT needs it."""
+    state, spec = view.state, view.state.instances[view.instance]
+    mode = state.params[P.interrupt]
+    if mode == 2 or (spec.activity == DECODE and state.params[P.interrupt_decode] == 0):
+        return KEEP
+    if mode == 0:
+        return STOP
+    return STOP if first_token_at_risk(state, view.instance, view.request, state.params[P.slack_factor]) else KEEP
+
+
+@hook(EVICT)
+def evict(view):
+    """Under a compute bottleneck evict the longest (the batch stays large), else the shortest (less to recompute)."""
+    state, spec = view.state, view.state.instances[view.instance]
+    mode = state.params[P.evict]
+    if mode == 1:
+        return longest(view)
+    if mode == 2:
+        return shortest(view)
+    batch = spec.batch_size if spec.activity == DECODE else spec.decodable
+    return longest(view) if batch >= saturated_batch(state, view.instance) else shortest(view)
+
+
+# --- Offline request gating (3.4.2) ---------------------------------------------------------------------------------
+@njit
+def gate_balance(view, resident):
+    """(Latency saved, recomputation expected) of prefilling the first candidates as one batch, in ps.
+
+    With b residents, n more and o tokens still to come: gain = o (b + n) (L(b) / b - L(b + n) / (b + n)), cost =
+    P(evicted) n L_prefill(prompt + o / 2). Ours: the paper gives no formula.
+    """
+    state = view.state
+    added, tokens = 0, 0
+    for i in range(view.candidates.size):
+        more = length(state, view.candidates[i])
+        if added > 0 and tokens + more > state.counters[PREFILL_TOKENS]:
+            break
+        added += 1
+        tokens += more
+    output = max(1.0, state.stats[OFFLINE_OUTPUT_MEAN])
+    context = tokens / added + 0.5 * output
+    before = predict_decode(state, view.instance, resident, int(resident * context)) / resident
+    after = predict_decode(state, view.instance, resident + added, int((resident + added) * context))
+    gain = output * ((resident + added) * before - after)
+    again = predict_prefill(state, view.instance, int(context))
+    return gain, state.stats[OFFLINE_EVICTED_SHARE] * added * again
+
+
+@hook(GATE)
+def gate(view):
+    """Prefill if the latency that a larger decode batch saves exceeds the recomputation expected from evictions."""
+    state, mode = view.state, view.state.params[P.gate]
+    if mode == 2:
+        return 0
+    if mode == 3:
+        return HOLD
+    resident, _ = decodable(state, view.instance, OFFLINE)
+    if resident == 0:
+        return 0
+    if mode == 1:
+        return 0 if resident < saturated_batch(state, view.instance) else HOLD
+    gain, cost = gate_balance(view, resident)
+    return 0 if state.params[P.gate_gain] * gain > cost else HOLD
+
+
+# --- Offline request migration (3.4.3, Algorithm 1) -----------------------------------------------------------------
+@njit
+def fullest_relaxed(state):
+    """The relaxed instance with the most offline requests to pull; -1 where there is none (ours: the paper has one)."""
+    best, most = -1, 0
+    for instance in range(state.counters[RELAXED_COUNT]):
+        if state.instances[instance].decodable > most:
+            best, most = instance, state.instances[instance].decodable
+    return best
+
+
+@njit
+def preferred_length(state, instance, source, batch, context, bound):
+    """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: nobody fits)."""
+    free_tokens = state.instances[instance].free_blocks * state.counters[BLOCK_TOKENS]
+    saturated = saturated_batch(state, instance)
+    if batch >= saturated:  # compute is saturated: fill the memory with the longest that fits
+        return longest_that_fits(state, instance, batch, context, 1, bound, free_tokens)
+    group = saturated - batch
+    if group_reaches_saturation(state, instance, source, batch, context, group, bound):
+        return longest_that_fits(state, instance, batch, context, group, bound, free_tokens // group)
+    return 0
+
+
+@njit
+def group_reaches_saturation(state, instance, source, batch, context, group, bound):
+    """Line 7: whether enough requests exist on the relaxed instance to reach saturation within the bound."""
+    spec, count = state.instances[source], 0
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, source, i]
+        if state.requests[slot].status == RESIDENT:
+            state.scratch[0, count] = length(state, slot)
+            state.scratch[1, count] = slot
+            count += 1
+    if count < group:
+        return False
+    sort_ascending(state.scratch[0], state.scratch[1], count)
+    total = 0
+    for i in range(group):
+        total += state.scratch[0, i]
+    return predict_decode(state, instance, batch + group, context + total) <= bound
+
+
+@njit
+def pick_closest(state, instance, source, batch, context, bound, preferred):
+    """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
+    spec, chosen = state.instances[source], 0
+    free = state.instances[instance].free_blocks
+    while chosen < state.params[P.max_pull]:
+        best, distance = -1, NEVER
+        for i in range(spec.offline_members):
+            slot = state.members[OFFLINE, source, i]
+            if state.requests[slot].status != RESIDENT or already(state, slot, chosen):
+                continue
+            away = abs(length(state, slot) - preferred)
+            if away >= distance or blocks_for(state, length(state, slot) + 1) > free:
+                continue
+            if predict_decode(state, instance, batch + 1, context + length(state, slot)) <= bound:
+                best, distance = slot, away
+        if best < 0:
+            break
+        state.picks[chosen] = best
+        chosen += 1
+        batch += 1
+        context += length(state, best)
+        free -= blocks_for(state, length(state, best) + 1)
+    return chosen
+
+
+@hook(PULL)
+def pull(view):
+    """Algorithm 1: with all residents in the batch and latency to spare, pull decoding offline requests by length."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    if spec.all_included == 0 or spec.arriving_pulls > 0:
+        return FULL
+    batch = spec.running + spec.arriving
+    context = decodable(state, instance, URGENT)[1] + decodable(state, instance, OFFLINE)[1] + spec.arriving_context
+    bound = int((state.params[P.slo_margin] - state.params[P.pull_margin]) * tpot_bound(state, instance))
+    if predict_decode(state, instance, batch, context) >= bound or spec.free_blocks <= 0:
+        return FULL
+    source = fullest_relaxed(state)
+    if source < 0:
+        return 0
+    settle(state, source)
+    preferred = preferred_length(state, instance, source, batch, context, bound)
+    if preferred < 0:
+        return FULL
+    return pick_closest(state, instance, source, batch, context, bound, preferred)
+
+
+# --- Mix decoding selection (3.4.4, Algorithm 2) --------------------------------------------------------------------
+@njit
+def overload(state, instance, count, context, bound):
+    """3.4.4: best effort decodes all online requests; sacrifice defers the longest until the rest keeps the SLO."""
+    if state.params[P.overload] == 0:
+        return count
+    while count > 1 and predict_decode(state, instance, count, context) > bound:
+        worst = 0
+        for i in range(1, count):
+            if length(state, state.picks[i]) > length(state, state.picks[worst]):
+                worst = i
+        context -= length(state, state.picks[worst])
+        count -= 1
+        for i in range(worst, count):
+            state.picks[i] = state.picks[i + 1]
+    return count
+
+
+@njit
+def add_offline(state, instance, count, context, bound):
+    """Lines 2 to 14 of Algorithm 2: returns the size of the batch in State.picks."""
+    spec, left = state.instances[instance], 0
+    keys, slots_ = state.scratch[0], state.scratch[1]
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if state.requests[slot].status == RESIDENT:
+            slots_[left] = slot
+            left += 1
+    for attempt in range(min(int(state.params[P.random_tries]), left)):
+        chosen = random_below(state, MIX_STREAM, instance, spec.steps_begun, attempt, left)
+        slot = slots_[chosen]
+        left -= 1
+        slots_[chosen] = slots_[left]
+        more = length(state, slot)
+        if predict_decode(state, instance, count + 1, context + more) <= bound:
+            state.picks[count] = slot
+            count += 1
+            context += more
+        elif state.params[P.stop_on_first_fail] == 1:
+            return count
+    if predict_decode(state, instance, count, context) >= bound:
+        return count
+    for i in range(left):
+        keys[i] = length(state, slots_[i])
+    sort_ascending(keys, slots_, left)
+    for i in range(left):  # the largest prefix: latency grows with every request, so a scan finds what a search would
+        if predict_decode(state, instance, count + 1, context + keys[i]) > bound:
+            break
+        state.picks[count] = slots_[i]
+        count += 1
+        context += keys[i]
+    return count
+
+
+@hook(COMPOSE)
+def mix(view):
+    """Algorithm 2: all online requests, K offline ones at random, then the shortest, while the step keeps the SLO."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    if spec.role == RELAXED:
+        spec.bound_ps = NEVER
+        return ALL
+    bound = int(state.params[P.slo_margin] * tpot_bound(state, instance))
+    online, online_context = decodable(state, instance, URGENT)
+    offline, offline_context = decodable(state, instance, OFFLINE)
+    if predict_decode(state, instance, online + offline, online_context + offline_context) <= bound:
+        spec.bound_ps = bound
+        return ALL
+    spec.bound_ps = 0
+    count = write_urgent(state, instance)
+    if predict_decode(state, instance, online, online_context) > bound:
+        return overload(state, instance, count, online_context, bound)
+    return add_offline(state, instance, count, online_context, bound)
+
+
+policy = Policy("ooco", PARAMS, route=route, interrupt=preempt, gate=gate, compose=mix, evict=evict, pull=pull)

@@ -1,0 +1,201 @@
+"""OOCO as the open-source engine xLLM ships it (xllm `pd_ooc_scheduler`, 2026-07): the paper's rules, simplified.
+
+Against `ooco`: offline prefill is admitted while running plus waiting offline requests are below saturation; only
+offline prefill is interrupted, never decode; the strict batch is filled in queue order up to 0.98 of the TPOT SLO,
+online requests included; the back of the offline queue is evicted; a pull asks for one request at a time, at least
+100 ms apart, by one length formula that covers Algorithm 1's three branches, round-robin over the relaxed instances.
+The engine passes the SLO in milliseconds where seconds are meant, so that its pulls are limited by memory alone;
+`slo_unit_bug` brings that back.
+"""
+
+from numba import njit
+
+from ooco_gym.policy.rules import longest_that_fits
+from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import (
+    blocks_for,
+    decodable,
+    least_backlog,
+    length,
+    lightest_strict,
+    predict_decode,
+    saturated_batch,
+    settle,
+    tpot_bound,
+    write_urgent,
+)
+from ooco_gym.sim.state import (
+    ALL,
+    BLOCK_TOKENS,
+    DEFAULT_TPOT_PS,
+    FULL,
+    HOLD_UNTIL_CHANGE,
+    KEEP,
+    NEVER,
+    NOW,
+    OFFLINE,
+    PREFILL_OFFLINE,
+    PS_PER_S,
+    RELAXED,
+    RELAXED_COUNT,
+    RESIDENT,
+    ROUTE_STEP,
+    STAY,
+    STOP,
+    URGENT,
+    WAITING,
+)
+
+PARAMS = (
+    Param("stop_share", "the strict batch is filled up to this share of the TPOT SLO", 0.01, 2.0),
+    Param("estimate_every", "requests added between two latency estimates while filling", 1, 1024),
+    Param("pull_memory_share", "pull while less than this share of the KV memory is in use", 0.0, 1.0),
+    Param("pull_latency_share", "pull while the last step took less than this share of the TPOT SLO", 0.0, 2.0),
+    Param("pull_interval_s", "shortest time between two pull signals of one instance", 0.0, 3600.0),
+    Param("slo_unit_bug", "1: lengths are asked for as if the SLO were a thousand times longer, as the engine does", 0, 1),
+    Param("service_routing", "arrivals and pushes", choices=("slo_aware", "round_robin")),
+    Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached; the engine starts it over", 0, 1),
+)
+P = slots(PARAMS)
+
+
+@hook(ROUTE)
+def route(view):
+    """The service layer: least predicted prefill backlog, first strict instance that keeps the TPOT; or round robin."""
+    state, request = view.state, view.state.requests[view.request]
+    arriving = request.status < WAITING
+    if not arriving and not request.urgent:
+        return STAY
+    relaxed = state.counters[RELAXED_COUNT]
+    if state.params[P.service_routing] == 1:
+        if arriving:
+            return view.request % relaxed
+        return relaxed + view.request % (state.instances.size - relaxed)
+    if arriving:
+        return least_backlog(state, request.urgent)
+    return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+
+
+@hook(INTERRUPT)
+def preempt(view):
+    """Only offline prefill is stopped; offline decode runs to the end of its step."""
+    return STOP if view.state.instances[view.instance].activity == PREFILL_OFFLINE else KEEP
+
+
+@hook(GATE)
+def gate(view):
+    """Admit offline prefill only while running plus waiting offline requests are below saturation."""
+    state, spec = view.state, view.state.instances[view.instance]
+    resident, _ = decodable(state, view.instance, OFFLINE)
+    if resident == 0 or resident + spec.offline_waiting < saturated_batch(state, view.instance):
+        return 0
+    return HOLD_UNTIL_CHANGE
+
+
+@hook(EVICT)
+def evict(view):
+    """The back of the offline queue gives way."""
+    return view.candidates.size - 1
+
+
+@njit
+def largest_prefix(state, instance, waiting, bound):
+    """How many of the queued requests in State.picks are taken before the estimate passes the bound; at least one."""
+    every, context = int(state.params[P.estimate_every]), 0
+    for taken in range(waiting):
+        context += length(state, state.picks[taken])
+        estimated = taken % every == every - 1 or taken == waiting - 1
+        if estimated and predict_decode(state, instance, taken + 1, context) > bound:
+            return max(1, taken)
+    return waiting
+
+
+@hook(COMPOSE)
+def fill_in_order(view):
+    """Online queue, then offline queue, in order, up to a share of the SLO; what is left over waits."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    if spec.role == RELAXED:
+        spec.bound_ps = NEVER
+        return ALL
+    bound = int(state.params[P.stop_share] * tpot_bound(state, instance))
+    online, online_context = decodable(state, instance, URGENT)
+    offline, offline_context = decodable(state, instance, OFFLINE)
+    if predict_decode(state, instance, online + offline, online_context + offline_context) <= bound:
+        spec.bound_ps = bound
+        return ALL
+    spec.bound_ps = 0
+    waiting = write_urgent(state, instance)
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if state.requests[slot].status == RESIDENT:
+            state.picks[waiting] = slot
+            waiting += 1
+    return largest_prefix(state, instance, waiting, bound)
+
+
+@njit
+def next_source(state):
+    """The next relaxed instance with somebody to pull, round robin; -1 where there is none."""
+    relaxed = state.counters[RELAXED_COUNT]
+    for step in range(relaxed):
+        source = (state.counters[ROUTE_STEP] + step) % relaxed
+        if state.instances[source].decodable > 0:
+            state.counters[ROUTE_STEP] = (source + 1) % relaxed
+            return source
+    return -1
+
+
+@njit
+def pick_one(state, source, free_blocks, preferred):
+    """The decoding offline request closest to the length asked for that fits; returns 1, or 0 where none does."""
+    spec, best, distance = state.instances[source], -1, NEVER
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, source, i]
+        if state.requests[slot].status != RESIDENT:
+            continue
+        away = abs(length(state, slot) - preferred)
+        if away < distance and blocks_for(state, length(state, slot) + 1) <= free_blocks:
+            best, distance = slot, away
+    if best < 0:
+        return 0
+    state.picks[0] = best
+    return 1
+
+
+@hook(PULL)
+def pull(view):
+    """One request a signal, one signal outstanding, at least 100 ms apart; the length by one formula (section 6)."""
+    state, instance = view.state, view.instance
+    spec, now = state.instances[instance], state.counters[NOW]
+    interval = int(state.params[P.pull_interval_s] * PS_PER_S)
+    if spec.arriving_pulls > 0:
+        return FULL
+    if spec.last_pull_ps > 0 and now < spec.last_pull_ps + interval:
+        spec.pull_wake_ps = spec.last_pull_ps + interval
+        return FULL
+    slo = tpot_bound(state, instance)
+    batch = spec.running + spec.arriving
+    context = decodable(state, instance, URGENT)[1] + decodable(state, instance, OFFLINE)[1] + spec.arriving_context
+    used = 1.0 - spec.free_blocks / spec.total_blocks
+    if used >= state.params[P.pull_memory_share]:
+        return FULL
+    if predict_decode(state, instance, spec.running, context - spec.arriving_context) >= \
+            state.params[P.pull_latency_share] * slo:
+        return FULL
+    source = next_source(state)
+    if source < 0:
+        return 0
+    settle(state, source)
+    group = max(saturated_batch(state, instance) - batch, 1)
+    asked = slo * 1000 if state.params[P.slo_unit_bug] == 1 else slo
+    free_tokens = spec.free_blocks * state.counters[BLOCK_TOKENS]
+    preferred = max(0, longest_that_fits(state, instance, batch, context, group, asked, free_tokens // group))
+    return pick_one(state, source, spec.free_blocks, preferred)
+
+
+policy = Policy("ooco_xllm", PARAMS, route=route, interrupt=preempt, gate=gate, compose=fill_in_order, evict=evict,
+                pull=pull)

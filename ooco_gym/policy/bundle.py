@@ -1,0 +1,118 @@
+"""A policy: six rules, one for each decision point, and the parameters that they read."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.sim import state as s
+
+# Parameters of any policy that the simulator itself reads, and the counter that they set.
+SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME}
+HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
+
+
+@dataclass(frozen=True)
+class Param:
+    """One parameter of a policy: bounds or choices, and what it means (with the paper's section).
+
+    Its value is in `conf/policy/<name>.yaml`; the rules see it as a number: of a choice its position, of a flag 0 or 1.
+    """
+
+    name: str
+    doc: str
+    low: float = -np.inf
+    high: float = np.inf
+    choices: tuple[str, ...] = ()
+
+    def number(self, value: Any, where: str) -> float:
+        """Checks a value and turns it into the number that the rules read.
+
+        Raises:
+            UserError: not one of the choices, not a number, or out of bounds.
+        """
+        if self.choices:
+            if value not in self.choices:
+                raise UserError(f"{where}: {self.name}={value!r} is not one of {', '.join(self.choices)}"
+                                f"{nearest(str(value), self.choices)}")
+            return float(self.choices.index(value))
+        if isinstance(value, bool):
+            value = int(value)
+        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+            raise UserError(f"{where}: {self.name}={value!r} must be a number from {self.low:g} to {self.high:g}")
+        return float(value)
+
+
+def slots(params: tuple[Param, ...]) -> Any:
+    """Names the places of parameters in State.params: `P.slo_margin` is an index, also inside compiled rules."""
+    if len(params) > s.PARAMS:
+        raise ValueError(f"a policy has room for {s.PARAMS} parameters, not {len(params)}")
+    return namedtuple("Slots", [p.name for p in params])(*range(len(params)))  # noqa: PYI024
+
+
+@dataclass(frozen=True)
+class Policy:
+    """A bundle of rules. What a system leaves alone keeps the plain default of `policy/rules.py`.
+
+    Attributes:
+        name: as it is registered.
+        params: declared parameters, in the order of their places in State.params.
+        values: a value for each parameter.
+        class_blind: offline requests are scheduled as online ones (base P/D).
+        prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
+            policy and a `sim.build.Facts`, returns values to set.
+    """
+
+    name: str
+    params: tuple[Param, ...] = ()
+    values: Mapping[str, Any] = field(default_factory=dict)
+    class_blind: bool = False
+    route: Any = None
+    interrupt: Any = None
+    gate: Any = None
+    compose: Any = None
+    evict: Any = None
+    pull: Any = None
+    prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
+
+    def hooks(self) -> tuple[Any, ...]:
+        """The six compiled rules in the order of the decision points."""
+        from ooco_gym.policy import rules
+
+        plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.everybody,
+                 rules.last_joined, rules.never_pull)
+        mine = (getattr(self, name) for name in HOOKS)
+        return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
+
+    def with_values(self, values: Mapping[str, Any], where: str = "policy") -> Policy:
+        """A copy with some parameters set.
+
+        Raises:
+            UserError: a parameter that this policy has not, or a value that it cannot have.
+        """
+        known = {p.name: p for p in self.params}
+        for name, value in values.items():
+            if name not in known:
+                raise UserError(f"{where}: policy '{self.name}' has no parameter '{name}'{nearest(name, known)}; "
+                                f"it has: {', '.join(known) or 'none'}")
+            known[name].number(value, f"{where} {self.name}")
+        return replace(self, values={**self.values, **values})
+
+    def vector(self) -> np.ndarray:
+        """The parameters as float64[PARAMS], as State.params holds them."""
+        vector = np.zeros(s.PARAMS)
+        for place, param in enumerate(self.params):
+            if param.name not in self.values:
+                raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}'")
+            vector[place] = param.number(self.values[param.name], f"policy {self.name}")
+        return vector
+
+    def settings(self) -> dict[int, int]:
+        """The counters that this policy's parameters set for the simulator itself."""
+        numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
+        return {SETTINGS[name]: int(value) for name, value in numbers.items()}

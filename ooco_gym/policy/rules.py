@@ -1,0 +1,200 @@
+"""The vocabulary that rules are written in: compiled helpers over a `View`, and the plainest rule for each point."""
+
+from numba import njit
+
+from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
+from ooco_gym.sim.decode import settle
+from ooco_gym.sim.state import (
+    ALL,
+    DEFAULT_TPOT_PS,
+    FULL,
+    KEEP,
+    NEVER,
+    NOW,
+    OFFLINE,
+    RELAXED_COUNT,
+    RESIDENT,
+    STAY,
+    URGENT,
+    WAITING,
+)
+
+__all__ = ["blocks_for", "length", "predict_decode", "predict_prefill", "settle"]
+
+
+# --- What a rule may ask about an instance --------------------------------------------------------------------------
+@njit
+def decodable(state, instance, row):
+    """(How many requests of a class decode on an instance, the sum of their context lengths in tokens)."""
+    spec, count, context = state.instances[instance], 0, 0
+    members = spec.urgent_members if row == URGENT else spec.offline_members
+    for i in range(members):
+        slot = state.members[row, instance, i]
+        if state.requests[slot].status == RESIDENT:
+            count += 1
+            context += length(state, slot)
+    return count, context
+
+
+@njit
+def saturated_batch(state, instance):
+    """Compute-saturated decode batch size of an instance (bs_sat, OOCO 3.3.3)."""
+    return state.tables[state.instances[instance].belief].bs_sat
+
+
+@njit
+def tpot_bound(state, instance):
+    """The TPOT SLO that binds on an instance, in ps: the tightest of its online requests, else the scenario's."""
+    bound = state.counters[DEFAULT_TPOT_PS]
+    for i in range(state.instances[instance].urgent_members):
+        request = state.requests[state.members[URGENT, instance, i]]
+        if request.online:
+            bound = min(bound, request.tpot_slo_ps)
+    return bound
+
+
+@njit
+def write_urgent(state, instance):
+    """Writes the online requests that decode on an instance to State.picks; returns how many."""
+    count = 0
+    for i in range(state.instances[instance].urgent_members):
+        slot = state.members[URGENT, instance, i]
+        if state.requests[slot].status == RESIDENT:
+            state.picks[count] = slot
+            count += 1
+    return count
+
+
+@njit
+def longest(view):
+    """Position of the candidate with the longest context; the first of equals."""
+    best = 0
+    for i in range(view.candidates.size):
+        if length(view.state, view.candidates[i]) > length(view.state, view.candidates[best]):
+            best = i
+    return best
+
+
+@njit
+def shortest(view):
+    """Position of the candidate with the shortest context; the first of equals."""
+    best = 0
+    for i in range(view.candidates.size):
+        if length(view.state, view.candidates[i]) < length(view.state, view.candidates[best]):
+            best = i
+    return best
+
+
+@njit
+def least_backlog(state, online):
+    """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing)."""
+    best, least = 0, NEVER
+    for instance in range(state.counters[RELAXED_COUNT]):
+        spec = state.instances[instance]
+        tokens = spec.online_waiting_tokens if online else spec.online_waiting_tokens + spec.offline_waiting_tokens
+        backlog = predict_prefill(state, instance, tokens) if tokens > 0 else 0
+        if spec.end_ps > state.counters[NOW] and spec.activity != 0:
+            backlog += spec.end_ps - state.counters[NOW] if online else 0
+        if backlog < least:
+            best, least = instance, backlog
+    return best
+
+
+@njit
+def lightest_strict(state, slot, bound_ps):
+    """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
+    best, least = state.counters[RELAXED_COUNT], NEVER
+    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+        spec = state.instances[instance]
+        online, context = decodable(state, instance, URGENT)
+        latency = predict_decode(state, instance, online + spec.arriving + 1,
+                                 context + spec.arriving_context + length(state, slot))
+        if latency <= bound_ps:
+            return instance
+        if latency < least:
+            best, least = instance, latency
+    return best
+
+
+@njit
+def longest_that_fits(state, instance, batch, context, group, bound, most):
+    """Largest l with L(B and `group` requests of length l) within the bound, by binary search; -1 if none."""
+    low, high = 0, max(0, most)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if predict_decode(state, instance, batch + group, context + group * middle) <= bound:
+            low = middle
+        else:
+            high = middle - 1
+    return low if low > 0 else -1
+
+
+@njit
+def already(state, slot, chosen):
+    """Whether a request is among the first `chosen` picks."""
+    for i in range(chosen):
+        if state.picks[i] == slot:
+            return True
+    return False
+
+
+@njit
+def sort_ascending(keys, values, count):
+    """Sorts the first `count` pairs by key, then by value: Shell sort with Ciura's gaps, no memory taken."""
+    for gap in (701, 301, 132, 57, 23, 10, 4, 1):
+        for i in range(gap, count):
+            key, value, j = keys[i], values[i], i
+            while j >= gap and (keys[j - gap] > key or (keys[j - gap] == key and values[j - gap] > value)):
+                keys[j], values[j] = keys[j - gap], values[j - gap]
+                j -= gap
+            keys[j], values[j] = key, value
+
+
+# --- The plainest rule for each point -------------------------------------------------------------------------------
+@hook(ROUTE)
+def route_least_backlog(view):
+    """Arrivals to the least prefill backlog; online requests to a strict instance; offline ones stay."""
+    state, request = view.state, view.state.requests[view.request]
+    if request.status < WAITING:
+        return least_backlog(state, request.urgent)
+    if request.urgent:
+        return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    return STAY
+
+
+@hook(INTERRUPT)
+def never_interrupt(view):
+    """Offline work runs to its end."""
+    return KEEP
+
+
+@hook(GATE)
+def first_come(view):
+    """Start the first waiting request, always."""
+    return 0
+
+
+@hook(COMPOSE)
+def everybody(view):
+    """All that is resident decodes, whatever the step takes."""
+    view.state.instances[view.instance].bound_ps = NEVER
+    return ALL
+
+
+@hook(EVICT)
+def last_joined(view):
+    """The resident that joined last gives way (as vLLM recomputes)."""
+    return view.candidates.size - 1
+
+
+@hook(PULL)
+def never_pull(view):
+    """Nothing is pulled."""
+    return FULL
+
+
+@njit
+def offline_decodable(state, instance):
+    """How many offline requests decode on an instance."""
+    return decodable(state, instance, OFFLINE)[0]

@@ -1,0 +1,269 @@
+"""A scenario: which cluster serves which load under which promises, for how long and with which random seed."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
+from typing import Any
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.peak import stored_peak_factor
+from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.resources import load_yaml
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True)
+class Slo:
+    """The promises to online requests (PROTOCOL, online quality). Times in seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    tpot_min_tokens: int = 16
+    tpot_from: str = "first_token"
+    gap_s: float | None = None
+    name: str = "custom"
+
+    def __post_init__(self) -> None:
+        for key in ("ttft_s", "tpot_s"):
+            if not 0 < getattr(self, key) < 1e6:
+                raise UserError(f"slo.{key}={getattr(self, key)!r} must be a positive number of seconds")
+        if self.tpot_from not in ("first_token", "first_decode"):
+            raise UserError(f"slo.tpot_from='{self.tpot_from}' must be first_token or first_decode")
+        if self.tpot_min_tokens < 2:
+            raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens} must be at least 2")
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal instances of one role."""
+
+    chip: Any
+    tp: int = 1
+    pp: int = 1
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Pools of relaxed and strict instances that serve one model."""
+
+    name: str
+    model: Any
+    relaxed: tuple[Pool, ...]
+    strict: tuple[Pool, ...]
+    kv_fraction: float = 0.9
+    block_tokens: int = 16
+    kv_link_bytes_per_s: float = 25e9
+    max_batch: int = 1024
+    slo: str = "chat"
+
+    @classmethod
+    def load(cls, value: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
+        """Loads a cluster by name, YAML path or mapping.
+
+        Raises:
+            UserError: unknown name or key, an empty pool, or a figure out of range.
+        """
+        raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
+        known = list(cls.__dataclass_fields__)
+        for key in raw:
+            if key not in known:
+                raise UserError(f"cluster '{raw.get('name', value)}': unknown key '{key}'{nearest(key, known)}")
+        for role in ("relaxed", "strict"):
+            raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
+            if not raw[role]:
+                raise UserError(f"cluster '{raw.get('name', value)}': pool '{role}' needs at least one instance")
+        cluster = cls(**{"name": "custom", **raw})
+        if cluster.kv_link_bytes_per_s <= 0 or cluster.max_batch < 2 or cluster.block_tokens < 1:
+            raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "
+                            "positive")
+        return cluster
+
+    def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
+        """(role, deployment) of each instance, relaxed ones first."""
+        model = load_model(self.model)
+        return [(role, _deployment(self, pool, model, timing))
+                for role, pools in (("relaxed", self.relaxed), ("strict", self.strict))
+                for pool in pools for _ in range(pool.count)]
+
+
+def _pool(group: Any, role: str) -> Pool:
+    if not isinstance(group, Mapping):
+        raise UserError(f"cluster pool '{role}': each group must be a mapping with chip, tp, pp and count")
+    known = list(Pool.__dataclass_fields__)
+    for key in group:
+        if key not in known:
+            raise UserError(f"cluster pool '{role}': unknown key '{key}'{nearest(str(key), known)}")
+    pool = Pool(**{str(key): item for key, item in group.items()})
+    if pool.count < 1:
+        raise UserError(f"cluster pool '{role}': count={pool.count} must be at least 1")
+    return pool
+
+
+def _deployment(cluster: Cluster, pool: Pool, model: Any, timing: str) -> Deployment:
+    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction, timing, cluster.block_tokens)
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """What policies believe of latencies: the truth times `factor`, with a relative spread of `noise`."""
+
+    name: str = "exact"
+    factor: float = 1.0
+    noise: float = 0.0
+
+    @classmethod
+    def load(cls, value: Any) -> Predictor:
+        """Reads `exact`, or a mapping such as `{name: biased, factor: 1.05, noise: 0.02}`."""
+        raw = {"name": value} if isinstance(value, str) else dict(value)
+        known = list(cls.__dataclass_fields__)
+        for key in raw:
+            if key not in known:
+                raise UserError(f"predictor: unknown key '{key}'{nearest(str(key), known)}")
+        predictor = cls(**raw)
+        if predictor.name not in ("exact", "biased"):
+            raise UserError(f"predictor.name='{predictor.name}' must be exact or biased")
+        if predictor.name == "exact" and (predictor.factor, predictor.noise) != (1.0, 0.0):
+            raise UserError("predictor.factor and predictor.noise need predictor.name=biased")
+        if not 0.01 <= predictor.factor <= 100 or not 0 <= predictor.noise <= 1:
+            raise UserError("predictor: factor must be from 0.01 to 100 and noise from 0 to 1")
+        return predictor
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One episode's conditions. Names, YAML paths or mappings are accepted for cluster, workload and slo.
+
+    Attributes:
+        cluster: `conf/cluster` name, path or mapping.
+        workload: what online requests arrive: name, mix (`a+b`), trace file, path or mapping (`ooco_gym.workload`).
+        slo: `conf/slo` name, path or mapping; None takes the cluster's own preset.
+        offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests a second), `jobs`, `lengths`.
+        seed: keys arrivals, lengths and every random draw.
+        duration_s: the measured window.
+        start_s: time of day at which the window starts; None: the start of the workload's own peak.
+        rate_scale: multiplies the online rate; None: the stored peak factor of (workload, cluster, slo), or 1 for a
+            trace file.
+        predictor: what policies believe of latencies.
+        timing: form of the roofline (`ooco_gym.perf.list_timings()`).
+        jitter: relative spread of each iteration's true latency, seeded; 0 is off.
+        protocol: `conf/protocol` name, path or mapping.
+    """
+
+    cluster: Any = "pair_7b"
+    workload: Any = "ooc"
+    slo: Any = None
+    offline: Mapping[str, Any] = field(default_factory=lambda: {"mode": "rate", "rate": 1.0})
+    seed: int = 1
+    duration_s: float = 4 * 3600.0
+    start_s: float | None = None
+    rate_scale: float | None = None
+    warmup_s: float | None = None
+    drain_s: float | None = None
+    predictor: Any = "exact"
+    timing: str = "ooco"
+    jitter: float = 0.0
+    protocol: Any = "default"
+
+    def __post_init__(self) -> None:
+        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "jitter"):
+            value = getattr(self, key)
+            if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
+                raise UserError(f"{key}={value!r} must be a number of at least 0")
+        if self.duration_s == 0:
+            raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
+        if not isinstance(self.seed, int) or isinstance(self.seed, bool):
+            raise UserError(f"seed={self.seed!r} must be a whole number")
+        rate = self.offline.get("rate")
+        if rate is not None and (not isinstance(rate, (int, float)) or not 0 <= rate < math.inf):
+            raise UserError(f"offline.rate={rate!r} must be a number of requests a second, at least 0")
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Scenario:
+        """Builds a scenario from a plain mapping of its fields; other keys are left to the caller."""
+        known = cls.__dataclass_fields__
+        return cls(**{key: value for key, value in config.items() if key in known})
+
+    def with_(self, **changes: Any) -> Scenario:
+        """A copy with some fields changed; `offline_rate` sets the rate alone."""
+        rate = changes.pop("offline_rate", None)
+        changed = replace(self, **changes)
+        if rate is not None:
+            changed = replace(changed, offline={**changed.offline, "rate": float(rate)})
+        return changed
+
+    def load_cluster(self) -> Cluster:
+        """The cluster, loaded."""
+        return Cluster.load(self.cluster)
+
+    def load_slo(self) -> Slo:
+        """The SLO, loaded; the cluster's own preset where none is named."""
+        value = self.slo if self.slo is not None else self.load_cluster().slo
+        raw = dict(value) if isinstance(value, Mapping) else _yaml_copy("slo", value)
+        known = list(Slo.__dataclass_fields__)
+        for key in raw:
+            if key not in known:
+                raise UserError(f"slo: unknown key '{key}'{nearest(str(key), known)}")
+        for key in ("ttft_s", "tpot_s"):
+            if key not in raw:
+                raise UserError(f"slo: key '{key}' is missing (seconds)")
+        return Slo(**raw)
+
+    def load_protocol(self) -> dict[str, Any]:
+        """The protocol's figures, with this scenario's own warm-up and drain."""
+        base = dict(self.protocol) if isinstance(self.protocol, Mapping) else _yaml_copy("protocol", self.protocol)
+        for key in ("warmup_s", "drain_s"):
+            if getattr(self, key) is not None:
+                base[key] = getattr(self, key)
+        return base
+
+    def online_scale(self) -> float:
+        """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
+
+        Raises:
+            UserError: none is given and none stored.
+        """
+        if self.rate_scale is not None:
+            return float(self.rate_scale)
+        if _is_file(self.workload):
+            return 1.0
+        slo = self.load_slo()
+        name = workload_name(self.workload)
+        factor = stored_peak_factor(name, self.load_cluster().name, asdict(slo), slo.tpot_from)
+        if factor is None:
+            raise UserError(f"no peak factor is stored for workload '{name}' on cluster '{self.load_cluster().name}' "
+                            f"under slo '{slo.name}': give rate_scale=… or find it with "
+                            f"'ooco-gym capacity policy=base_pd workload={name} cluster={self.load_cluster().name}'")
+        return factor
+
+    def describe(self) -> dict[str, Any]:
+        """All fields as JSON-able values, with what was left open resolved."""
+        return {**asdict(self), "slo": asdict(self.load_slo()), "rate_scale": self.online_scale(),
+                "predictor": asdict(Predictor.load(self.predictor)), "protocol": self.load_protocol()}
+
+
+@lru_cache(maxsize=64)
+def _yaml_cached(group: str, name: str) -> dict[str, Any]:
+    return load_yaml(group, name)
+
+
+def _yaml_copy(group: str, name: Any) -> dict[str, Any]:
+    return dict(_yaml_cached(group, str(name)))
+
+
+def workload_name(workload: Any) -> str:
+    """A short name of what was given as a workload."""
+    if isinstance(workload, Mapping):
+        return str(workload.get("name") or workload.get("mix") or workload.get("path") or "custom")
+    return str(workload)
+
+
+def _is_file(workload: Any) -> bool:
+    if isinstance(workload, Mapping):
+        return bool(workload.get("path"))
+    return str(workload).endswith((".csv", ".jsonl", ".json", ".parquet", ".gz"))

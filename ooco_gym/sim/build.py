@@ -1,0 +1,241 @@
+"""From cost tables, requests and settings to a `State`: the only place that fills one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import CostTable, Deployment, cost_table
+from ooco_gym.sim import state as s
+from ooco_gym.workload import Trace
+
+PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
+EXACT = 0  # belief: the truth
+
+
+@lru_cache(maxsize=32)
+def _table(deployment: Deployment, max_batch: int) -> CostTable:
+    return cost_table(deployment, max_batch, PREFILL_ENTRIES - 1)
+
+
+@dataclass(frozen=True)
+class Machine:
+    """One instance to be: its role and its deployment."""
+
+    role: str
+    deployment: Deployment
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the simulator itself must know of SLOs, protocol and cluster. Times in seconds."""
+
+    ttft_s: float
+    tpot_s: float
+    tpot_min_tokens: int
+    tpot_from_decode: bool
+    max_batch: int
+    block_tokens: int
+    kv_link_bytes_per_s: float
+    gate_poll_s: float
+    prior_output_tokens: float
+    belief_factor: float = 1.0
+    belief_noise: float = 0.0
+    jitter: float = 0.0
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What a policy may be prepared with: the strict instances' timing, the SLO, the workload's mean context."""
+
+    strict: CostTable
+    tpot_s: float
+    mean_context_tokens: float
+    max_batch: int
+
+    def largest_batch(self, share: float) -> int:
+        """Largest decode batch at the mean context whose step stays within `share` of the TPOT SLO; at least 1."""
+        from ooco_gym.perf import decode_latency_ps
+
+        bound = share * self.tpot_s * s.PS_PER_S
+        low, high = 1, self.max_batch
+        while low < high:
+            middle = (low + high + 1) // 2
+            if decode_latency_ps(self.strict, middle, int(middle * self.mean_context_tokens)) <= bound:
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+
+def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
+    """What policies may be prepared with. The mean context weighs requests by the steps that they are in."""
+    strict = next(machine for machine in machines if machine.role == "strict")
+    output = trace.output_tokens.astype(np.float64)
+    context = trace.prompt_tokens + 0.5 * output
+    mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
+    return Facts(_table(strict.deployment, rules.max_batch), rules.tpot_s, mean, rules.max_batch)
+
+
+def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
+                params: np.ndarray, settings: Mapping[int, int], class_blind: bool, bulk: bool = True,
+                log_capacity: int = 0) -> s.State:
+    """Fills the state of an episode that has not begun.
+
+    Args:
+        machines: instances, relaxed ones first.
+        trace: all requests, arrivals in seconds from the start of the run.
+        rules: SLOs, protocol, cluster.
+        seed: keys every random draw.
+        window_s: start and end of the measured window.
+        params: float64[PARAMS], the policy's parameters.
+        settings: counters that the policy sets (`Policy.settings()`).
+        class_blind: offline requests are scheduled as online ones.
+        bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
+        log_capacity: room for logged events; 0 is off.
+
+    Raises:
+        UserError: the SLO cannot be met even by one token.
+    """
+    tables = [_table(machine.deployment, rules.max_batch) for machine in machines]
+    unique = list({id(table): table for table in tables}.values())
+    _check_slo(unique, rules)
+    relaxed = sum(machine.role == "relaxed" for machine in machines)
+    links = relaxed * (len(machines) - relaxed)
+    rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
+    state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
+                          rules.max_batch, PREFILL_ENTRIES, log_capacity)
+    _fill_tables(state, unique, rules, rows)
+    _fill_instances(state, machines, tables, unique, rows)
+    _fill_links(state, relaxed, rules)
+    _fill_requests(state, trace, rules, window_s, class_blind)
+    _price_requests(state, relaxed)
+    _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
+    state.params[:] = params
+    for slot, value in settings.items():
+        state.counters[slot] = value
+    return state
+
+
+def _check_slo(tables: Sequence[CostTable], rules: Rules) -> None:
+    fastest = min(int(table.decode_ps[1]) for table in tables) / s.PS_PER_S
+    if fastest > rules.tpot_s:
+        raise UserError(f"slo.tpot_s={rules.tpot_s:g} cannot be met: a decode step of one request takes "
+                        f"{fastest:.4g} s on this cluster; raise slo.tpot_s or take more chips")
+
+
+def _fill_tables(state: s.State, unique: Sequence[CostTable], rules: Rules, rows: int) -> None:
+    for belief in range(rows):
+        factor = rules.belief_factor if belief else 1.0
+        for i, table in enumerate(unique):
+            row = belief * len(unique) + i
+            state.decode_ps[row] = np.rint(table.decode_ps * factor).astype(np.int64)
+            state.prefill_ps[row] = np.rint(table.prefill_ps * factor).astype(np.int64)
+            state.head_ps[row] = np.rint(table.head_ps * factor).astype(np.int64)
+            entry = state.tables[row]
+            entry["decode_request_ps"] = np.rint(table.decode_request_ps * factor)
+            entry["decode_token_ps"] = np.rint(table.decode_token_ps * factor)
+            entry["prefill_slope_ps"] = round(table.prefill_slope_ps * factor)
+            entry["prefill_attention"] = table.prefill_attention * factor
+            entry["kv_bytes_per_token"] = table.kv_bytes_per_token
+            entry["noise"] = rules.belief_noise if belief else rules.jitter
+            entry["layers"] = table.layers
+            entry["bs_sat"] = table.bs_sat
+
+
+def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequence[CostTable],
+                    unique: Sequence[CostTable], rows: int) -> None:
+    index = {id(table): i for i, table in enumerate(unique)}
+    instances = state.instances
+    instances["role"] = [s.ROLE_NAMES.index(machine.role) for machine in machines]
+    instances["table"] = [index[id(table)] for table in tables]
+    instances["belief"] = instances["table"] + (rows - 1) * len(unique)
+    instances["total_blocks"] = [table.kv_blocks for table in tables]
+    instances["free_blocks"] = instances["total_blocks"]
+    for key in ("online_head", "online_tail", "offline_head", "offline_tail"):
+        instances[key] = -1
+    instances["pull_wake_ps"] = s.NEVER
+    instances["pull_due"] = 1
+    instances["hold"] = s.HOLD_UNTIL_CHANGE
+    instances["hungry"] = 1
+
+
+def _fill_links(state: s.State, relaxed: int, rules: Rules) -> None:
+    strict = state.instances.size - relaxed
+    links = state.links
+    links["source"] = np.repeat(np.arange(relaxed), strict)
+    links["target"] = relaxed + np.tile(np.arange(strict), relaxed)
+    for key in ("current", "push_head", "push_tail", "pull_head", "pull_tail"):
+        links[key] = -1
+    links["bytes_per_s"] = rules.kv_link_bytes_per_s
+    state.heap[2] = -1
+
+
+def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[float, float],
+                   class_blind: bool) -> None:
+    requests = state.requests
+    requests["arrival_ps"] = np.rint(trace.arrival_s * s.PS_PER_S).astype(np.int64)
+    requests["prompt_tokens"] = trace.prompt_tokens
+    requests["output_tokens"] = trace.output_tokens
+    requests["online"] = trace.online
+    requests["urgent"] = 1 if class_blind else trace.online
+    for key, own, default in (("ttft_slo_ps", trace.ttft_slo_s, rules.ttft_s),
+                              ("tpot_slo_ps", trace.tpot_slo_s, rules.tpot_s)):
+        seconds = np.full(len(trace), default) if own is None else np.where(np.isnan(own), default, own)
+        requests[key] = np.rint(seconds * s.PS_PER_S).astype(np.int64)
+    start, end = (round(edge * s.PS_PER_S) for edge in window_s)
+    requests["counted"] = (requests["arrival_ps"] >= start) & (requests["arrival_ps"] < end)
+    for key in ("instance", "origin", "target", "previous", "next", "position"):
+        requests[key] = -1
+    online = np.flatnonzero(trace.online)
+    deadline = requests["arrival_ps"][online] + requests["ttft_slo_ps"][online]
+    state.deadlines[:] = online[np.argsort(deadline, kind="stable")]
+
+
+def _price_requests(state: s.State, relaxed: int) -> None:
+    """Reference GPU time of each request (PROTOCOL, offline service): its prefill alone on the first relaxed instance,
+    and its output tokens' share of a decode step of 64 at its mean context on the first strict one."""
+    requests, step = state.requests, 64
+    prefill, decode = state.instances["table"][0], state.instances["table"][relaxed]
+    prompt = requests["prompt_tokens"].astype(np.float64)
+    output = requests["output_tokens"].astype(np.float64)
+    entry = state.tables[prefill]
+    last = state.prefill_ps.shape[1] - 1
+    tokens = requests["prompt_tokens"].astype(np.int64)
+    linear = state.prefill_ps[prefill][np.minimum(tokens, last)] + np.maximum(0, tokens - last) * entry["prefill_slope_ps"]
+    roofs = entry["prefill_attention"]
+    attention = np.maximum(*(roofs[j, 0] * prompt * prompt + (roofs[j, 1] + roofs[j, 2]) * prompt for j in range(2)))
+    size = min(step, state.decode_ps.shape[1] - 1)
+    entry = state.tables[decode]
+    context = size * (prompt + 0.5 * output)
+    request_ps, token_ps = entry["decode_request_ps"], entry["decode_token_ps"]
+    roof = np.maximum(*(request_ps[j] * size + token_ps[j] * context for j in range(2)))
+    share = (state.decode_ps[decode, size] + roof) / size
+    requests["service_ps"] = np.rint(linear + state.head_ps[prefill, 1] + attention + output * share).astype(np.int64)
+
+
+def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
+                   class_blind: bool) -> None:
+    counters = state.counters
+    for key in (s.PUSH_HEAD, s.PUSH_TAIL, s.OFFLINE_PUSH_HEAD, s.OFFLINE_PUSH_TAIL):
+        counters[key] = -1
+    counters[s.SEED] = seed
+    counters[s.WINDOW_START], counters[s.WINDOW_END] = (round(edge * s.PS_PER_S) for edge in window_s)
+    counters[s.OPEN_ONLINE] = int(np.count_nonzero((state.requests["online"] == 1) & (state.requests["counted"] == 1)))
+    counters[s.BULK] = int(bulk)
+    counters[s.CLASS_BLIND] = int(class_blind)
+    counters[s.GATE_WINDOW] = 8
+    counters[s.PREFILL_TOKENS] = 2048
+    counters[s.BLOCK_TOKENS] = rules.block_tokens
+    counters[s.TPOT_MIN_TOKENS] = rules.tpot_min_tokens
+    counters[s.TPOT_FROM_DECODE] = int(rules.tpot_from_decode)
+    counters[s.GATE_POLL_PS] = round(rules.gate_poll_s * s.PS_PER_S)
+    counters[s.RELAXED_COUNT] = relaxed
+    counters[s.DEFAULT_TTFT_PS] = round(rules.ttft_s * s.PS_PER_S)
+    counters[s.DEFAULT_TPOT_PS] = round(rules.tpot_s * s.PS_PER_S)
+    state.stats[s.OFFLINE_OUTPUT_MEAN] = rules.prior_output_tokens
+    state.stats[s.ONLINE_OUTPUT_MEAN] = rules.prior_output_tokens

@@ -1,0 +1,325 @@
+"""Decode runs: as many equal steps at once as nothing can change in between.
+
+A run is a batch and a number of steps. It ends by itself where something changes inside (a request finishes, memory
+runs short, the composition would change), and an event from outside cuts it at the end of the step in progress. While
+a step runs, its requests already hold the memory of the token that it makes.
+"""
+
+import math
+
+from numba import njit
+
+from ooco_gym.sim.costs import (
+    MAX_STEPS,
+    blocks_for,
+    decode_latency,
+    decode_sum,
+    jittered,
+    length,
+    steps_to_reach,
+    steps_within,
+)
+from ooco_gym.sim.memory import (
+    TPOT_BIT,
+    cancel_reservation,
+    check_token,
+    finish,
+    finish_deadline,
+    take_blocks,
+)
+from ooco_gym.sim.queues import LOG_DECODE_RUN, add_dispatch, log_event, remove_member, schedule
+from ooco_gym.sim.state import (
+    BATCH,
+    BULK,
+    DECODE,
+    HOLD,
+    IDLE,
+    ITL_BINS,
+    NEVER,
+    NOW,
+    OFFLINE,
+    RESIDENT,
+    SOURCE,
+    STOP,
+    TPOT_FROM_DECODE,
+    URGENT,
+)
+
+ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
+ITL_WIDTH = math.log(1.02)
+
+
+@njit
+def itl_bin(gap_ps):
+    """Bin of an inter-token time: logarithmic, 2 % wide."""
+    if gap_ps <= ITL_FIRST_PS:
+        return 0
+    return min(ITL_BINS - 1, 1 + int(math.log(gap_ps / ITL_FIRST_PS) / ITL_WIDTH))
+
+
+@njit
+def _past(state, instance):
+    """1 where a step that ends exactly now has been dealt with already: events at one time go by source."""
+    return 1 if instance < state.counters[SOURCE] else 0
+
+
+@njit
+def fill_batch(state, instance, picks):
+    """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
+    spec, count = state.instances[instance], 0
+    if picks >= 0:
+        for i in range(min(picks, state.picks.size)):
+            slot = state.picks[i]
+            if state.requests[slot].status == RESIDENT and state.requests[slot].instance == instance:
+                state.members[BATCH, instance, count] = slot
+                count += 1
+    else:
+        for row in (URGENT, OFFLINE):
+            members = spec.urgent_members if row == URGENT else spec.offline_members
+            for i in range(members):
+                slot = state.members[row, instance, i]
+                if state.requests[slot].status == RESIDENT:
+                    state.members[BATCH, instance, count] = slot
+                    count += 1
+    spec.running = count
+    spec.all_included = 1 if count == spec.decodable else 0
+    return count
+
+
+@njit
+def growth(state, instance, steps):
+    """Blocks that the batch needs beyond what it holds, to make `steps` more tokens each."""
+    total = 0
+    for i in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, i]
+        total += max(0, blocks_for(state, length(state, slot) + steps) - state.requests[slot].blocks)
+    return total
+
+
+@njit
+def _steps_in_memory(state, instance, most):
+    """Largest number of steps, at most `most`, whose growth fits the free blocks; at least 1 (checked before)."""
+    free = state.instances[instance].free_blocks
+    if growth(state, instance, most) <= free:
+        return most
+    low = 1
+    while low < most:
+        middle = (low + most + 1) // 2
+        if growth(state, instance, middle) <= free:
+            low = middle
+        else:
+            most = middle - 1
+    return low
+
+
+@njit
+def start_run(state, instance):
+    """Starts the composed batch, whose first step's growth is known to fit."""
+    spec, counters = state.instances[instance], state.counters
+    n, context, steps, miss_ps = spec.running, 0, MAX_STEPS, NEVER
+    for i in range(n):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        context += length(state, slot)
+        steps = min(steps, request.output_tokens - request.generated_tokens)
+        if request.first_decode_ps == 0:
+            request.first_decode_ps = counters[NOW]
+        if request.online and request.violated & TPOT_BIT == 0:
+            miss_ps = min(miss_ps, finish_deadline(state, slot, counters[TPOT_FROM_DECODE]))
+    if counters[BULK] == 0 or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
+        steps = 1
+    elif spec.bound_ps < NEVER:
+        if state.tables[spec.belief].noise > 0.0:
+            steps = 1
+        else:
+            steps = min(steps, max(1, steps_within(state, spec.belief, n, context, spec.bound_ps)))
+    if counters[NOW] < spec.pull_wake_ps < NEVER and steps > 1:
+        wait = spec.pull_wake_ps - counters[NOW]
+        steps = steps_to_reach(state, spec.table, n, context, wait, steps, 0)
+    if miss_ps < NEVER and steps > 1:  # ends where a miss becomes certain, so that it is charged at that very step
+        steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - counters[NOW]), steps, 1)
+    if steps > 1:
+        steps = _steps_in_memory(state, instance, steps)
+    _reserve(state, instance, 1)
+    spec.activity = DECODE
+    spec.start_ps = counters[NOW]
+    spec.steps = steps
+    spec.batch_size = n
+    spec.context = context
+    spec.interrupted = 0
+    spec.end_ps = spec.start_ps + _duration(state, instance, steps)
+    spec.natural_end_ps = spec.end_ps
+    schedule(state, instance, spec.end_ps)
+
+
+@njit
+def _duration(state, instance, steps):
+    spec = state.instances[instance]
+    total = decode_sum(state, spec.table, spec.batch_size, spec.context, steps)
+    return jittered(state, instance, spec.steps_begun, total) if steps == 1 else total
+
+
+@njit
+def _reserve(state, instance, ahead):
+    """Makes every running request hold the memory of `ahead` more tokens."""
+    taken = 0
+    for i in range(state.instances[instance].running):
+        request = state.requests[state.members[BATCH, instance, i]]
+        tokens = request.prompt_tokens + request.generated_tokens + ahead
+        blocks = blocks_for(state, tokens)
+        if blocks > request.blocks:
+            taken += blocks - request.blocks
+            request.blocks = blocks
+    take_blocks(state, instance, taken)
+
+
+@njit
+def _advance(state, instance, steps, end_ps):
+    """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses."""
+    spec = state.instances[instance]
+    first = end_ps - spec.start_ps
+    last = first
+    if steps > 1:
+        first = decode_latency(state, spec.table, spec.batch_size, spec.context)
+        last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
+    continuing = 0
+    for i in range(spec.running):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        if request.online:
+            gap = spec.start_ps + first - request.last_token_ps
+            request.max_gap_ps = max(request.max_gap_ps, max(gap, last))
+            if request.counted:
+                continuing += 1
+                state.itl[itl_bin(gap)] += 1
+        request.generated_tokens += steps
+        request.last_token_ps = end_ps
+        if request.online and request.generated_tokens < request.output_tokens:
+            check_token(state, slot, end_ps)
+    if steps > 1 and continuing > 0:
+        _count_gaps(state, instance, steps, continuing)
+    spec.decoded_tokens += steps * spec.running
+    spec.decode_steps += steps
+    spec.decode_ps += end_ps - spec.start_ps
+    spec.steps_begun += steps
+    spec.context += steps * spec.batch_size
+    spec.steps -= steps
+    spec.start_ps = end_ps
+
+
+@njit
+def _count_gaps(state, instance, steps, requests):
+    """Inter-token times of all steps of a run but the first."""
+    spec = state.instances[instance]
+    low = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + spec.batch_size))
+    high = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size))
+    if low == high:
+        state.itl[low] += requests * (steps - 1)
+        return
+    for step in range(1, steps):
+        gap = decode_latency(state, spec.table, spec.batch_size, spec.context + step * spec.batch_size)
+        state.itl[itl_bin(gap)] += requests
+
+
+@njit
+def settle(state, instance):
+    """Brings a run's books up to now: the steps that are over are written down, the one in progress goes on."""
+    spec = state.instances[instance]
+    if spec.activity != DECODE or spec.steps <= 1:
+        return
+    elapsed = state.counters[NOW] - spec.start_ps
+    current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps,
+                             _past(state, instance))
+    if current > 1:
+        over = decode_sum(state, spec.table, spec.batch_size, spec.context, current - 1)
+        _advance(state, instance, current - 1, spec.start_ps + over)
+        _reserve(state, instance, 1)
+
+
+@njit
+def cut(state, instance):
+    """Lets a run end with the step in progress: something changed that its next step must see."""
+    spec = state.instances[instance]
+    if spec.activity != DECODE or spec.steps <= 1:
+        return
+    settle(state, instance)
+    if spec.steps > 1:
+        spec.steps = 1
+        spec.end_ps = spec.start_ps + _duration(state, instance, 1)
+        spec.natural_end_ps = spec.end_ps
+        schedule(state, instance, spec.end_ps)
+
+
+@njit
+def wake(state, instance):
+    """Something changed on an instance: it is dispatched if idle, and its run is cut if it decodes."""
+    if state.instances[instance].activity == IDLE:
+        add_dispatch(state, instance)
+    else:
+        cut(state, instance)
+
+
+@njit
+def leave_batch(state, instance, slot):
+    """Takes a request that loses its memory out of the batch that is running, if it is in it."""
+    spec = state.instances[instance]
+    if spec.activity != DECODE:
+        return
+    for i in range(spec.running):
+        if state.members[BATCH, instance, i] == slot:
+            for j in range(i, spec.running - 1):
+                state.members[BATCH, instance, j] = state.members[BATCH, instance, j + 1]
+            spec.running -= 1
+            return
+
+
+@njit
+def end_run(state, instance):
+    """The run's last step is over. Returns how many requests finished."""
+    spec = state.instances[instance]
+    if spec.interrupted:
+        spec.decode_ps += spec.end_ps - spec.start_ps
+        spec.wasted_ps += spec.end_ps - spec.start_ps
+        spec.steps_begun += 1
+        spec.activity = IDLE
+        return 0
+    log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
+    _advance(state, instance, spec.steps, spec.end_ps)
+    spec.activity = IDLE
+    finished = 0
+    for i in range(spec.running):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        if request.generated_tokens >= request.output_tokens:
+            if request.status == RESIDENT:
+                spec.decodable -= 1
+            else:
+                spec.leaving -= 1
+                cancel_reservation(state, slot)
+            remove_member(state, instance, slot)
+            finish(state, slot)
+            finished += 1
+    return finished
+
+
+@njit
+def interrupt_step(state, instance, layers):
+    """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
+    cut(state, instance)
+    spec = state.instances[instance]
+    duration = spec.end_ps - spec.start_ps
+    done = -((spec.start_ps - state.counters[NOW]) * layers // duration)
+    stop_ps = spec.start_ps + done * duration // layers
+    if done >= layers or stop_ps >= spec.end_ps:
+        return 0
+    spec.end_ps = max(stop_ps, state.counters[NOW])
+    spec.interrupted = 1
+    schedule(state, instance, spec.end_ps)
+    return STOP
+
+
+@njit
+def first_step_fits(state, instance):
+    """Whether the batch's next token fits the free memory."""
+    spec = state.instances[instance]
+    return spec.running <= spec.free_blocks or growth(state, instance, 1) <= spec.free_blocks

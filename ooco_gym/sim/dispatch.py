@@ -1,0 +1,366 @@
+"""What an idle instance does next, and where a prefilled request goes: the resumable tasks of the loop.
+
+Each function here runs up to a decision, asks for it (`ask`), and goes on when it is answered. Where the answer comes
+from outside, the function returns 0, the loop returns to its caller, and the same task is run again with the answer:
+so nothing may be changed before a decision that the second run would change again.
+"""
+
+import numpy as np
+from numba import njit
+
+from ooco_gym.sim.decode import cut, fill_batch, first_step_fits, leave_batch, settle, start_run, wake
+from ooco_gym.sim.memory import evict
+from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
+from ooco_gym.sim.queues import add_task, cancel, join_push_queue, leave_push_queue, schedule
+from ooco_gym.sim.state import (
+    ANSWER,
+    ANSWERED,
+    ASK,
+    COMPOSE,
+    DECISIONS,
+    EVICT,
+    GATE,
+    GATE_POLL_PS,
+    GATE_WINDOW,
+    HOLD,
+    HOLD_UNTIL_CHANGE,
+    IDLE,
+    NEVER,
+    NO_POINT,
+    NOW,
+    OFFLINE,
+    OFFLINE_PUSH_HEAD,
+    PENDING,
+    PENDING_COUNT,
+    PENDING_INSTANCE,
+    PENDING_REQUEST,
+    PULL,
+    PUSH_HEAD,
+    PUSH_WAITING,
+    RELAXED,
+    RELAXED_COUNT,
+    RESIDENT,
+    RETRY_PUSHES,
+    ROUTE,
+    STAY,
+    STRICT,
+    URGENT,
+    View,
+)
+from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send
+
+DONE, UNANSWERED = 1, 0
+CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
+
+
+@njit
+def ask(state, point, instance, slot, count, hook):
+    """Takes a decision: from outside where that is what was asked for, else from the hook.
+
+    The candidates are State.picks[:count]. Returns the answer, or ASK where the loop must return to its caller.
+    """
+    counters = state.counters
+    if counters[ANSWERED] == 1 and counters[PENDING] == point:
+        counters[ANSWERED] = 0
+        counters[PENDING] = NO_POINT
+        counters[DECISIONS] += 1
+        return counters[ANSWER]
+    answer = hook(View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
+    if answer == ASK:
+        counters[PENDING] = point
+        counters[PENDING_INSTANCE] = instance
+        counters[PENDING_REQUEST] = slot
+        counters[PENDING_COUNT] = count
+        return answer
+    counters[DECISIONS] += 1
+    return answer
+
+
+@njit
+def gather_evictable(state, instance, row):
+    """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
+    spec, found, blocks = state.instances[instance], 0, 0
+    members = spec.urgent_members if row == URGENT else spec.offline_members
+    for i in range(members):
+        slot = state.members[row, instance, i]
+        status = state.requests[slot].status
+        if status == RESIDENT or (status == PUSH_WAITING and row == OFFLINE):
+            state.picks[found] = slot
+            blocks += state.requests[slot].blocks
+            found += 1
+    return found, blocks
+
+
+@njit
+def evict_from(state, instance, slot):
+    """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
+    settle(state, instance)
+    leave_batch(state, instance, slot)
+    cut(state, instance)
+    origin = state.requests[slot].origin
+    evict(state, slot)
+    spec = state.instances[instance]
+    spec.pull_due = 1
+    if state.counters[PUSH_HEAD] >= 0 or state.counters[OFFLINE_PUSH_HEAD] >= 0:
+        add_task(state, RETRY_PUSHES, -1, -1)
+    wake(state, origin)
+
+
+@njit
+def legal(answer, count):
+    """An answer from outside that is out of range falls back to the first candidate."""
+    return answer if 0 <= answer < count else 0
+
+
+# --- An idle instance -----------------------------------------------------------------------------------------------
+@njit
+def dispatch(state, instance, gate, compose, evict_hook, pull):
+    """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
+    spec = state.instances[instance]
+    while spec.activity == IDLE:
+        if spec.stage == CHOOSE:
+            if spec.role == RELAXED:
+                done = _start_online(state, instance, evict_hook)
+                if done < 0:
+                    done = _start_offline(state, instance, gate)
+                if done >= 0:
+                    return done
+            spec.stage = COMPOSING
+        if spec.stage == COMPOSING:
+            if _compose(state, instance, compose) == UNANSWERED:
+                return UNANSWERED
+            spec.stage = PULLING
+        if spec.stage == PULLING:
+            if spec.role == STRICT and _pull(state, instance, pull) == UNANSWERED:
+                return UNANSWERED
+            spec.stage = STARTING
+        if spec.running == 0:
+            _rest(state, instance)
+            return DONE
+        if first_step_fits(state, instance):
+            spec.stage = CHOOSE
+            start_run(state, instance)
+            return DONE
+        done = _make_room(state, instance, evict_hook)
+        if done >= 0:
+            return done
+    return DONE
+
+
+@njit
+def _compose(state, instance, compose):
+    """Asks which residents take part in the next step, and writes the batch."""
+    if state.instances[instance].decodable == 0:
+        fill_batch(state, instance, 0)
+        return DONE
+    answer = ask(state, COMPOSE, instance, -1, 0, compose)
+    if answer == ASK:
+        return UNANSWERED
+    fill_batch(state, instance, answer)
+    return DONE
+
+
+@njit
+def _pull(state, instance, pull):
+    """Asks a strict instance whom it pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
+    spec = state.instances[instance]
+    if spec.pull_due == 0 and state.counters[NOW] < spec.pull_wake_ps:
+        return DONE
+    answer = ask(state, PULL, instance, -1, 0, pull)
+    if answer == ASK:
+        return UNANSWERED
+    spec.pull_due = 0
+    if spec.pull_wake_ps <= state.counters[NOW]:
+        spec.pull_wake_ps = NEVER  # a rule that wants to be asked again by the clock sets a later time
+    spec.hungry = 1 if answer == 0 else 0
+    accepted = 0
+    for i in range(min(answer, state.picks.size)):
+        accepted += accept_pull(state, state.picks[i], instance)
+    if accepted > 0:
+        spec.last_pull_ps = state.counters[NOW]
+    return DONE
+
+
+@njit
+def _rest(state, instance):
+    """Nothing to run: the instance sleeps until something changes, or until its gate is asked again."""
+    spec = state.instances[instance]
+    spec.stage = CHOOSE
+    spec.running = 0
+    if spec.role == RELAXED and spec.hold == HOLD and spec.offline_waiting > 0:
+        schedule(state, instance, state.counters[NOW] + state.counters[GATE_POLL_PS])
+    elif spec.role == STRICT and state.counters[NOW] < spec.pull_wake_ps < NEVER:
+        schedule(state, instance, spec.pull_wake_ps)
+    else:
+        cancel(state, instance)
+
+
+@njit
+def _start_online(state, instance, evict_hook):
+    """Online prefill first; offline residents give way to it. Returns -1 where there is none that can start."""
+    spec = state.instances[instance]
+    while spec.online_waiting > 0:
+        head = spec.online_head
+        if prefill_fits(state, instance, head):
+            start_prefill(state, instance, head)
+            return DONE
+        if spec.suspended > 0:
+            drop_suspended(state, instance)
+            continue
+        found, blocks = gather_evictable(state, instance, OFFLINE)
+        if found == 0 or spec.free_blocks + blocks < prompt_blocks(state, head):
+            return -1
+        answer = ask(state, EVICT, instance, head, found, evict_hook)
+        if answer == ASK:
+            return UNANSWERED
+        evict_from(state, instance, state.picks[legal(answer, found)])
+    return -1
+
+
+@njit
+def gather_waiting(state, instance):
+    """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
+    slot, found, seen = state.instances[instance].offline_head, 0, 0
+    window = min(state.counters[GATE_WINDOW], state.picks.size)
+    while slot >= 0 and seen < window:
+        if prefill_fits(state, instance, slot):
+            state.picks[found] = slot
+            found += 1
+        seen += 1
+        slot = state.requests[slot].next
+    return found
+
+
+@njit
+def _start_offline(state, instance, gate):
+    """With no online request pending: resume, or ask the gate. Returns -1 where it holds."""
+    spec = state.instances[instance]
+    spec.hold = HOLD_UNTIL_CHANGE
+    if spec.online_waiting > 0:
+        return -1
+    if spec.suspended > 0:
+        resume_prefill(state, instance)
+        return DONE
+    if spec.offline_waiting == 0:
+        return -1
+    found = gather_waiting(state, instance)
+    if found == 0:
+        return -1
+    answer = ask(state, GATE, instance, -1, found, gate)
+    if answer == ASK:
+        return UNANSWERED
+    if 0 <= answer < found:
+        start_prefill(state, instance, state.picks[answer])
+        return DONE
+    spec.hold = HOLD_UNTIL_CHANGE if answer == HOLD_UNTIL_CHANGE else HOLD
+    return -1
+
+
+@njit
+def _make_room(state, instance, evict_hook):
+    """The composed batch's next tokens do not fit: somebody gives way. Returns -1 to compose anew."""
+    spec = state.instances[instance]
+    found, _ = gather_evictable(state, instance, OFFLINE)
+    if found == 0:
+        found, _ = gather_evictable(state, instance, URGENT)
+    if found == 0 or (found == 1 and spec.running == 1):
+        _rest(state, instance)  # the memory is held by transfers: their end wakes it
+        return DONE
+    answer = ask(state, EVICT, instance, -1, found, evict_hook)
+    if answer == ASK:
+        return UNANSWERED
+    spec.stage = CHOOSE
+    evict_from(state, instance, state.picks[legal(answer, found)])
+    return -1
+
+
+# --- A prefilled request --------------------------------------------------------------------------------------------
+@njit
+def place(state, slot, queued, route, evict_hook):
+    """Finds a prefilled request its place to decode. Returns UNANSWERED, DONE, or -1 where it must wait.
+
+    `queued` says whether it is in the queue for a decode instance, which it then leaves.
+    """
+    request = state.requests[slot]
+    if request.target < 0:
+        answer = _choose_target(state, slot, route)
+        if answer == ASK:
+            return UNANSWERED
+        if answer == STAY:
+            if queued:
+                leave_push_queue(state, slot)
+            request.status = RESIDENT
+            state.instances[request.instance].decodable += 1
+            _tell_hungry(state)
+            wake(state, request.instance)
+            return DONE
+        if answer < 0:
+            return -1
+        request.target = answer
+    target = request.target
+    settle(state, target)
+    while not can_reserve(state, slot, target):
+        found, blocks = gather_evictable(state, target, OFFLINE)
+        spec = state.instances[target]
+        if not request.urgent or found == 0 or spec.free_blocks + blocks < blocks_there(state, slot):
+            request.target = -1
+            return -1
+        answer = ask(state, EVICT, target, slot, found, evict_hook)
+        if answer == ASK:
+            return UNANSWERED
+        evict_from(state, target, state.picks[legal(answer, found)])
+    if queued:
+        leave_push_queue(state, slot)
+    reserve(state, slot, target)
+    send(state, slot, True)
+    return DONE
+
+
+@njit
+def _choose_target(state, slot, route):
+    relaxed, instances = state.counters[RELAXED_COUNT], state.instances.size
+    if state.requests[slot].urgent and instances - relaxed == 1:
+        return relaxed
+    answer = ask(state, ROUTE, -1, slot, 0, route)
+    if answer >= 0 and not relaxed <= answer < instances:
+        return relaxed
+    return answer
+
+
+@njit
+def _tell_hungry(state):
+    """A new offline request decodes on a relaxed instance: strict ones that found nobody to pull look again."""
+    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+        if state.instances[instance].hungry:
+            state.instances[instance].hungry = 0
+            state.instances[instance].pull_due = 1
+            wake(state, instance)
+
+
+@njit
+def retry_pushes(state, route, evict_hook):
+    """Tries the heads of the queues for decode instances again, online first, until one has to wait on."""
+    counters = state.counters
+    for queue in (PUSH_HEAD, OFFLINE_PUSH_HEAD):
+        while counters[queue] >= 0:
+            slot = counters[queue]
+            placed = place(state, slot, True, route, evict_hook)
+            if placed == UNANSWERED:
+                return UNANSWERED
+            if placed < 0:
+                break
+    return DONE
+
+
+@njit
+def place_new(state, slot, route, evict_hook):
+    """First try of a request that has just been prefilled: it queues where it cannot be placed."""
+    queue = PUSH_HEAD if state.requests[slot].urgent else OFFLINE_PUSH_HEAD
+    placed = -1
+    if state.counters[queue] < 0:  # first come, first served
+        placed = place(state, slot, False, route, evict_hook)
+    if placed == UNANSWERED:
+        return UNANSWERED
+    if placed < 0:
+        join_push_queue(state, slot, False)
+    return DONE

@@ -1,0 +1,264 @@
+"""Running a scenario from Python: all at once, or decision by decision."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.decisions import POINTS, ask_outside
+from ooco_gym.errors import UserError
+from ooco_gym.policy import Policy, policy_of
+from ooco_gym.scenario import Predictor, Scenario
+from ooco_gym.sim import state as s
+from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
+from ooco_gym.sim.loop import run as run_loop
+from ooco_gym.workload import Trace, load_workload, merge, offline_load, workload_peak_start_s
+
+LOG_ENTRIES = 65_536
+SUMS = {name: getattr(s, name.upper()) for name in (
+    "online_arrived", "online_finished", "ttft_misses", "tpot_misses", "violations", "offline_arrived",
+    "offline_finished", "service_ps", "offline_output_tokens", "offline_prompt_tokens", "wasted_tokens", "wasted_ps",
+    "evictions", "migrations", "interruptions", "decisions", "events")}
+
+
+@dataclass(frozen=True)
+class Run:
+    """What came out of a simulation. Times in the arrays are picoseconds since the start of the warm-up."""
+
+    scenario: Scenario
+    policy: str
+    params: dict[str, Any]
+    requests: np.ndarray  # REQUEST[n]
+    instances: np.ndarray  # INSTANCE[m]
+    itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (`itl_edges_s`)
+    window_s: tuple[float, float]
+    counters: dict[str, int]
+    samples: dict[str, np.ndarray]
+    log: np.ndarray  # LOG[events], empty where logging was off
+    simulated_s: float
+    wall_s: float
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The protocol's figures (`ooco_gym.metrics.summarise`)."""
+        from ooco_gym.metrics import summarise
+
+        return summarise(self)
+
+
+def itl_edges_s() -> np.ndarray:
+    """Upper edges of the bins of inter-token times, in seconds: float64[ITL_BINS], the last one infinite."""
+    edges = 1e-4 * 1.02 ** np.arange(s.ITL_BINS)
+    edges[-1] = np.inf
+    return edges
+
+
+def requests_of(scenario: Scenario) -> tuple[Trace, tuple[float, float]]:
+    """All requests of a scenario, in seconds from the start of the warm-up, and the measured window."""
+    protocol = scenario.load_protocol()
+    warmup_s, drain_s = float(protocol["warmup_s"]), float(protocol["drain_s"])
+    start_s = scenario.start_s
+    if start_s is None:
+        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
+    total_s = warmup_s + scenario.duration_s + drain_s
+    begin_s = max(0.0, start_s - warmup_s)
+    online = load_workload(scenario.workload, start_s=begin_s, duration_s=total_s, seed=scenario.seed,
+                           rate_scale=scenario.online_scale()).shift(-begin_s)
+    offline = dict(scenario.offline)
+    mode = str(offline.get("mode", "rate"))
+    at_s = warmup_s if mode == "jobs" else 0.0
+    load = offline_load(mode, duration_s=total_s, seed=scenario.seed, rate=offline.get("rate"),
+                        jobs=offline.get("jobs"), lengths=offline.get("lengths", "ooc"), start_s=at_s)
+    return merge(online, load), (warmup_s, warmup_s + scenario.duration_s)
+
+
+def rules_of(scenario: Scenario) -> Rules:
+    """What the simulator must know of a scenario's SLOs, protocol and cluster."""
+    slo, protocol, cluster = scenario.load_slo(), scenario.load_protocol(), scenario.load_cluster()
+    predictor = Predictor.load(scenario.predictor)
+    return Rules(slo.ttft_s, slo.tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
+                 cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol["gate_poll_s"]),
+                 float(protocol["prior_output_tokens"]), predictor.factor, predictor.noise, scenario.jitter)
+
+
+@dataclass
+class Simulation:
+    """One episode that can be driven from Python.
+
+    Args:
+        scenario: what is played.
+        policy: who decides: a name, a mapping with parameters, or a `Policy`.
+        outside: decision points (names) that the caller answers.
+        bulk: many decode steps at once; off, one at a time, with the same result.
+        log: whether events are logged.
+
+    Examples:
+        >>> simulation = Simulation(Scenario(duration_s=60.0, rate_scale=0.1), "ooco", outside=("gate",))
+        >>> while simulation.advance():
+        ...     simulation.answer(simulation.rule_answer())
+    """
+
+    scenario: Scenario
+    policy: Any = "ooco"
+    outside: tuple[str, ...] = ()
+    bulk: bool = True
+    log: bool = False
+    state: s.State = field(init=False)
+
+    def __post_init__(self) -> None:
+        trace, self.window_s = requests_of(self.scenario)
+        rules = rules_of(self.scenario)
+        cluster = self.scenario.load_cluster()
+        machines = [Machine(role, deployment) for role, deployment in cluster.deployments(self.scenario.timing)]
+        self.policy = prepared(policy_of(self.policy), facts_of(machines, trace, rules))
+        self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
+                                 params=self.policy.vector(), settings=self.policy.settings(),
+                                 class_blind=self.policy.class_blind, bulk=self.bulk,
+                                 log_capacity=LOG_ENTRIES if self.log else 0)
+        self.rules = self.policy.hooks()
+        names = [point.name for point in POINTS]
+        for name in self.outside:
+            if name not in names:
+                raise UserError(f"unknown decision point '{name}'; expected one of: {', '.join(names)}")
+        self._hooks = tuple(ask_outside if point.name in self.outside else rule
+                            for point, rule in zip(POINTS, self.rules, strict=True))
+        self._answer = s.ASK
+        self._logged: list[np.ndarray] = []
+        drain_s = float(self.scenario.load_protocol()["drain_s"])
+        self.end_ps = round((self.window_s[1] + drain_s) * s.PS_PER_S)
+
+    @property
+    def now_s(self) -> float:
+        """The clock, in seconds since the start of the warm-up."""
+        return int(self.state.counters[s.NOW]) / s.PS_PER_S
+
+    @property
+    def finished(self) -> bool:
+        """Whether the window is over and every counted online request is settled, or the drain has run out."""
+        counters = self.state.counters
+        over = counters[s.NOW] >= counters[s.WINDOW_END] and counters[s.OPEN_ONLINE] <= 0
+        return bool(over or counters[s.NOW] >= self.end_ps)
+
+    def advance(self, until_s: float | None = None) -> bool:
+        """Runs until a decision is open (True), or until `until_s` or the end (False)."""
+        until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
+        while True:
+            why = run_loop(self.state, *self._hooks, until_ps, self._answer)
+            self._answer = s.ASK
+            if why != s.LOG_FULL:
+                return why == s.ASKED
+            self._take_log()
+
+    def answer(self, value: int) -> None:
+        """Answers the open decision; wide answers are written to `state.picks` first."""
+        self._answer = int(value)
+
+    def view(self) -> s.View:
+        """What a rule sees at the open decision."""
+        counters = self.state.counters
+        return s.View(self.state, int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST]),
+                      self.state.picks[: int(counters[s.PENDING_COUNT])])
+
+    @property
+    def pending(self) -> str | None:
+        """Name of the decision point that is open."""
+        index = int(self.state.counters[s.PENDING])
+        return POINTS[index - 1].name if index != s.NO_POINT else None
+
+    def rule_answer(self, policy: Policy | None = None) -> int:
+        """What the policy's own rule (or another policy's) answers to the open decision."""
+        index = int(self.state.counters[s.PENDING]) - 1
+        hooks = self.rules if policy is None else policy.hooks()
+        return int(hooks[index](self.view()))
+
+    def events(self) -> np.ndarray:
+        """The events logged so far: LOG[n]."""
+        self._take_log()
+        return np.concatenate(self._logged) if self._logged else np.zeros(0, s.LOG)
+
+    def _take_log(self) -> None:
+        used = int(self.state.counters[s.LOG_USED])
+        if used:
+            self._logged.append(self.state.log[:used].copy())
+            self.state.counters[s.LOG_USED] = 0
+
+
+def prepared(policy: Policy, facts: Facts) -> Policy:
+    """Sets the parameters that a policy derives from the scenario."""
+    if policy.prepare is None:
+        return policy
+    return replace(policy, values={**policy.values, **policy.prepare(policy, facts)})
+
+
+def simulate(scenario: Scenario, policy: str | Mapping[str, Any] | Policy = "ooco", *,
+             params: Mapping[str, Any] | None = None, sample_s: float = 60.0, log: bool = False,
+             bulk: bool = True) -> Run:
+    """Plays a scenario under a policy.
+
+    Args:
+        scenario: what is played.
+        policy: a name (`ooco`, `ooco:slo_margin=0.85`), a mapping with parameters, or a `Policy`.
+        params: parameters to set besides.
+        sample_s: interval of the samples over time, in seconds.
+        log: whether every event is logged (`Run.log`).
+        bulk: many decode steps at once; off, one at a time, with the same result.
+
+    Raises:
+        UserError: unknown names, a model that does not fit, or an SLO that cannot be met.
+    """
+    chosen = policy_of(policy)
+    if params:
+        chosen = chosen.with_values(params)
+    begun = time.perf_counter()
+    simulation = Simulation(scenario, chosen, bulk=bulk, log=log)
+    sampler = Sampler(simulation.state, sample_s)
+    until_s = sample_s
+    while not simulation.finished:
+        simulation.advance(until_s)
+        if until_s <= simulation.window_s[1]:
+            sampler.take(until_s)
+        until_s += sample_s
+    state = simulation.state
+    return Run(scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances, state.itl,
+               simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
+               sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun)
+
+
+class Sampler:
+    """Samples an episode at regular times: shares of the interval by kind of work, memory, queues, rates."""
+
+    _BUSY = ("online_prefill_ps", "offline_prefill_ps", "decode_ps")
+
+    def __init__(self, state: s.State, sample_s: float) -> None:
+        self.state, self.sample_s = state, sample_s
+        self.rows: list[dict[str, Any]] = []
+        self._busy = {key: state.instances[key].copy() for key in self._BUSY}
+        self._arrived = self._finished = 0
+
+    def take(self, time_s: float) -> None:
+        """Adds the sample at `time_s`."""
+        instances, row = self.state.instances, {"t_s": time_s}
+        for key in self._BUSY:
+            share = (instances[key] - self._busy[key]) / (self.sample_s * s.PS_PER_S)
+            row[key.replace("_ps", "_share")] = np.clip(share, 0.0, 1.0)
+            self._busy[key] = instances[key].copy()
+        row["kv_share"] = 1.0 - instances["free_blocks"] / instances["total_blocks"]
+        row["urgent"] = instances["urgent_members"].copy()
+        row["offline"] = instances["offline_members"].copy()
+        row["online_waiting"] = instances["online_waiting"].copy()
+        row["offline_waiting"] = instances["offline_waiting"].copy()
+        seen = self.state.requests[: int(self.state.counters[s.NEXT_ARRIVAL])]
+        arrived = int(np.count_nonzero(seen["online"]))
+        finished = int(np.count_nonzero((seen["online"] == 0) & (seen["status"] == s.FINISHED)))
+        row["online_arrivals_per_s"] = (arrived - self._arrived) / self.sample_s
+        row["offline_finished_per_s"] = (finished - self._finished) / self.sample_s
+        self._arrived, self._finished = arrived, finished
+        self.rows.append(row)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All samples, time first: (T,) or (T, instances)."""
+        return {key: np.array([row[key] for row in self.rows]) for key in (self.rows[0] if self.rows else ())}

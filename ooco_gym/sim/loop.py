@@ -1,0 +1,258 @@
+"""The event loop: pops the next event, works off the tasks that it leaves, stops where a decision is asked outside.
+
+Read it top to bottom: `run` is all of it. Events are the arrivals of requests, the ends of iterations (or runs of
+decode steps) and the ends of transfers. At equal times arrivals go first, then instances and links by index.
+"""
+
+import math
+
+from numba import njit, types
+
+from ooco_gym.compile import jit
+from ooco_gym.sim.costs import blocks_for
+from ooco_gym.sim.decode import cut, end_run, interrupt_step, wake
+from ooco_gym.sim.dispatch import DONE as TASK_DONE
+from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
+from ooco_gym.sim.memory import TTFT_BIT, charge_miss, count
+from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
+from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event
+from ooco_gym.sim.state import (
+    ANSWER,
+    ANSWERED,
+    ARRIVE,
+    ASK,
+    ASKED,
+    DECODE,
+    DONE,
+    EVENTS,
+    HEAP_SIZE,
+    HOOK_TYPE,
+    HORIZON,
+    INTERRUPT,
+    INTERRUPT_FOR,
+    LOG_FULL,
+    LOG_USED,
+    NEVER,
+    NEXT_ARRIVAL,
+    NEXT_DEADLINE,
+    NO_POINT,
+    NOW,
+    OFFLINE_ARRIVED,
+    OFFLINE_PUSH_HEAD,
+    ONLINE_ARRIVED,
+    ONLINE_RATE_FAST,
+    ONLINE_RATE_SLOW,
+    OPEN_ONLINE,
+    PENDING,
+    PLACE,
+    PREFILL_OFFLINE,
+    PREFILL_ONLINE,
+    PS_PER_S,
+    PUSH_HEAD,
+    RATE_PS,
+    REJECTED,
+    RELAXED,
+    RELAXED_COUNT,
+    RETRY_PUSHES,
+    ROUTE,
+    SOURCE,
+    STATE_TYPE,
+    STOP,
+    STRICT,
+    TASK_HEAD,
+    TASK_TAIL,
+    TASKS,
+    WAITING,
+    WINDOW_END,
+)
+from ooco_gym.sim.transfers import end_transfer, send_leaving
+
+FAST_S, SLOW_S = 10.0, 300.0  # horizons of the moving online arrival rates
+LOG_MARGIN = 4096  # entries that one event may write at most
+
+
+@njit
+def sweep_deadlines(state, time_ps):
+    """Charges the TTFT misses of all deadlines before `time_ps`."""
+    counters = state.counters
+    while counters[NEXT_DEADLINE] < state.deadlines.size:
+        slot = state.deadlines[counters[NEXT_DEADLINE]]
+        request = state.requests[slot]
+        if request.arrival_ps + request.ttft_slo_ps >= time_ps:
+            return
+        if request.first_token_ps == 0:
+            charge_miss(state, slot, TTFT_BIT)
+        counters[NEXT_DEADLINE] += 1
+
+
+@njit
+def _observe_arrival(state):
+    """Moving averages of the online arrival rate, in requests a second."""
+    elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
+    state.counters[RATE_PS] = state.counters[NOW]
+    fast, slow = state.stats[ONLINE_RATE_FAST], state.stats[ONLINE_RATE_SLOW]
+    state.stats[ONLINE_RATE_FAST] = fast * math.exp(-elapsed / FAST_S) + 1.0 / FAST_S
+    state.stats[ONLINE_RATE_SLOW] = slow * math.exp(-elapsed / SLOW_S) + 1.0 / SLOW_S
+
+
+@njit
+def _arrive(state, slot, route):
+    """A request arrives: it is routed to a relaxed instance and queues there for prefill."""
+    request, counters = state.requests[slot], state.counters
+    instance = 0
+    if counters[RELAXED_COUNT] > 1:
+        answer = ask(state, ROUTE, -1, slot, 0, route)
+        if answer == ASK:
+            return UNANSWERED
+        instance = answer if 0 <= answer < counters[RELAXED_COUNT] else 0
+    request.instance = instance
+    request.origin = instance
+    request.target = -1
+    log_event(state, LOG_ARRIVAL, instance, slot, request.prompt_tokens)
+    if request.online:
+        _observe_arrival(state)
+        if request.counted:
+            counters[ONLINE_ARRIVED] += 1
+    else:
+        count(state, OFFLINE_ARRIVED, 1)
+    if _too_large(state, request):
+        request.status = REJECTED
+        if request.online:
+            charge_miss(state, slot, TTFT_BIT)
+        return TASK_DONE
+    request.status = WAITING
+    enqueue(state, instance, slot, False)
+    spec = state.instances[instance]
+    if request.urgent and (spec.activity == PREFILL_OFFLINE or spec.activity == DECODE) and not spec.interrupted:
+        cut(state, instance)
+        add_task(state, INTERRUPT_FOR, instance, slot)
+    else:
+        wake(state, instance)
+    return TASK_DONE
+
+
+@njit
+def _too_large(state, request):
+    """Whether a request could not even run alone, on some instance that it may come to."""
+    blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1)
+    for instance in range(state.instances.size):
+        if blocks > state.instances[instance].total_blocks:
+            return True
+    return False
+
+
+@njit
+def _interrupt(state, instance, slot, hook):
+    """An online request meets an instance busy with offline work."""
+    spec = state.instances[instance]
+    busy_offline = spec.activity == PREFILL_OFFLINE or (spec.activity == DECODE and spec.role == RELAXED)
+    if not busy_offline or spec.interrupted:
+        return TASK_DONE
+    answer = ask(state, INTERRUPT, instance, slot, 0, hook)
+    if answer == ASK:
+        return UNANSWERED
+    if answer == STOP:
+        if spec.activity == PREFILL_OFFLINE:
+            interrupt_prefill(state, instance)
+        else:
+            interrupt_step(state, instance, state.tables[spec.table].layers)
+    return TASK_DONE
+
+
+@njit
+def _end_iteration(state, instance):
+    """An instance's iteration or run is over, or its alarm rings."""
+    spec, counters = state.instances[instance], state.counters
+    if spec.activity == DECODE:
+        finished = end_run(state, instance)
+        send_leaving(state, instance)
+        if finished > 0 and spec.role == STRICT:
+            spec.pull_due = 1
+            if counters[PUSH_HEAD] >= 0 or counters[OFFLINE_PUSH_HEAD] >= 0:
+                add_task(state, RETRY_PUSHES, -1, -1)
+    elif spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
+        end_prefill(state, instance)
+    add_dispatch(state, instance)
+
+
+@njit
+def _work(state, route, interrupt, gate, compose, evict, pull):
+    """Works off the open tasks. Returns UNANSWERED where one waits for an answer."""
+    counters = state.counters
+    while counters[TASK_HEAD] < counters[TASK_TAIL]:
+        entry = counters[TASK_HEAD] % TASKS
+        kind, instance, slot = state.tasks[entry, 0], state.tasks[entry, 1], state.tasks[entry, 2]
+        if kind == ARRIVE:
+            done = _arrive(state, slot, route)
+        elif kind == INTERRUPT_FOR:
+            done = _interrupt(state, instance, slot, interrupt)
+        elif kind == PLACE:
+            done = place_new(state, slot, route, evict)
+        elif kind == RETRY_PUSHES:
+            done = retry_pushes(state, route, evict)
+        else:
+            done = dispatch(state, instance, gate, compose, evict, pull)
+            if done != UNANSWERED:
+                state.instances[instance].queued = 0
+        if done == UNANSWERED:
+            return UNANSWERED
+        counters[TASK_HEAD] += 1
+    return TASK_DONE
+
+
+@njit
+def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
+    """Advances the episode; see `run`."""
+    counters = state.counters
+    if counters[PENDING] != NO_POINT and answer != ASK:
+        counters[ANSWERED] = 1
+        counters[ANSWER] = answer
+    while True:
+        if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
+            return ASKED
+        if counters[NOW] >= counters[WINDOW_END] and counters[OPEN_ONLINE] <= 0:
+            return DONE
+        if state.log.size > 0 and counters[LOG_USED] + LOG_MARGIN > state.log.size:
+            return LOG_FULL
+        arrival_ps = NEVER
+        if counters[NEXT_ARRIVAL] < state.requests.size:
+            arrival_ps = state.requests[counters[NEXT_ARRIVAL]].arrival_ps
+        event_ps = state.heap[0, state.heap[1, 0]] if counters[HEAP_SIZE] > 0 else NEVER
+        time_ps = min(arrival_ps, event_ps)
+        if time_ps > until_ps or time_ps >= NEVER:
+            sweep_deadlines(state, until_ps)
+            counters[NOW] = max(counters[NOW], until_ps)
+            return HORIZON
+        sweep_deadlines(state, time_ps)
+        counters[NOW] = time_ps
+        counters[EVENTS] += 1
+        if arrival_ps <= event_ps:
+            counters[SOURCE] = -1
+            add_task(state, ARRIVE, -1, counters[NEXT_ARRIVAL])
+            counters[NEXT_ARRIVAL] += 1
+            continue
+        source = state.heap[1, 0]
+        counters[SOURCE] = source
+        if source < state.instances.size:
+            cancel(state, source)
+            _end_iteration(state, source)
+        else:
+            end_transfer(state, source - state.instances.size)
+
+
+@jit(types.int64(STATE_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, types.int64, types.int64))
+def run(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
+    """Advances the episode until a decision is asked outside, `until_ps`, or its end.
+
+    Args:
+        state: the episode.
+        route, interrupt, gate, compose, evict, pull: one compiled rule for each decision point (`decisions/`).
+        until_ps: the horizon; events at that very time still happen.
+        answer: the answer to the decision at which the last call returned, or ASK.
+
+    Returns:
+        ASKED: a decision is open (State.counters[PENDING] …). HORIZON: nothing more happens until `until_ps`.
+        LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
+        or missed its SLO.
+    """
+    return run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer)

@@ -1,0 +1,252 @@
+"""Prefill batches on relaxed instances: assembling, finishing, interruption at a layer boundary and resumption."""
+
+from numba import njit
+
+from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency
+from ooco_gym.sim.decode import itl_bin
+from ooco_gym.sim.memory import count, finish, release, take_blocks
+from ooco_gym.sim.queues import (
+    LOG_INTERRUPT,
+    LOG_PREFILL_END,
+    LOG_PREFILL_START,
+    add_member,
+    add_task,
+    dequeue,
+    enqueue,
+    has_room,
+    log_event,
+    schedule,
+)
+from ooco_gym.sim.state import (
+    BATCH,
+    IDLE,
+    INTERRUPTIONS,
+    LAYER_RESUME,
+    NOW,
+    PLACE,
+    PREFILL_OFFLINE,
+    PREFILL_ONLINE,
+    PREFILL_TOKENS,
+    PREFILLING,
+    PUSH_WAITING,
+    STOP,
+    SUSPENDED,
+    WAITING,
+    WASTED_PS,
+    WASTED_TOKENS,
+)
+
+
+@njit
+def prompt_blocks(state, slot):
+    """Blocks that a prefill of this request takes, room for its next token included."""
+    return blocks_for(state, length(state, slot) + 1)
+
+
+@njit
+def prefill_fits(state, instance, slot):
+    """Whether a waiting request's prefill fits the free memory of the instance."""
+    return prompt_blocks(state, slot) <= state.instances[instance].free_blocks and has_room(state, instance)
+
+
+@njit
+def _admit(state, instance, slot, place):
+    request = state.requests[slot]
+    dequeue(state, instance, slot)
+    request.blocks = prompt_blocks(state, slot)
+    take_blocks(state, instance, request.blocks)
+    request.status = PREFILLING
+    state.members[BATCH, instance, place] = slot
+
+
+@njit
+def start_prefill(state, instance, chosen):
+    """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
+    spec, urgent = state.instances[instance], state.requests[chosen].urgent
+    tokens = length(state, chosen)
+    pair_sum = float(tokens) * float(tokens)
+    _admit(state, instance, chosen, 0)
+    size = 1
+    slot = spec.online_head if urgent else spec.offline_head
+    while slot >= 0 and tokens < state.counters[PREFILL_TOKENS]:
+        following = state.requests[slot].next
+        more = length(state, slot)
+        if tokens + more > state.counters[PREFILL_TOKENS]:
+            break
+        lists_full = size + spec.urgent_members + spec.offline_members + 2 > state.members.shape[2]
+        if lists_full or not prefill_fits(state, instance, slot):
+            break
+        _admit(state, instance, slot, size)
+        tokens += more
+        pair_sum += float(more) * float(more)
+        size += 1
+        slot = following
+    spec.activity = PREFILL_ONLINE if urgent else PREFILL_OFFLINE
+    spec.batch_size = size
+    spec.running = size
+    spec.context = tokens
+    spec.steps = 1
+    _time_prefill(state, instance, prefill_latency(state, spec.table, pair_sum, tokens, tokens, size))
+    log_event(state, LOG_PREFILL_START, instance, chosen, tokens)
+
+
+@njit
+def _time_prefill(state, instance, latency):
+    spec = state.instances[instance]
+    spec.interrupted = 0
+    spec.start_ps = state.counters[NOW]
+    spec.end_ps = spec.start_ps + jittered(state, instance, spec.steps_begun, latency)
+    spec.steps_begun += 1
+    spec.natural_end_ps = spec.end_ps
+    schedule(state, instance, spec.end_ps)
+
+
+@njit
+def resume_prefill(state, instance):
+    """Goes on with the suspended batch at the layer that it had reached (`layer_resume`)."""
+    spec = state.instances[instance]
+    tokens, pair_sum = 0, 0.0
+    for i in range(spec.suspended):
+        slot = state.members[SUSPENDED, instance, i]
+        state.members[BATCH, instance, i] = slot
+        tokens += length(state, slot)
+        pair_sum += float(length(state, slot)) * float(length(state, slot))
+    whole = prefill_latency(state, spec.table, pair_sum, tokens, tokens, spec.suspended)
+    layers = state.tables[spec.table].layers
+    spec.activity = PREFILL_OFFLINE
+    spec.batch_size = spec.suspended
+    spec.running = spec.suspended
+    spec.context = tokens
+    spec.suspended = 0
+    _time_prefill(state, instance, max(1, whole * (layers - spec.suspended_layers) // layers))
+    log_event(state, LOG_PREFILL_START, instance, state.members[BATCH, instance, 0], tokens)
+
+
+@njit
+def interrupt_prefill(state, instance):
+    """Stops an offline prefill at its next layer boundary. Returns STOP, or 0 where it ends as early by itself."""
+    spec = state.instances[instance]
+    layers = state.tables[spec.table].layers - spec.suspended_layers
+    duration = spec.end_ps - spec.start_ps
+    done = -((spec.start_ps - state.counters[NOW]) * layers // duration)
+    stop_ps = spec.start_ps + done * duration // layers
+    if done >= layers or stop_ps >= spec.end_ps:
+        return 0
+    spec.end_ps = max(stop_ps, state.counters[NOW])
+    spec.interrupted = 1
+    spec.steps = done  # layers done in this go
+    schedule(state, instance, spec.end_ps)
+    return STOP
+
+
+@njit
+def drop_suspended(state, instance):
+    """Gives up a suspended prefill: its memory is needed, the layers done are lost."""
+    spec = state.instances[instance]
+    layers = state.tables[spec.table].layers
+    for i in range(spec.suspended):
+        state.members[BATCH, instance, i] = state.members[SUSPENDED, instance, i]
+    spec.running = spec.suspended
+    spec.suspended = 0
+    _give_back(state, instance, spec.suspended_layers, layers)
+    spec.suspended_layers = 0
+
+
+@njit
+def _give_back(state, instance, layers_done, layers):
+    """The batch loses its memory and returns to the head of the queue, in its order."""
+    spec = state.instances[instance]
+    for i in range(spec.running - 1, -1, -1):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        lost = length(state, slot) * layers_done // layers
+        request.wasted_tokens += lost
+        count(state, WASTED_TOKENS, lost)
+        release(state, slot)
+        request.status = WAITING
+        enqueue(state, instance, slot, True)
+
+
+@njit
+def _end_interrupted(state, instance):
+    spec, counters = state.instances[instance], state.counters
+    elapsed, layers = spec.end_ps - spec.start_ps, state.tables[spec.table].layers
+    spec.offline_prefill_ps += elapsed
+    count(state, INTERRUPTIONS, 1)
+    for i in range(spec.running):
+        state.requests[state.members[BATCH, instance, i]].interruptions += 1
+    log_event(state, LOG_INTERRUPT, instance, state.members[BATCH, instance, 0], spec.steps)
+    if counters[LAYER_RESUME]:
+        for i in range(spec.running):
+            state.members[SUSPENDED, instance, i] = state.members[BATCH, instance, i]
+        spec.suspended = spec.running
+        spec.suspended_layers += spec.steps
+        return
+    _waste_time(state, instance, elapsed)
+    _give_back(state, instance, spec.steps, layers)
+
+
+@njit
+def _waste_time(state, instance, elapsed_ps):
+    """Charges instance time to the batch's requests, in proportion to their tokens."""
+    spec = state.instances[instance]
+    spec.wasted_ps += elapsed_ps
+    for i in range(spec.running):
+        slot = state.members[BATCH, instance, i]
+        _charge_waste(state, slot, 0, int(elapsed_ps * (length(state, slot) / spec.context)))
+
+
+@njit
+def _charge_waste(state, slot, tokens, time_ps):
+    request = state.requests[slot]
+    request.wasted_tokens += tokens
+    request.wasted_ps += time_ps
+    count(state, WASTED_TOKENS, tokens)
+    count(state, WASTED_PS, time_ps)
+
+
+@njit
+def end_prefill(state, instance):
+    """A prefill is over, or stopped: first tokens, and a place to decode is asked for."""
+    spec, counters = state.instances[instance], state.counters
+    now, online = counters[NOW], spec.activity == PREFILL_ONLINE
+    spec.activity = IDLE
+    if spec.interrupted:
+        _end_interrupted(state, instance)
+        return
+    elapsed = spec.end_ps - spec.start_ps
+    if online:
+        spec.online_prefill_ps += elapsed
+    else:
+        spec.offline_prefill_ps += elapsed
+    spec.suspended_layers = 0
+    log_event(state, LOG_PREFILL_END, instance, state.members[BATCH, instance, 0], spec.running)
+    for i in range(spec.running):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        if request.kv_lost:
+            _charge_waste(state, slot, length(state, slot), int(elapsed * (length(state, slot) / spec.context)))
+            request.kv_lost = 0
+        _new_token(state, slot, now)
+        if request.generated_tokens >= request.output_tokens:
+            finish(state, slot)
+        else:
+            request.status = PUSH_WAITING
+            request.target = -1
+            add_member(state, instance, slot)
+            add_task(state, PLACE, instance, slot)
+
+
+@njit
+def _new_token(state, slot, now):
+    """The token that a prefill makes: the first, or after a recomputation the next."""
+    request = state.requests[slot]
+    request.generated_tokens += 1
+    if request.first_token_ps == 0:
+        request.first_token_ps = now
+    elif request.online:
+        gap = now - request.last_token_ps
+        request.max_gap_ps = max(request.max_gap_ps, gap)
+        if request.counted:
+            state.itl[itl_bin(gap)] += 1
+    request.last_token_ps = now

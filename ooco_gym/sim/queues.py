@@ -1,0 +1,270 @@
+"""Queues, member lists, the event heap, the task ring and the event log: the loop's own data structures.
+
+A request is in at most one linked queue at a time (its `previous` and `next`), and in at most one member list (its
+`position`); all operations are O(1) but for removal from a member list, which keeps the order of joining.
+"""
+
+from numba import njit
+
+from ooco_gym.sim.state import (
+    DISPATCH,
+    HEAP_SIZE,
+    LOG_USED,
+    NOW,
+    OFFLINE_PUSH_HEAD,
+    OFFLINE_PUSH_TAIL,
+    PUSH_HEAD,
+    PUSH_TAIL,
+    TASK_HEAD,
+    TASK_TAIL,
+    TASKS,
+)
+
+NONE = -1
+
+# Kinds of logged events.
+(LOG_ARRIVAL, LOG_PREFILL_START, LOG_PREFILL_END, LOG_INTERRUPT, LOG_DECODE_RUN, LOG_TRANSFER_START, LOG_TRANSFER_END,
+ LOG_EVICT, LOG_FINISH) = range(9)
+LOG_NAMES = ("arrival", "prefill_start", "prefill_end", "interrupt", "decode_run", "transfer_start", "transfer_end",
+             "evict", "finish")
+
+
+# --- Linked queues of requests --------------------------------------------------------------------------------------
+@njit
+def append(requests, head, tail, slot):
+    """Adds `slot` at the end; returns the queue's new head and tail."""
+    requests[slot].previous = tail
+    requests[slot].next = NONE
+    if tail == NONE:
+        return slot, slot
+    requests[tail].next = slot
+    return head, slot
+
+
+@njit
+def prepend(requests, head, tail, slot):
+    """Adds `slot` at the front; returns the queue's new head and tail."""
+    requests[slot].next = head
+    requests[slot].previous = NONE
+    if head == NONE:
+        return slot, slot
+    requests[head].previous = slot
+    return slot, tail
+
+
+@njit
+def unlink(requests, head, tail, slot):
+    """Takes `slot` out, wherever it stands; returns the queue's new head and tail."""
+    before, after = requests[slot].previous, requests[slot].next
+    if before == NONE:
+        head = after
+    else:
+        requests[before].next = after
+    if after == NONE:
+        tail = before
+    else:
+        requests[after].previous = before
+    requests[slot].previous = NONE
+    requests[slot].next = NONE
+    return head, tail
+
+
+# --- Waiting for prefill, by instance and class ---------------------------------------------------------------------
+@njit
+def enqueue(state, instance, slot, front):
+    """Puts a request into its instance's queue for prefill, at the front or at the end."""
+    spec, request = state.instances[instance], state.requests[slot]
+    tokens = request.prompt_tokens + request.generated_tokens
+    if request.urgent:
+        head, tail = spec.online_head, spec.online_tail
+    else:
+        head, tail = spec.offline_head, spec.offline_tail
+    if front:
+        head, tail = prepend(state.requests, head, tail, slot)
+    else:
+        head, tail = append(state.requests, head, tail, slot)
+    if request.urgent:
+        spec.online_head, spec.online_tail = head, tail
+        spec.online_waiting += 1
+        spec.online_waiting_tokens += tokens
+    else:
+        spec.offline_head, spec.offline_tail = head, tail
+        spec.offline_waiting += 1
+        spec.offline_waiting_tokens += tokens
+
+
+@njit
+def dequeue(state, instance, slot):
+    """Takes a request out of its instance's queue for prefill."""
+    spec, request = state.instances[instance], state.requests[slot]
+    tokens = request.prompt_tokens + request.generated_tokens
+    if request.urgent:
+        spec.online_head, spec.online_tail = unlink(state.requests, spec.online_head, spec.online_tail, slot)
+        spec.online_waiting -= 1
+        spec.online_waiting_tokens -= tokens
+    else:
+        spec.offline_head, spec.offline_tail = unlink(state.requests, spec.offline_head, spec.offline_tail, slot)
+        spec.offline_waiting -= 1
+        spec.offline_waiting_tokens -= tokens
+
+
+# --- Prefilled and waiting for room on a decode instance ------------------------------------------------------------
+@njit
+def join_push_queue(state, slot, front):
+    """Puts a prefilled request into the queue for a decode instance; online work has a queue of its own, served first."""
+    counters = state.counters
+    head, tail = (PUSH_HEAD, PUSH_TAIL) if state.requests[slot].urgent else (OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL)
+    if front:
+        counters[head], counters[tail] = prepend(state.requests, counters[head], counters[tail], slot)
+    else:
+        counters[head], counters[tail] = append(state.requests, counters[head], counters[tail], slot)
+
+
+@njit
+def leave_push_queue(state, slot):
+    """Takes a request out of the queue for a decode instance."""
+    counters = state.counters
+    head, tail = (PUSH_HEAD, PUSH_TAIL) if state.requests[slot].urgent else (OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL)
+    counters[head], counters[tail] = unlink(state.requests, counters[head], counters[tail], slot)
+
+
+# --- Members: who holds KV memory on an instance --------------------------------------------------------------------
+@njit
+def member_count(spec, row):
+    """Length of a member list: row URGENT (0) or OFFLINE (1)."""
+    if row == 0:
+        return spec.urgent_members
+    return spec.offline_members
+
+
+@njit
+def add_member(state, instance, slot):
+    """Adds a request at the end of its class's member list."""
+    spec, request = state.instances[instance], state.requests[slot]
+    row = 0 if request.urgent else 1
+    place = member_count(spec, row)
+    state.members[row, instance, place] = slot
+    request.position = place
+    if row == 0:
+        spec.urgent_members += 1
+    else:
+        spec.offline_members += 1
+
+
+@njit
+def remove_member(state, instance, slot):
+    """Removes a request from its member list, keeping the order of the others."""
+    spec, request = state.instances[instance], state.requests[slot]
+    row = 0 if request.urgent else 1
+    last = member_count(spec, row) - 1
+    for place in range(request.position, last):
+        moved = state.members[row, instance, place + 1]
+        state.members[row, instance, place] = moved
+        state.requests[moved].position = place
+    request.position = NONE
+    if row == 0:
+        spec.urgent_members -= 1
+    else:
+        spec.offline_members -= 1
+
+
+@njit
+def has_room(state, instance):
+    """Whether the member and batch lists of an instance can take one more request."""
+    spec = state.instances[instance]
+    return spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended < state.members.shape[2] - 1
+
+
+# --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------
+# heap[0, source] is the time, heap[1, place] the source there, heap[2, source] the place (-1: not in the heap).
+@njit
+def _before(heap, a, b):
+    return heap[0, a] < heap[0, b] or (heap[0, a] == heap[0, b] and a < b)
+
+
+@njit
+def _swap(heap, i, j):
+    a, b = heap[1, i], heap[1, j]
+    heap[1, i], heap[1, j] = b, a
+    heap[2, a], heap[2, b] = j, i
+
+
+@njit
+def _sift(heap, size, place):
+    while place > 0 and _before(heap, heap[1, place], heap[1, (place - 1) // 2]):
+        _swap(heap, place, (place - 1) // 2)
+        place = (place - 1) // 2
+    while True:
+        child = 2 * place + 1
+        if child >= size:
+            return
+        if child + 1 < size and _before(heap, heap[1, child + 1], heap[1, child]):
+            child += 1
+        if not _before(heap, heap[1, child], heap[1, place]):
+            return
+        _swap(heap, place, child)
+        place = child
+
+
+@njit
+def schedule(state, source, time_ps):
+    """Sets the next event of `source`, whether it had one or not."""
+    heap = state.heap
+    heap[0, source] = time_ps
+    if heap[2, source] < 0:
+        place = state.counters[HEAP_SIZE]
+        state.counters[HEAP_SIZE] += 1
+        heap[1, place] = source
+        heap[2, source] = place
+    _sift(heap, state.counters[HEAP_SIZE], heap[2, source])
+
+
+@njit
+def cancel(state, source):
+    """Removes the event of `source`, if it has one."""
+    heap = state.heap
+    place = heap[2, source]
+    if place < 0:
+        return
+    last = state.counters[HEAP_SIZE] - 1
+    _swap(heap, place, last)
+    state.counters[HEAP_SIZE] = last
+    heap[2, source] = NONE
+    if place < last:
+        _sift(heap, last, place)
+
+
+# --- Tasks ----------------------------------------------------------------------------------------------------------
+@njit
+def add_task(state, kind, instance, slot):
+    """Appends a task to the ring."""
+    tail = state.counters[TASK_TAIL]
+    if tail - state.counters[TASK_HEAD] >= TASKS:
+        raise RuntimeError("the ring of tasks is full")
+    state.tasks[tail % TASKS, 0] = kind
+    state.tasks[tail % TASKS, 1] = instance
+    state.tasks[tail % TASKS, 2] = slot
+    state.counters[TASK_TAIL] = tail + 1
+
+
+@njit
+def add_dispatch(state, instance):
+    """Asks for an instance to be dispatched, once however often it is asked."""
+    if state.instances[instance].queued == 0:
+        state.instances[instance].queued = 1
+        add_task(state, DISPATCH, instance, NONE)
+
+
+# --- Log ------------------------------------------------------------------------------------------------------------
+@njit
+def log_event(state, kind, instance, slot, value):
+    """Writes an event where logging is on; costs one comparison where it is off."""
+    used = state.counters[LOG_USED]
+    if used < state.log.size:
+        entry = state.log[used]
+        entry.time_ps = state.counters[NOW]
+        entry.kind = kind
+        entry.instance = instance
+        entry.request = slot
+        entry.value = value
+        state.counters[LOG_USED] = used + 1

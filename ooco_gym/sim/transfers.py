@@ -1,0 +1,185 @@
+"""KV memory on the move: pushes after prefill and pulls by strict instances, over links of finite bandwidth.
+
+A transfer reserves its blocks at the destination first and holds its source until it is done. Each pair of instances
+has a link of its own; a link serves pushes before pulls, first come first served, one at a time.
+"""
+
+from numba import njit
+
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.decode import cut, settle, wake
+from ooco_gym.sim.memory import count, release, take_blocks
+from ooco_gym.sim.queues import (
+    LOG_TRANSFER_END,
+    LOG_TRANSFER_START,
+    NONE,
+    add_member,
+    append,
+    cancel,
+    has_room,
+    log_event,
+    remove_member,
+    schedule,
+    unlink,
+)
+from ooco_gym.sim.state import (
+    BATCH,
+    DECODE,
+    LEAVING,
+    MIGRATIONS,
+    MOVING,
+    NOW,
+    PS_PER_S,
+    RELAXED_COUNT,
+    RESIDENT,
+    STRICT,
+)
+
+
+@njit
+def link_of(state, source, target):
+    """Index of the link from a relaxed to a strict instance (relaxed instances come first)."""
+    relaxed = state.counters[RELAXED_COUNT]
+    return source * (state.instances.size - relaxed) + (target - relaxed)
+
+
+@njit
+def reserve(state, slot, target):
+    """Reserves the memory that a request needs at its destination; the run there sees it at its next step."""
+    request, spec = state.requests[slot], state.instances[target]
+    cut(state, target)
+    request.target = target
+    request.target_blocks = blocks_there(state, slot)
+    take_blocks(state, target, request.target_blocks)
+    request.target_context = length(state, slot)
+    spec.arriving += 1
+    spec.arriving_context += request.target_context
+    if not request.urgent:
+        spec.arriving_pulls += 1
+
+
+@njit
+def can_reserve(state, slot, target):
+    """Whether a request fits the free memory of an instance."""
+    return blocks_there(state, slot) <= state.instances[target].free_blocks and has_room(state, target)
+
+
+@njit
+def blocks_there(state, slot):
+    """Blocks to reserve at a destination: with the token that the step in progress may still add."""
+    return blocks_for(state, length(state, slot) + 1)
+
+
+@njit
+def send(state, slot, pushed):
+    """Puts a request whose destination is reserved on its link."""
+    request = state.requests[slot]
+    index = link_of(state, request.instance, request.target)
+    link = state.links[index]
+    request.status = MOVING
+    if pushed:
+        link.push_head, link.push_tail = append(state.requests, link.push_head, link.push_tail, slot)
+    else:
+        link.pull_head, link.pull_tail = append(state.requests, link.pull_head, link.pull_tail, slot)
+    if link.current == NONE:
+        _next_transfer(state, index)
+
+
+@njit
+def _next_transfer(state, index):
+    link = state.links[index]
+    source = state.instances.size + index
+    if link.push_head != NONE:
+        slot = link.push_head
+        link.push_head, link.push_tail = unlink(state.requests, link.push_head, link.push_tail, slot)
+    elif link.pull_head != NONE:
+        slot = link.pull_head
+        link.pull_head, link.pull_tail = unlink(state.requests, link.pull_head, link.pull_tail, slot)
+    else:
+        link.current = NONE
+        cancel(state, source)
+        return
+    link.current = slot
+    table = state.tables[state.instances[link.source].table]
+    kv_bytes = (length(state, slot) - 1) * table.kv_bytes_per_token  # the newest token has no KV entry yet
+    duration = max(1, int(kv_bytes / link.bytes_per_s * PS_PER_S))
+    link.busy_ps += duration
+    log_event(state, LOG_TRANSFER_START, link.source, slot, link.target)
+    schedule(state, source, state.counters[NOW] + duration)
+
+
+@njit
+def end_transfer(state, index):
+    """A transfer is done: the source is free, the request can decode at its destination."""
+    link = state.links[index]
+    slot = link.current
+    request, target = state.requests[slot], state.instances[link.target]
+    remove_member(state, link.source, slot)
+    release(state, slot)
+    log_event(state, LOG_TRANSFER_END, link.target, slot, link.source)
+    request.instance = link.target
+    request.blocks = request.target_blocks
+    request.target = -1
+    request.target_blocks = 0
+    request.status = RESIDENT
+    target.arriving -= 1
+    target.arriving_context -= request.target_context
+    if not request.urgent:
+        target.arriving_pulls -= 1
+        request.migrations += 1
+        count(state, MIGRATIONS, 1)
+    settle(state, link.target)
+    add_member(state, link.target, slot)
+    target.decodable += 1
+    target.all_included = 0
+    target.pull_due = 1
+    wake(state, link.target)
+    source = state.instances[link.source]
+    if source.online_waiting + source.offline_waiting > 0 or source.decodable > 0:
+        wake(state, link.source)
+    _next_transfer(state, index)
+
+
+@njit
+def accept_pull(state, slot, target):
+    """Starts the migration of a decoding offline request to `target`; at once, or when its step in progress ends.
+
+    Returns 1 where it goes ahead, 0 where the request may not move or does not fit.
+    """
+    request = state.requests[slot]
+    source = state.instances[request.instance]
+    if request.status != RESIDENT or request.urgent or source.role == STRICT:
+        return 0
+    settle(state, request.instance)
+    if not can_reserve(state, slot, target):
+        return 0
+    reserve(state, slot, target)
+    source.decodable -= 1
+    if source.activity == DECODE and _runs(state, request.instance, slot):
+        cut(state, request.instance)
+        request.status = LEAVING
+        source.leaving += 1
+    else:
+        send(state, slot, False)
+    return 1
+
+
+@njit
+def _runs(state, instance, slot):
+    for i in range(state.instances[instance].running):
+        if state.members[BATCH, instance, i] == slot:
+            return True
+    return False
+
+
+@njit
+def send_leaving(state, instance):
+    """Sends the pulled requests whose step here has ended."""
+    spec = state.instances[instance]
+    if spec.leaving == 0:
+        return
+    for i in range(spec.offline_members):
+        slot = state.members[1, instance, i]
+        if state.requests[slot].status == LEAVING:
+            spec.leaving -= 1
+            send(state, slot, False)
