@@ -93,11 +93,13 @@ class _Trainer:
         self.callbacks = self._callbacks()
 
     def _vector_env(self) -> Any:
-        from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+        from stable_baselines3.common.vec_env import VecNormalize
+
+        from agents.vector import LeanVecEnv
 
         makers = training_makers(self.config["env"], self.agent["n_envs"], int(self.config["seed"]))
         # Rewards only: observations are scaled inside the network, where export finds the scaling again.
-        return VecNormalize(DummyVecEnv(makers), norm_obs=False, norm_reward=True, gamma=0.999, clip_reward=np.inf)
+        return VecNormalize(LeanVecEnv(makers), norm_obs=False, norm_reward=True, gamma=0.999, clip_reward=np.inf)
 
     def _model(self) -> Any:
         from sb3_contrib import MaskablePPO

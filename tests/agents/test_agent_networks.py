@@ -104,3 +104,25 @@ def test_a_reward_is_discounted_by_the_time_until_it_comes():
     buffer.values[:] = 0.0
     buffer.compute_returns_and_advantage(torch.tensor([0.0]), np.array([True]))
     np.testing.assert_allclose(buffer.returns[:, 0], [0.5**3, 0.5**2, 1.0])
+
+
+def test_lean_vectoriser_steps_as_stable_baselines3s():
+    from gating_double import CONFIG
+    from stable_baselines3.common.vec_env import DummyVecEnv
+
+    from agents.environments import training_makers
+    from agents.vector import LeanVecEnv
+
+    ours, theirs = (kind(training_makers(CONFIG, 3, seed=1)) for kind in (LeanVecEnv, DummyVecEnv))
+    ours.reset(), theirs.reset()
+    random = np.random.default_rng(0)
+    for _ in range(90):  # past two ends of episodes
+        masks = np.stack(ours.env_method("action_masks"))
+        assert np.array_equal(masks, np.stack(theirs.env_method("action_masks")))
+        actions = np.where(masks, random.random(masks.shape), -1).argmax(1)
+        one, two = ours.step(actions), theirs.step(actions)
+        for key in one[0]:
+            assert np.array_equal(one[0][key], two[0][key])
+        assert np.array_equal(one[1], two[1]) and np.array_equal(one[2], two[2])
+        for a, b in zip(one[3], two[3], strict=True):
+            assert set(a) == set(b) and a["TimeLimit.truncated"] == b["TimeLimit.truncated"]
