@@ -34,6 +34,18 @@ def plain(config: Any) -> dict[str, Any]:
     return dict(config)
 
 
+def group(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns the part `key` of a command's configuration, which must be a mapping.
+
+    Raises:
+        UserError: it is missing, or was given as a plain name where a configuration file was expected.
+    """
+    value = config.get(key)
+    if value is None or isinstance(value, str):
+        raise UserError(f"{key}={value} is no configuration; expected a name from conf/{key}/ or a YAML file")
+    return plain(value)
+
+
 def make_env(config: Mapping[str, Any]) -> gym.Env:
     """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it).
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import Window, make_env, plain, split_seeds, windows
+from agents.environments import Window, group, make_env, plain, split_seeds, windows
 from agents.play import BatchPlayer, Player, RulePlayer, play
 from agents.scoring import score
 from ooco_gym.errors import UserError, nearest
@@ -33,15 +33,16 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     started = time.monotonic()
     policies = _named(config.get("policies"))
-    seeds = [int(seed) for seed in config.get("seeds") or split_seeds(config["env"], "test")]
-    games = windows(seeds, int(config.get("episodes") or 0))
+    config["env"] = group(config, "env")
+    seeds = _whole_numbers("seeds", config.get("seeds")) or split_seeds(config["env"], "test")
+    games = windows(seeds, sum(_whole_numbers("episodes", config.get("episodes"))))
     learned = _check(config["env"], policies)
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     jobs = [(name, policies[name], games[i : i + SIDE_BY_SIDE])
             for name in policies for i in range(0, len(games), SIDE_BY_SIDE)]
     played: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
-    for (name, _, _), records in zip(jobs, _results(config, jobs), strict=True):
+    for (name, _, _), records in zip(jobs, _results(config, jobs, learned), strict=True):
         played[name].extend(records)
     name = config["env"].get("name") or config["env"]["id"]
     summary = {"command": "evaluate", "env": config["env"]["id"], "seeds": seeds, "episodes": len(games),
@@ -53,6 +54,15 @@ def main(cfg: Any) -> dict[str, Any]:
         temporary.write_text(markdown(summary), encoding="utf-8")
     show(summary)
     return summary
+
+
+def _whole_numbers(key: str, value: Any) -> list[int]:
+    """Returns a number or a list of them as a list; None is empty."""
+    given = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
+    for item in given:
+        if not isinstance(item, int) or item < 0:
+            raise UserError(f"{key} must hold whole numbers of at least 0, got {item}")
+    return given
 
 
 def _named(policies: Any) -> dict[str, str]:
@@ -76,7 +86,7 @@ def _check(env_config: Mapping[str, Any], policies: Mapping[str, str]) -> dict[s
         rules = rule_names(env)
         space: Any = env.observation_space
         for label, policy in policies.items():
-            if policy in rules:
+            if _is_rule(policy, rules):
                 continue
             if not os.path.isdir(policy):
                 raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
@@ -88,7 +98,12 @@ def _check(env_config: Mapping[str, Any], policies: Mapping[str, str]) -> dict[s
                                 f"{actual}; evaluate it on the environment it was trained on")
     finally:
         env.close()
-    return {label: policy not in rules for label, policy in policies.items()}
+    return {label: not _is_rule(policy, rules) for label, policy in policies.items()}
+
+
+def _is_rule(policy: str, rules: Sequence[str]) -> bool:
+    """A name, also with parameters: `ooco:slo_margin=0.8`."""
+    return policy.partition(":")[0] in rules
 
 
 def rule_names(env: Any) -> list[str]:
@@ -124,10 +139,12 @@ def _folder_policy(folder: str) -> tuple[Callable[..., np.ndarray], dict[str, tu
 Job = tuple[str, str, Sequence[Window]]
 
 
-def _results(config: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[list[dict[str, Any]]]:
+def _results(
+    config: Mapping[str, Any], jobs: Sequence[Job], learned: Mapping[str, bool]
+) -> Iterator[list[dict[str, Any]]]:
     """Plays all jobs, in `workers` processes if more than one, and yields their records in order."""
     workers = min(int(config.get("workers") or 1), len(jobs))
-    arguments = [(dict(config["env"]), label, policy, list(games)) for label, policy, games in jobs]
+    arguments = [(config["env"], label, policy, learned[label], list(games)) for label, policy, games in jobs]
     if workers <= 1:
         yield from _with_progress(map(_play_job, arguments), len(jobs), config)
         return
@@ -136,11 +153,11 @@ def _results(config: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[list[di
         yield from _with_progress(pool.map(_play_job, arguments), len(jobs), config)
 
 
-def _play_job(argument: tuple[dict[str, Any], str, str, list[Window]]) -> list[dict[str, Any]]:
+def _play_job(argument: tuple[dict[str, Any], str, str, bool, list[Window]]) -> list[dict[str, Any]]:
     """Plays one chunk of windows with one policy; runs in a worker process."""
-    env_config, label, policy, games = argument
+    env_config, label, policy, learned, games = argument
     player: Player
-    if os.path.isdir(policy):
+    if learned:
         from agents.extras import limit_torch_threads
 
         limit_torch_threads()

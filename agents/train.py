@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agents.environments import SPLITS, plain, split_seeds, training_makers, windows
+from agents.environments import SPLITS, group, plain, split_seeds, training_makers, windows
 from agents.extras import require
 from agents.load import CONFIG_FILE, POLICY_FILE, SCALE_FILE
 from ooco_gym.errors import UserError, unknown
@@ -51,7 +51,7 @@ def main(cfg: Any) -> dict[str, Any]:
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:
     """Returns the agent's settings after checking what a user may have got wrong."""
-    agent = plain(config.get("agent") or {})
+    agent = group(config, "agent")
     if agent.get("name") not in AGENTS:
         raise unknown("agent", agent.get("name"), AGENTS)
     if agent.get("network") not in NETWORKS:
@@ -71,7 +71,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
         if not 0.0 < float(agent[key]) <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {agent[key]}")
     for split in SPLITS[:2]:
-        split_seeds(config["env"], split)
+        split_seeds(group(config, "env"), split)
     return agent
 
 

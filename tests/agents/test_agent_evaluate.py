@@ -132,6 +132,8 @@ def test_interval_covers_the_spread_of_windows():
     ({"policies": []}, "policies is empty"),
     ({"policies": ["oco"]}, "'oco' is neither a known policy (did you mean 'ooco'?) nor a run folder"),
     ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
+    ({"env": "gatting.csv"}, "env=gatting.csv is no configuration"),
+    ({"seeds": ["x"]}, "seeds must hold whole numbers of at least 0, got x"),
     ({"episodes": 7}, "cannot spread 7 windows over 3 seeds"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):
