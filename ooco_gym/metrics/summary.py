@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,9 +42,13 @@ def summarise(run: Run) -> dict[str, Any]:
 
 def rules_of(run: Run) -> Rules:
     """The judging rules that a run's scenario sets."""
-    slo = run.scenario.slo_values()
-    return Rules(tpot_min_tokens=int(slo["tpot_min_tokens"]), from_decode=slo["tpot_from"] == "first_decode",
-                 end_ps=int(run.counters["now"]))
+    slo = run.scenario.load_slo()
+    return Rules(tpot_min_tokens=slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run))
+
+
+def end_ps_of(run: Run) -> int:
+    """When a run ended, in the core's clock."""
+    return round(run.simulated_s * PS_PER_S)
 
 
 def counted(run: Run, online: bool) -> np.ndarray:
@@ -76,8 +81,7 @@ def online_figures(run: Run) -> dict[str, Any]:
 def offline_figures(run: Run) -> dict[str, Any]:
     """Offline service completed within the window, and what was wasted and waited for on the way.
 
-    `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. Waste and the
-    counts of evictions, migrations and interruptions are those of the window too. `age_p99_s` is the queueing age, from
+    `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. `age_p99_s` is the queueing age, from
     arrival to the first token, of the requests that arrived in the window; what still waits is as old as it is at the
     end.
     """
@@ -86,37 +90,50 @@ def offline_figures(run: Run) -> dict[str, Any]:
     done = offline[completed_within(offline, run.window_s)]
     served_s = float((done["service_ps"] / PS_PER_S).sum())
     mine = counted(run, online=False)
-    age_s = queueing_age_s(mine, int(run.counters["now"]))
+    age_s = queueing_age_s(mine, end_ps_of(run))
     return {
         "arrived": len(mine),
         "finished": len(done),
         "prompt_tokens_per_s": float(done["prompt_tokens"].sum() / window_s),
         "output_tokens_per_s": float(done["output_tokens"].sum() / window_s),
         "reference_gpu_s_per_s": served_s / window_s,
-        **waste_figures(run, offline),
+        "kept_up_share": kept_up_share(offline, run.window_s),
+        **waste_figures(run.counters, window_s),
         "age_p99_s": _quantile(age_s, 0.99),
         "age_max_s": _quantile(age_s, 1.0),
     }
 
 
-def waste_figures(run: Run, offline: np.ndarray) -> dict[str, Any]:
-    """What was spent for nothing, and what moved, over the whole run (warm-up and drain included, as a rate).
+def kept_up_share(offline: np.ndarray, window_s: tuple[float, float]) -> float | None:
+    """How well offline service kept up with what arrived in the window's second half; below 1, the backlog grew.
 
-    Recomputed work has no single moment at which it was wasted, and a backlog arrives before the window: so these are
-    totals of all offline requests, and the rates are over all simulated time.
+    The smaller of two ratios of what was completed in that half to what arrived in it: by requests, and by reference
+    GPU time, so that neither many easy requests nor a few hard ones left lying look like keeping up. None where nothing
+    arrived in it (PROTOCOL, capacity).
     """
+    half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
+    arrival_s = offline["arrival_ps"] / PS_PER_S
+    arrived, done = (arrival_s >= half[0]) & (arrival_s < half[1]), completed_within(offline, half)
+    if not arrived.any():
+        return None
+    service_s = offline["service_ps"] / PS_PER_S
+    by_service = service_s[done].sum() / service_s[arrived].sum() if service_s[arrived].any() else 1.0
+    return float(min(done.sum() / arrived.sum(), by_service))
+
+
+def waste_figures(counters: Mapping[str, int], window_s: float) -> dict[str, Any]:
+    """What was spent for nothing and what moved within the window: recomputed tokens and the time spent on them,
+    whatever their class, evictions, pulls by strict instances, and interrupted prefills."""
     return {
-        "wasted_tokens_per_s": float(offline["wasted_tokens"].sum() / run.simulated_s),
-        "wasted_gpu_s_per_s": float((offline["wasted_ps"] / PS_PER_S).sum() / run.simulated_s),
-        "evictions": int(offline["evictions"].sum()),
-        "migrations": int(offline["migrations"].sum()),
-        "interruptions": int(offline["interruptions"].sum()),
+        "wasted_tokens_per_s": counters["wasted_tokens"] / window_s,
+        "wasted_gpu_s_per_s": counters["wasted_ps"] / PS_PER_S / window_s,
+        **{name: int(counters[name]) for name in ("evictions", "migrations", "interruptions")},
     }
 
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:
     """What each instance did, over the whole run: shares of simulated time, and mean share of KV memory in use."""
-    end_ps = int(run.counters["now"])
+    end_ps = end_ps_of(run)
     figures = []
     for spec in run.instances:
         kinds = {kind: float(spec[f"{kind}_ps"] / end_ps) for kind in ("online_prefill", "offline_prefill", "decode")}
@@ -143,9 +160,10 @@ def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
 
 
 def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:
-    """Which of a `REQUEST` array finished inside a window (seconds of the run's clock; its end counts as inside)."""
-    finish_s = requests["finish_ps"] / PS_PER_S
-    return (requests["status"] == FINISHED) & (finish_s > window_s[0]) & (finish_s <= window_s[1])
+    """Which of a `REQUEST` array finished inside a window (seconds of the run's clock; its end is outside)."""
+    start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
+    finish_ps = requests["finish_ps"]
+    return (requests["status"] == FINISHED) & (finish_ps >= start_ps) & (finish_ps < end_ps)
 
 
 def queueing_age_s(requests: np.ndarray, end_ps: int) -> np.ndarray:
@@ -178,4 +196,4 @@ def _quantile(values: np.ndarray, share: float) -> float | None:
 
 
 def _plain(value: float) -> float | None:
-    return None if value != value else value
+    return None if math.isnan(value) else value

@@ -58,7 +58,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
 
 def write_requests(run: Run, path: str | os.PathLike[str]) -> None:
     """Writes `requests_table(run)` as Parquet, atomically."""
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     with atomic_write(path) as temporary:
         parquet.write_table(requests_table(run), temporary)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import numpy as np
 
+from ooco_gym.scenario import Scenario
 from ooco_gym.sim.decode import ITL_FIRST_PS
-from ooco_gym.sim.state import FINISHED, INSTANCE, ITL_BINS, PS_PER_S, REQUEST, WAITING
+from ooco_gym.sim.driver import SUMS, Run
+from ooco_gym.sim.state import FINISHED, INSTANCE, ITL_BINS, LOG, PS_PER_S, REQUEST, WAITING
 
 
 def ps(seconds: float) -> int:
@@ -47,14 +47,13 @@ def table(*rows) -> np.ndarray:
 
 
 def run_of(requests, window_s=(0.0, 3600.0), end_s=4000.0, tpot_min_tokens=16, tpot_from="first_token", itl=None,
-           instances=None):
+           instances=None, sums=None) -> Run:
     """A run with these requests, as far as the metrics look into it."""
     slo = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": tpot_min_tokens, "tpot_from": tpot_from}
-    scenario = SimpleNamespace(seed=3, slo_values=lambda: slo)
-    return SimpleNamespace(
-        requests=requests, window_s=window_s, scenario=scenario, policy="ooco", params={}, simulated_s=end_s, wall_s=0.1,
-        counters={"now": ps(end_s)}, itl=np.zeros(ITL_BINS, np.int64) if itl is None else itl,
-        instances=np.zeros(0, INSTANCE) if instances is None else instances)
+    counters = dict.fromkeys(SUMS, 0) | (sums or {})
+    return Run(Scenario(slo=slo, seed=3), "ooco", {}, requests,
+               np.zeros(0, INSTANCE) if instances is None else instances,
+               np.zeros(ITL_BINS, np.int64) if itl is None else itl, window_s, counters, {}, np.zeros(0, LOG), end_s, 0.1)
 
 
 FIRST_BIN_S = ITL_FIRST_PS / PS_PER_S

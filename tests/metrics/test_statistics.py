@@ -62,7 +62,7 @@ def test_coverage_is_near_its_name():
     rng = np.random.default_rng(1)
     hits = 0
     for trial in range(200):
-        mean, low, high = interval(rng.normal(0, 1, 10), n_boot=400, seed=trial)
+        _, low, high = interval(rng.normal(0, 1, 10), n_boot=400, seed=trial)
         hits += low <= 0 <= high
     assert 0.88 <= hits / 200 <= 0.99
 

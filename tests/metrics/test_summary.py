@@ -11,11 +11,11 @@ from hand_made import FIRST_BIN_S, ps, request, run_of, table
 from ooco_gym.metrics.summary import gap_quantile_s, summarise
 from ooco_gym.sim.state import INSTANCE, ITL_BINS, STRICT, WAITING
 
-ONLINE = ("arrived finished violation_rate ttft_attainment tpot_attainment deadline_attainment worst_10min_violation_rate "
-          "ttft_mean_s ttft_p50_s ttft_p90_s ttft_p99_s tpot_mean_s tpot_p50_s tpot_p90_s tpot_p99_s tpot_decode_mean_s "
-          "tpot_decode_p50_s tpot_decode_p90_s tpot_decode_p99_s itl_mean_s itl_p99_s normalized_latency_s").split()
-OFFLINE = ("arrived finished prompt_tokens_per_s output_tokens_per_s reference_gpu_s_per_s wasted_tokens_per_s "
-           "wasted_gpu_s_per_s evictions migrations interruptions age_p99_s").split()
+SPREADS = [f"{name}_{part}_s" for name in ("ttft", "tpot", "tpot_decode") for part in ("mean", "p50", "p90", "p99")]
+ONLINE = ["arrived", "finished", "violation_rate", "ttft_attainment", "tpot_attainment", "deadline_attainment",
+          "worst_10min_violation_rate", *SPREADS, "itl_mean_s", "itl_p99_s", "normalized_latency_s"]
+OFFLINE = ["arrived", "finished", "prompt_tokens_per_s", "output_tokens_per_s", "reference_gpu_s_per_s",
+           "wasted_tokens_per_s", "wasted_gpu_s_per_s", "evictions", "migrations", "interruptions", "age_p99_s"]
 
 
 def good(arrival_s, **others):
@@ -47,8 +47,9 @@ def test_online_counts_only_what_arrived_in_the_window():
 def test_offline_service_counts_at_completion_within_the_window():
     inside = request(online=0, arrival_s=-50.0 + 60, first_s=70.0, finish_s=100.0, counted=0, service_s=2.0, prompt=700)
     after = request(online=0, arrival_s=500.0, first_s=3500.0, finish_s=3700.0)
-    waiting = request(online=0, arrival_s=3000.0, evictions=2, wasted_tokens=4000, wasted_ps=ps(8.0), status=WAITING)
-    offline = summarise(run_of(table(inside, after, waiting)))["offline"]
+    waiting = request(online=0, arrival_s=3000.0, status=WAITING)
+    sums = {"wasted_tokens": 3600, "wasted_ps": ps(7.2), "evictions": 2}
+    offline = summarise(run_of(table(inside, after, waiting), sums=sums))["offline"]
     assert (offline["arrived"], offline["finished"]) == (2, 1)
     assert offline["prompt_tokens_per_s"] == pytest.approx(700 / 3600)
     assert offline["output_tokens_per_s"] == pytest.approx(100 / 3600)
@@ -57,6 +58,15 @@ def test_offline_service_counts_at_completion_within_the_window():
     assert offline["wasted_gpu_s_per_s"] == pytest.approx(0.002)
     assert offline["evictions"] == 2
     assert offline["age_max_s"] == pytest.approx(3000.0)  # the one that got its first token at 3500 waited longest
+
+
+def test_keeping_up_is_the_worse_of_requests_and_service():
+    easy = [request(online=0, arrival_s=2000.0 + i, finish_s=2100.0 + i, first_s=2050.0, service_s=0.1) for i in range(9)]
+    hard = request(online=0, arrival_s=2500.0, service_s=0.9)
+    early = request(online=0, arrival_s=100.0, first_s=1900.0, finish_s=2000.0, service_s=0.9)
+    assert summarise(run_of(table(*easy, hard)))["offline"]["kept_up_share"] == pytest.approx(0.5)
+    assert summarise(run_of(table(*easy, hard, early)))["offline"]["kept_up_share"] == pytest.approx(1.0)
+    assert summarise(run_of(table(early)))["offline"]["kept_up_share"] is None
 
 
 def test_nothing_arrived_gives_nulls_not_zeros():

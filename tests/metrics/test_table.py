@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import pyarrow.parquet as parquet
 from hand_made import request, run_of, table
+from pyarrow import parquet
 
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.metrics.table import requests_table, write_requests

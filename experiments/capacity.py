@@ -1,0 +1,129 @@
+"""`ooco-gym capacity`: how much offline work a policy sustains beside online requests (OOCO 5.2, PROTOCOL).
+
+For one workload on one cluster: the peak factor once, then each policy's offline rate raised on paired seeds to the
+first rate that does not hold, under both TPOT definitions, against the better of base P/D and online priority (tuned).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.cache import Cache
+from experiments.jobs import Jobs
+from experiments.options import names_of, seeds_of
+from experiments.peaks import PeakPlan, peak_entry
+from experiments.plots import capacity_figure, write_page
+from experiments.search import Limits, Plan
+from experiments.sustain import Bench, Sustained, row_of, sustain
+from experiments.tables import capacity_table, waiting
+from experiments.tuning import Tuning, candidates_of, tune
+from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.errors import unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMA = "ooco-gym/capacity/1"
+BASELINES = ("base_pd", "online_priority")
+TPOT_FROM = ("first_token", "first_decode")
+PAPER_RATIO = (1.17, 3.0)  # OOCO over the better baseline, all cells of its Figure 6
+
+
+@dataclass(frozen=True)
+class Study:
+    """One TPOT definition: what is measured, and how the baselines were tuned."""
+
+    tpot_from: str
+    bench: Bench
+    peak: Mapping[str, Any]
+    tuned: Mapping[str, Tuning]
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the command; returns its summary (`docs/results.md`)."""
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    policies = names_of(options, "policies", "policy")
+    definitions = _definitions(options)
+    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("capacity", jobs):
+        with ThreadPoolExecutor(len(definitions)) as threads:
+            studies = list(threads.map(lambda definition: _study(cfg, options, definition, jobs), definitions))
+        rows = _measure(studies, policies)
+    summary = {"schema": SCHEMA, "workload": rows[0]["workload"], "cluster": rows[0]["cluster"],
+               "results": rows, "peaks": [dict(study.peak) for study in studies],
+               "simulations": jobs.asked, "simulated_anew": jobs.simulated}
+    capacity_table(rows, peaks=summary["peaks"], paper=PAPER_RATIO)
+    title = f"{rows[0]['workload']} on {rows[0]['cluster']}: sustainable offline load"
+    write_page(capacity_figure(rows, title, options["limits"]["violations"]), Path(options["out"]) / "capacity.html")
+    return summary
+
+
+def _definitions(options: Mapping[str, Any]) -> list[str]:
+    chosen = options["tpot_from"]
+    chosen = [chosen] if isinstance(chosen, str) else list(chosen)
+    for definition in chosen:
+        if definition not in TPOT_FROM:
+            raise unknown("tpot_from", definition, TPOT_FROM)
+    return chosen
+
+
+def _study(cfg: DictConfig, options: Mapping[str, Any], tpot_from: str, jobs: Jobs) -> Study:
+    """Scales the load and tunes what needs tuning, under one TPOT definition."""
+    scenario = scenario_of(cfg).with_(tpot_from=tpot_from)
+    peak = peak_entry(scenario, jobs, seeds_of(options["seeds"]), PeakPlan(**options["peak"]),
+                      find=bool(options["find_peak"]), write=bool(options["write_peak"]))
+    scenario = scenario.with_(rate_scale=float(peak["factor"]))
+    limits, plan = Limits(**options["limits"]), Plan(**options["search"])
+    bench = Bench(jobs, scenario, seeds_of(options["seeds"]), limits, plan)
+    trial = Bench(jobs, scenario, seeds_of(options["tuning"]["seeds"], "tuning.seeds"), limits,
+                  Plan(**{**options["search"], **options["tuning"]["search"]}))
+    tuned = {name: tune(name, candidates_of(name, grid), trial.measure, trial.plan, limits)
+             for name, grid in (options["tuning"]["policies"] or {}).items()}
+    return Study(tpot_from, bench, peak, tuned)
+
+
+def _measure(studies: list[Study], policies: list[str]) -> list[dict[str, Any]]:
+    """Searches every policy under every definition, all at once: the processes are shared, each search waits its turn."""
+    wanted = list(dict.fromkeys([*policies, *BASELINES]))
+    cells = [(study, name) for study in studies for name in wanted]
+    with ThreadPoolExecutor(2 * len(cells)) as threads:
+        found = dict(zip([(study.tpot_from, name) for study, name in cells],
+                         threads.map(lambda cell: _best_of(*cell), cells), strict=True))
+    rows = []
+    for study in studies:
+        baselines = {name: found[study.tpot_from, name][0] for name in BASELINES}
+        best_name = max(baselines, key=lambda name: baselines[name].tokens_per_s)
+        for name in policies:
+            best, default = found[study.tpot_from, name]
+            rows.append({**_place(study), **row_of(best, name, baselines[best_name]), "best_baseline": best_name,
+                         "paper_ratio": list(PAPER_RATIO), "default": _default(study, name, default)})
+    return rows
+
+
+def _best_of(study: Study, name: str) -> tuple[Sustained, Sustained]:
+    """What a policy sustains as tuned, and as it ships; the tuned values are kept only where they do better."""
+    default = sustain(study.bench, name)
+    tuning = study.tuned.get(name)
+    if tuning is None or tuning.policy == name:
+        return default, default
+    return sustain(study.bench, tuning.policy), default
+
+
+def _place(study: Study) -> dict[str, Any]:
+    return {"workload": study.peak["workload"], "cluster": study.peak["cluster"], "tpot_from": study.tpot_from,
+            "seeds": list(study.bench.seeds), "peak_factor": study.peak["factor"], "idle_floor": study.peak["floor"]}
+
+
+def _default(study: Study, name: str, default: Sustained) -> dict[str, Any] | None:
+    """The untuned policy's figures beside the tuned one's, with the budget that the tuning had."""
+    tuning = study.tuned.get(name)
+    if tuning is None:
+        return None
+    return {"max_offline_rate": default.rate, "max_offline_tokens_per_s": default.tokens_per_s,
+            "candidates": list(tuning.candidates), "validation_rate": tuning.rate,
+            "validation_rate_default": tuning.default_rate}

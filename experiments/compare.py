@@ -1,0 +1,111 @@
+"""`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (PROTOCOL)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.cache import Cache
+from experiments.jobs import Jobs
+from experiments.options import names_of, seeds_of
+from experiments.plots import compare_figure, write_page
+from experiments.tables import compare_table, waiting
+from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.metrics.statistics import interval, paired_interval
+from ooco_gym.scenario import workload_name
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMA = "ooco-gym/compare/1"
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the command; returns its summary (`docs/results.md`)."""
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    baseline = options["baseline"] or policies[0]
+    if baseline not in policies:
+        raise unknown("baseline (one of policies)", baseline, policies)
+    scenario = scenario_of(cfg)
+    scenario = scenario.with_(rate_scale=scenario.online_scale())
+    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
+        asked = {name: [jobs.submit(scenario.with_(seed=seed), name) for seed in seeds] for name in policies}
+        summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
+    rows = compare(summaries, options["metrics"], baseline, float(options["violation_budget"]))
+    title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
+    compare_table(rows, baseline, title, _caption(rows))
+    write_page(compare_figure(rows, options["metrics"], baseline, title), Path(options["out"]) / "compare.html")
+    return {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
+            "results": rows, "runs": summaries}
+
+
+def compare(summaries: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str], baseline: str,
+            budget: float) -> list[dict[str, Any]]:
+    """Compares summaries of policies on the same seeds.
+
+    Args:
+        summaries: of each policy, one summary a seed, in one order of seeds.
+        metrics: dotted names in a summary, such as `online.violation_rate`.
+        baseline: the policy that the others are compared with.
+        budget: violation rate that a policy's upper limit must not exceed to be ranked.
+
+    Returns:
+        One row for each metric and policy: `metric`, `policy`, `mean`, `ci_low`, `ci_high`, `difference`,
+        `difference_low`, `difference_high` (paired, to the baseline; None for itself), `values` (one a seed),
+        `feasible`.
+
+    Raises:
+        UserError: a metric that summaries have not.
+    """
+    feasible = {name: is_feasible([one["online"]["violation_rate"] for one in runs], budget)
+                for name, runs in summaries.items()}
+    rows = []
+    for metric in metrics:
+        values = {name: np.array([figure(one, metric) for one in runs]) for name, runs in summaries.items()}
+        for name, mine in values.items():
+            mean, low, high = interval(mine)
+            difference = (None, None, None) if name == baseline else paired_interval(mine, values[baseline])
+            rows.append({"metric": metric, "policy": name, "mean": mean, "ci_low": low, "ci_high": high,
+                         **dict(zip(("difference", "difference_low", "difference_high"), difference, strict=True)),
+                         "values": mine.tolist(), "feasible": feasible[name]})
+    return rows
+
+
+def is_feasible(violation_rates: Sequence[float | None], budget: float) -> bool:
+    """Whether the upper 95 % limit of the violation rate is within the budget (PROTOCOL, feasibility before score)."""
+    rates = np.array([0.0 if rate is None else rate for rate in violation_rates])
+    mean, _, high = interval(rates)
+    return (mean if math.isnan(high) else high) <= budget
+
+
+def figure(summary: Mapping[str, Any], metric: str) -> float:
+    """Reads a dotted metric from a summary; NaN where it has no value.
+
+    Raises:
+        UserError: the summary has no such metric.
+    """
+    value: Any = summary
+    for part in metric.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            known = [f"{room}.{name}" for room in ("online", "offline") for name in summary[room]]
+            raise unknown("metric", metric, known)
+        value = value[part]
+    if value is None:
+        return float("nan")
+    if not isinstance(value, (int, float)):
+        raise UserError(f"metric '{metric}' is not a single number; expected such as 'online.violation_rate'")
+    return float(value)
+
+
+def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
+    out = sorted({row["policy"] for row in rows if not row["feasible"]})
+    text = "Differences are paired by seed; intervals are bootstrapped over seeds."
+    return text if not out else f"{text} Not to be ranked, more violations than allowed: {', '.join(out)}."

@@ -1,0 +1,122 @@
+"""Runs simulations in processes of their own, each answer taken from the cache where it is known."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from experiments.cache import Cache
+
+if TYPE_CHECKING:
+    from ooco_gym.scenario import Scenario
+
+NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over time are not needed here
+
+
+def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """Simulates one scenario and returns its summary; this is what a worker process runs."""
+    from ooco_gym.metrics.summary import summarise
+    from ooco_gym.sim.driver import simulate
+
+    return summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
+
+
+class Jobs:
+    """Summaries of simulations, computed in `workers` processes and kept in a cache.
+
+    Used as a context manager; several threads may ask at once. Worker processes start with the first simulation that
+    the cache does not hold.
+    """
+
+    def __init__(self, workers: int | None = None, cache: Cache | None = None,
+                 run: Callable[[Scenario, str], dict[str, Any]] = simulate_summary):
+        self.workers = max(1, workers or os.cpu_count() or 1)
+        self.cache = cache or Cache(on=False)
+        self.asked = 0
+        self.simulated = 0
+        self.finished = 0
+        self._run = run
+        self._pool: ProcessPoolExecutor | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=kind is not None)
+
+    def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
+        """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the cache."""
+        key = self.cache.key({"scenario": scenario.describe(), "files": file_stamps(scenario.workload),
+                              "policy": policy_identity(policy)})
+        known = self.cache.get(key)
+        answer: Future[dict[str, Any]] = Future()
+        with self._lock:
+            self.asked += 1
+            if known is not None:
+                self.finished += 1
+                answer.set_result(known)
+                return answer
+            self.simulated += 1
+            computed = self._executor().submit(self._run, scenario, policy)
+        computed.add_done_callback(lambda done: self._keep(key, done, answer))
+        return answer
+
+    def all(self, scenarios: list[Scenario], policy: str) -> list[dict[str, Any]]:
+        """Summaries of one policy on several scenarios, in their order."""
+        return [future.result() for future in [self.submit(scenario, policy) for scenario in scenarios]]
+
+    def _executor(self) -> ProcessPoolExecutor:
+        if self._pool is None:
+            # Processes that begin afresh: a fork would copy the threads' locks in whatever state they are.
+            method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+            context = multiprocessing.get_context(method)
+            if method == "forkserver":
+                context.set_forkserver_preload(["ooco_gym", "experiments.jobs"])
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
+        return self._pool
+
+    def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
+        self.finished += 1
+        error = computed.exception()
+        if error is not None:
+            answer.set_exception(error)
+            return
+        self.cache.put(key, computed.result())
+        answer.set_result(computed.result())
+
+
+def file_stamps(workload: Any) -> list[Any]:
+    """Size and time of change of the trace files that a workload reads: with the file the answer changes."""
+    text = workload.get("path") or workload.get("mix") or "" if isinstance(workload, Mapping) else str(workload)
+    parts = [Path(part.rpartition("*")[2].strip()) for part in {str(text), *str(text).split("+")}]
+    return sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in parts if path.is_file())
+
+
+def policy_identity(policy: str) -> dict[str, Any]:
+    """What a policy's answers depend on: its name, its parameters' values, and its source where it is not ours."""
+    from ooco_gym.policy import get_policy
+
+    bundle = get_policy(policy)
+    return {"name": bundle.name, "values": dict(bundle.values), "source": _foreign_source(bundle)}
+
+
+def _foreign_source(policy: Any) -> str | None:
+    """Digest of the files that a third party's rules are written in; ours are in the digest of the package."""
+    files = set()
+    for rule in (getattr(policy, name, None) for name in ("route", "interrupt", "gate", "compose", "evict", "pull")):
+        function = getattr(rule, "py_func", rule)
+        if function is not None and hasattr(function, "__code__"):
+            files.add(function.__code__.co_filename)
+    digest = hashlib.sha256()
+    for file in sorted(files):
+        if Path(file).is_file():
+            digest.update(Path(file).read_bytes())
+    return digest.hexdigest()

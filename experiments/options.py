@@ -1,0 +1,45 @@
+"""Reading the options that `capacity` and `compare` share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ooco_gym.errors import UserError
+
+
+def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str]:
+    """Policies to measure: the list under `plural`, or the one under `singular`; each checked against the registry.
+
+    Raises:
+        UserError: none given, one given twice, or an unknown policy or parameter.
+    """
+    from ooco_gym.policy import get_policy
+
+    one = options.get(singular)
+    given = [one] if one is not None else options.get(plural)
+    names = [given] if isinstance(given, str) else [str(name) for name in given or ()]
+    if not names:
+        raise UserError(f"{plural} is empty; expected such as {plural}=[ooco,base_pd] or {singular}=ooco")
+    for place, name in enumerate(names):
+        if name in names[:place]:
+            raise UserError(f"{plural}: '{name}' is there twice; expected different names")
+        get_policy(name)
+    return names
+
+
+def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
+    """Seeds from a list, or from a number n: 1 … n.
+
+    Raises:
+        UserError: not a list of different whole numbers, and not a number of at least 1.
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        if value < 1:
+            raise UserError(f"{key}={value} must be at least 1, or a list such as [1,2,3]")
+        return tuple(range(1, value + 1))
+    if isinstance(value, (list, tuple)) and value and all(type(seed) is int for seed in value):
+        if len(set(value)) < len(value):
+            raise UserError(f"{key}={list(value)} has a seed twice; expected different whole numbers")
+        return tuple(value)
+    raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3) or a list such as [1,2,3]")

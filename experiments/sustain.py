@@ -1,0 +1,119 @@
+"""One policy on one scenario at rising offline rates, on paired seeds: the measurements behind `capacity`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.jobs import Jobs
+from experiments.search import Crossing, Limits, Plan, Point, first_crossing, seed_crossings
+from ooco_gym.metrics.statistics import interval
+
+if TYPE_CHECKING:
+    from ooco_gym.scenario import Scenario
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all policies are measured with.
+
+    Attributes:
+        jobs: where simulations run.
+        scenario: cluster, workload at its peak factor, SLO; its seed and offline rate are replaced.
+        seeds: paired seeds.
+        limits: when a rate holds.
+        plan: how rates are searched.
+    """
+
+    jobs: Jobs
+    scenario: Scenario
+    seeds: tuple[int, ...]
+    limits: Limits = field(default_factory=Limits)
+    plan: Plan = field(default_factory=Plan)
+
+    def measure(self, policy: str, rate: float) -> Point:
+        """Simulates a policy at an offline rate on every seed."""
+        scenarios = [self.scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds]
+        return point_of(rate, self.jobs.all(scenarios, policy))
+
+    def search(self, policy: str) -> Crossing:
+        """Searches the policy's sustainable offline rate."""
+        return first_crossing(lambda rate: self.measure(policy, rate), self.plan, self.limits)
+
+
+def point_of(rate: float, summaries: list[dict[str, Any]]) -> Point:
+    """Gathers what an offline rate led to from the summaries of its seeds."""
+
+    def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
+        return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)
+
+    tokens = column("offline", "prompt_tokens_per_s") + column("offline", "output_tokens_per_s")
+    return Point(rate, column("online", "violation_rate"), column("offline", "kept_up_share", 1.0), tokens,
+                 column("offline", "reference_gpu_s_per_s"), column("offline", "wasted_tokens_per_s"))
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """What a policy sustains.
+
+    Attributes:
+        policy: with the parameters set, `name:param=value,…`.
+        crossing: what the search found.
+        seed_rates: each seed's own crossing, requests per second, shape (seeds,).
+        seed_tokens: offline tokens per second there, shape (seeds,).
+    """
+
+    policy: str
+    crossing: Crossing
+    seed_rates: np.ndarray
+    seed_tokens: np.ndarray
+
+    @property
+    def rate(self) -> float:
+        """Highest sustainable offline rate, requests per second; 0 where not even none holds."""
+        return self.crossing.best.rate if self.crossing.best else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Offline throughput just before the crossing, prompt and output tokens per second (the paper's figure)."""
+        return float(self.crossing.best.tokens_per_s.mean()) if self.crossing.best else 0.0
+
+
+def sustain(bench: Bench, policy: str) -> Sustained:
+    """Searches what a policy sustains, with each seed's own crossing for the intervals."""
+    crossing = bench.search(policy)
+    return Sustained(policy, crossing, *seed_crossings(crossing.points, bench.limits))
+
+
+def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:
+    """The figures of one policy as `results[]` holds them; `best` is the better baseline."""
+    crossing = found.crossing
+    ratio = found.tokens_per_s / best.tokens_per_s if best.tokens_per_s > 0 else None
+    _, rate_low, rate_high = interval(found.seed_rates)
+    _, tokens_low, tokens_high = interval(found.seed_tokens)
+    at = crossing.best if crossing.best is not None else crossing.failed
+    assert at is not None  # a search always evaluates rate 0
+    return {
+        "policy": name, "tuned_as": found.policy if found.policy != name else None,
+        "max_offline_rate": found.rate, "max_offline_rate_low": rate_low, "max_offline_rate_high": rate_high,
+        "max_offline_tokens_per_s": found.tokens_per_s, "max_offline_tokens_per_s_low": tokens_low,
+        "max_offline_tokens_per_s_high": tokens_high,
+        "max_offline_reference_gpu_s_per_s": float(at.service_per_s.mean()) if crossing.best else 0.0,
+        "wasted_tokens_per_s": float(at.wasted_per_s.mean()),
+        "violation_rate": float(at.violations.mean()),
+        "limited_by": crossing.reason,
+        "ratio_to_best_baseline": ratio, **_ratio_interval(found, best),
+        "curve": [{"offline_rate": point.rate, "violation_rate": float(point.violations.mean()),
+                   "violation_rates": point.violations.tolist(), "kept_up_share": float(point.kept_up.mean()),
+                   "tokens_per_s": float(point.tokens_per_s.mean()),
+                   "wasted_tokens_per_s": float(point.wasted_per_s.mean())} for point in crossing.points],
+    }
+
+
+def _ratio_interval(found: Sustained, best: Sustained) -> dict[str, float | None]:
+    if not (best.seed_tokens > 0).all():
+        return {"ratio_low": None, "ratio_high": None}
+    _, low, high = interval(found.seed_tokens / best.seed_tokens)
+    return {"ratio_low": low, "ratio_high": high}

@@ -1,0 +1,135 @@
+"""`ooco-gym simulate`: one policy on one scenario; the summary, every request, and what to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ooco_gym.scenario import Scenario
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.table import Table
+
+SCHEMA = "ooco-gym/simulate/1"
+THRASH_SHARE = 0.25  # evictions for each finished offline request from which memory is said to thrash
+WASTE_SHARE = 0.2  # wasted over served tokens from which waste is pointed out
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the command; returns its summary (`docs/results.md`)."""
+    from omegaconf import OmegaConf
+    from rich.console import Console
+
+    from ooco_gym.metrics import summarise, write_requests
+    from ooco_gym.sim.driver import simulate
+
+    scenario = scenario_of(cfg)
+    policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
+    console = Console()
+    with Console(stderr=True).status("simulating"):
+        run = simulate(scenario, policy=policy)  # type: ignore[arg-type]
+    summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
+    write_requests(run, Path(cfg.out) / "requests.parquet")
+    console.print(result_table(summary))
+    for line in warnings_of(summary, float(scenario.load_protocol()["violation_budget"])):
+        console.print(f"[yellow]note[/yellow] {line}", highlight=False)
+    return summary
+
+
+def scenario_of(cfg: DictConfig) -> Scenario:
+    """Builds the scenario that a command's configuration describes.
+
+    Raises:
+        UserError: a value that a scenario cannot have.
+    """
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    given = {key: value for key, value in options.items() if key in Scenario.__dataclass_fields__}
+    if isinstance(given.get("slo"), Mapping):
+        given["slo"] = _slo(given)
+    return Scenario.from_config(given)
+
+
+def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """An SLO with single values set: the rest is the preset that it names, or the cluster's own."""
+    values = {key: value for key, value in given["slo"].items() if value is not None}
+    if {"ttft_s", "tpot_s"} <= set(values):
+        return values
+    preset = Scenario.from_config({**given, "slo": values.get("name")}).load_slo()
+    return {**vars(preset), **values}
+
+
+def result_table(summary: Mapping[str, Any]) -> Table:
+    """What matters of a summary, as a table."""
+    from rich.table import Table
+
+    online, offline = summary["online"], summary["offline"]
+    table = Table(title=f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
+                        f"{summary['wall_s']:.2f} s", show_header=False)
+    table.add_column(justify="left")
+    table.add_column(justify="left")
+    rows = [
+        ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
+        ("violations", _percent(online["violation_rate"])),
+        ("violations, worst 10 minutes", _percent(online["worst_10min_violation_rate"])),
+        *((f"attainment, {name}", _percent(online[f"{key}_attainment"])) for name, key in (
+            ("TTFT", "ttft"), ("TPOT", "tpot"), ("deadline", "deadline"))),
+        *((name, _spread(online, key)) for name, key in (
+            ("TTFT", "ttft"), ("TPOT from first token", "tpot"), ("TPOT from first decode", "tpot_decode"))),
+        ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished"),
+        ("offline prompt tokens", f"{offline['prompt_tokens_per_s']:,.0f} per second"),
+        ("offline output tokens", f"{offline['output_tokens_per_s']:,.0f} per second"),
+        ("offline reference GPU time", f"{offline['reference_gpu_s_per_s']:.3f} s per second"),
+        ("recomputed", f"{offline['wasted_tokens_per_s']:,.0f} tokens, {offline['wasted_gpu_s_per_s']:.3f} GPU-s per second"),
+        ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
+        ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
+        ("offline queueing age, P99", _seconds(offline["age_p99_s"])),
+        *((f"instance {place} ({one['role']})", _instance(one)) for place, one in enumerate(summary["instances"][:8])),
+    ]
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
+    """What a reader of the summary should not overlook, one sentence each."""
+    online, offline = summary["online"], summary["offline"]
+    served = offline["prompt_tokens_per_s"] + offline["output_tokens_per_s"]
+    lines = []
+    if (online["violation_rate"] or 0.0) > budget:
+        lines.append(f"{_percent(online['violation_rate'])} of the online requests violate, more than {_percent(budget)}: "
+                     "this offline load is not sustainable under this policy.")
+    if offline["evictions"] > THRASH_SHARE * max(1, offline["finished"]):
+        lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
+                     f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
+    if offline["wasted_tokens_per_s"] > WASTE_SHARE * served > 0:
+        lines.append(f"{_percent(offline['wasted_tokens_per_s'] / served)} as many tokens were recomputed as served.")
+    if offline["kept_up_share"] is not None and offline["kept_up_share"] < 0.98:
+        lines.append(f"the offline backlog grows: of what arrived in the second half, only "
+                     f"{_percent(offline['kept_up_share'])} was completed in it.")
+    if offline["arrived"] == 0 and offline["finished"] == 0:
+        lines.append("no offline request arrived: offline.rate=1.0 asks for one a second.")
+    return lines
+
+
+def _instance(one: Mapping[str, Any]) -> str:
+    return f"busy {_percent(one['busy_share'])}, KV memory {_percent(one['kv_mean_share'])}"
+
+
+def _spread(figures: Mapping[str, Any], key: str) -> str:
+    parts = (f"{name} {_seconds(figures[f'{key}_{part}_s'])}"
+             for name, part in (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99")))
+    return ", ".join(parts)
+
+
+def _seconds(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f} %"

@@ -1,0 +1,96 @@
+"""The search for the sustainable rate, on curves that are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from experiments.search import Limits, Plan, Point, first_crossing, largest_factor, seed_crossings
+from experiments.tuning import candidates_of, tune
+
+LIMITS = Limits()
+PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)
+
+
+def point(rate, violations, kept_up=1.0):
+    violations, kept_up = np.atleast_1d(violations), np.broadcast_to(kept_up, np.shape(np.atleast_1d(violations)))
+    served = np.full(violations.shape, 1000.0 * rate)
+    return Point(rate, violations, np.array(kept_up, float), served, served / 1e4, 0 * served)
+
+
+@given(st.floats(0.2, 15.0))
+@settings(max_examples=30, deadline=None)
+def test_finds_a_knee_from_below(knee):
+    found = first_crossing(lambda rate: point(rate, 0.01 if rate <= knee else 0.2), PLAN, LIMITS)
+    assert found.best is not None and found.failed is not None
+    assert found.best.rate <= knee < found.failed.rate
+    assert found.failed.rate - found.best.rate <= 0.02 * found.failed.rate * 1.0001
+    assert found.reason == "violations"
+
+
+def test_takes_the_first_of_several_crossings():
+    violations = lambda rate: 0.05 if 1.0 < rate < 3.0 or rate > 8.0 else 0.01
+    found = first_crossing(lambda rate: point(rate, violations(rate)), PLAN, LIMITS)
+    assert found.best is not None
+    assert found.best.rate == pytest.approx(1.0, rel=0.03)
+
+
+def test_a_growing_backlog_does_not_hold():
+    found = first_crossing(lambda rate: point(rate, 0.0, min(1.0, 2.0 / max(rate, 1e-9))), PLAN, LIMITS)
+    assert found.best is not None
+    assert found.best.rate == pytest.approx(2.0 / 0.98, rel=0.03)
+    assert found.reason == "backlog"
+
+
+def test_over_from_the_start_and_never_over():
+    none = first_crossing(lambda rate: point(rate, 0.1), PLAN, LIMITS)
+    assert none.best is None and none.failed is not None and none.failed.rate == 0.0
+    always = first_crossing(lambda rate: point(rate, 0.0), PLAN, LIMITS)
+    assert always.failed is None and always.reason == "none"
+    assert always.best is not None and always.best.rate == pytest.approx(PLAN.grid()[-1])
+
+
+def test_a_knee_below_the_grid_is_bisected_from_zero():
+    found = first_crossing(lambda rate: point(rate, 0.01 if rate <= 0.03 else 0.2), PLAN, LIMITS)
+    assert found.best is not None
+    assert found.best.rate == pytest.approx(0.03, rel=0.03)
+
+
+def test_every_seed_has_its_own_crossing():
+    points = [point(rate, np.array([0.01 * rate, 0.02 * rate, 0.001 * rate])) for rate in (0.0, 1.0, 2.0, 4.0)]
+    rates, tokens = seed_crossings(points, LIMITS)
+    assert rates == pytest.approx([3.0, 1.5, 4.0])
+    assert tokens == pytest.approx([3000.0, 1500.0, 4000.0])
+
+
+def test_largest_factor():
+    found = largest_factor(lambda factor: 0.001 * factor, 0.02, 0.1, 0.01)
+    assert found is not None
+    assert found[0] == pytest.approx(20.0, rel=0.011)
+    assert found[0] <= 20.0
+    assert found[1] == pytest.approx(0.001 * found[0])
+    assert largest_factor(lambda factor: 1.0, 0.02, 0.1, 0.01) is None
+
+
+def test_tuning_finds_the_candidate_that_holds_the_highest_rate():
+    knees = {"p": 1.0, "p:cap=1": 0.8, "p:cap=2": 1.35, "p:cap=3": 1.2}
+    asked = []
+
+    def evaluate(policy, rate):
+        asked.append(policy)
+        return point(rate, 0.01 if rate <= knees[policy] else 0.2)
+
+    tuned = tune("p", candidates_of("p", {"cap": [1, 2, 3]}), evaluate, PLAN, LIMITS)
+    assert tuned.policy == "p:cap=2"
+    assert 1.35 / 1.08 <= tuned.rate <= 1.35
+    assert tuned.default_rate == pytest.approx(1.0, rel=0.03)
+    assert set(tuned.candidates) == set(knees)
+
+
+def test_tuning_keeps_the_default_where_nothing_is_better():
+    tuned = tune("p", ["p:cap=1"], lambda name, rate: point(rate, 0.01 if rate <= 1.0 + (name == "p") else 0.2), PLAN,
+                 LIMITS)
+    assert tuned.policy == "p"
+    assert candidates_of("p", {"a": [1, 2], "b": [3]}) == ["p:a=1,b=3", "p:a=2,b=3"]
