@@ -285,6 +285,7 @@ def end_run(state, instance):
         return 0
     log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
     _advance(state, instance, spec.steps, spec.end_ps)
+    _reserve(state, instance, 0)
     spec.activity = IDLE
     finished = 0
     for i in range(spec.running):
@@ -295,7 +296,9 @@ def end_run(state, instance):
                 spec.decodable -= 1
             else:
                 spec.leaving -= 1
+                target = request.target
                 cancel_reservation(state, slot)
+                wake(state, target)
             remove_member(state, instance, slot)
             finish(state, slot)
             finished += 1

@@ -94,13 +94,12 @@ def gather_evictable(state, instance, row):
 @njit
 def evict_from(state, instance, slot):
     """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
-    settle(state, instance)
-    leave_batch(state, instance, slot)
     cut(state, instance)
+    leave_batch(state, instance, slot)
     origin = state.requests[slot].origin
     evict(state, slot)
-    spec = state.instances[instance]
-    spec.pull_due = 1
+    state.instances[instance].pull_due = 1
+    wake(state, instance)
     if state.counters[PUSH_HEAD] >= 0 or state.counters[OFFLINE_PUSH_HEAD] >= 0:
         add_task(state, RETRY_PUSHES, -1, -1)
     wake(state, origin)

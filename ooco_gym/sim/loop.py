@@ -10,7 +10,7 @@ from numba import njit, types
 
 from ooco_gym.compile import jit
 from ooco_gym.sim.costs import blocks_for
-from ooco_gym.sim.decode import cut, end_run, interrupt_step, wake
+from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, charge_miss, count
@@ -211,6 +211,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
         if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
             return ASKED
         if counters[NOW] >= counters[WINDOW_END] and counters[OPEN_ONLINE] <= 0:
+            settle_all(state)
             return DONE
         if state.log.size > 0 and counters[LOG_USED] + LOG_MARGIN > state.log.size:
             return LOG_FULL
@@ -222,6 +223,8 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
         if time_ps > until_ps or time_ps >= NEVER:
             sweep_deadlines(state, until_ps)
             counters[NOW] = max(counters[NOW], until_ps)
+            counters[SOURCE] = state.heap.shape[1]  # all events up to now are dealt with
+            settle_all(state)
             return HORIZON
         sweep_deadlines(state, time_ps)
         counters[NOW] = time_ps
@@ -238,6 +241,13 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             _end_iteration(state, source)
         else:
             end_transfer(state, source - state.instances.size)
+
+
+@njit
+def settle_all(state):
+    """Brings the books of every instance up to now, for a look from outside."""
+    for instance in range(state.instances.size):
+        settle(state, instance)
 
 
 @jit(types.int64(STATE_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, types.int64, types.int64))
