@@ -1,0 +1,61 @@
+"""What a group may be given: the names in its folder, and what only the library can read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.resources import load_yaml
+
+PLAIN = "_plain_"       # under this key a group's node holds a string that the library reads
+_YAML = (".yaml", ".yml")
+_WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
+
+
+def names(roots: Iterable[Path], group: str) -> list[str]:
+    """The names that a group's folders hold."""
+    return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
+
+
+def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any] | None:
+    """Reads a choice of `group` that is not one of its names: a node for Hydra to merge, or None where it is a name.
+
+    Returns:
+        The content of a YAML file, or `{PLAIN: value}` for a mix, a folder, another file, or a name with parameters.
+
+    Raises:
+        UserError: nothing of the kind; the sentence has the nearest name.
+    """
+    known = names(roots, group)
+    if value in known:
+        return None
+    if value.endswith(_YAML):
+        return load_yaml(group, value)
+    if _exists(value):
+        return {PLAIN: value}
+    parts = [_WEIGHT.sub("", part).strip() for part in value.split("+")]
+    if len(parts) > 1 or "*" in value:
+        for part in parts:
+            if not _exists(part):
+                _check(group, part, known)
+        return {PLAIN: value}
+    _check(group, value.split(":")[0], known)
+    return {PLAIN: value}
+
+
+def _check(group: str, name: str, known: list[str]) -> None:
+    if name in known:
+        return
+    if "/" in name or name.endswith(_YAML):
+        raise UserError(f"{group} '{name}' does not exist; expected a path, or one of: {', '.join(known)}")
+    raise unknown(group, name, known)
+
+
+def _exists(text: str) -> bool:
+    try:
+        return text != "" and Path(text).exists()
+    except OSError:     # for example a name too long for the file system
+        return False

@@ -1,0 +1,130 @@
+"""Entry of the command line: which command, with which flags."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ooco_gym.cli.commands import Command, commands, find
+from ooco_gym.errors import UserError
+
+MISTAKE, INTERRUPTED = 2, 130
+USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--config-dir DIR] [--help]"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; usage: {USAGE}")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code: 0, 1 after a bug, 2 after a mistake, 130 after Ctrl-C.
+
+    Args:
+        argv: the words after the program's name; those of this process by default.
+    """
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return _dispatch(words)
+    except UserError as error:
+        sys.stdout.flush()
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return MISTAKE
+    except KeyboardInterrupt:
+        print("\ninterrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help", "help"):
+        _print_commands()
+        return 0
+    if words[0] == "--version":
+        print(f"ooco-gym {metadata.version('ooco-gym')}")
+        return 0
+    name, *rest = words
+    if name.startswith("-"):
+        raise UserError(f"unknown option '{name}'; usage: {USAGE}")
+    if "=" in name:
+        raise UserError(f"'{name}' is no command; expected one first: {', '.join(commands())}")
+    options = _parse(rest)
+    command = find(name, options.config_dir)
+    if options.help:
+        _print_help(command)
+        return 0
+    from ooco_gym.cli import overrides, run
+
+    multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
+    request = overrides.read(options.overrides, multirun)
+    if options.cfg:
+        run.show(command, request, options.cfg)
+        return 0
+    return run.run(command, request, multirun)
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    parser.add_argument("overrides", nargs="*")
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--cfg", choices=("job", "hydra", "all"))
+    parser.add_argument("-cd", "--config-dir", type=_folder)
+    return parser.parse_intermixed_args(words)
+
+
+def _folder(text: str) -> Path:
+    path = Path(text).expanduser().absolute()
+    if not path.is_dir():
+        raise UserError(f"--config-dir {text} is no folder; expected one with groups, such as {text}/policy/mine.yaml")
+    return path
+
+
+def _print_commands() -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True, style="bold")
+    table.add_column()
+    for name in commands():
+        try:
+            table.add_row(name, find(name).description)
+        except UserError as error:
+            table.add_row(name, f"({error})")
+    console = Console()
+    console.print(f"usage: {USAGE}\n", markup=False, highlight=False)
+    console.print(table)
+    console.print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.",
+                  markup=False, highlight=False)
+
+
+def _print_help(command: Command) -> None:
+    """Prints a command's keys as its configuration documents them, and the choices of its groups."""
+    import yaml
+
+    from ooco_gym.cli.choices import names
+
+    text = command.config.read_text(encoding="utf-8")
+    print(f"usage: ooco-gym {command.name} [key=value …] [-m] [--cfg job] [--config-dir DIR]\n\n"
+          f"{command.description}.\n\nKeys and their defaults ({command.config.name}):\n")
+    print("\n".join(f"  {line}".rstrip() for line in text.splitlines()[1:]))
+    groups = [key for entry in (yaml.safe_load(text) or {}).get("defaults", ()) for key in _group(entry)]
+    if groups:
+        print("\nChoices, each also the path of a YAML file; GROUP.key=value changes one of its keys:\n")
+    for group in groups:
+        print(f"  {group}: {', '.join(names(command.roots, group))}")
+    print(f"\nA sweep: ooco-gym {command.name} -m key=a,b [hydra/launcher=joblib|ray|submitit_local]")
+
+
+def _group(entry: Any) -> list[str]:
+    """The group of one entry of a defaults list."""
+    if not isinstance(entry, Mapping):
+        return []
+    return [str(key).split()[-1].split("@")[0].strip("/") for key in entry]

@@ -1,0 +1,230 @@
+"""Reads the `key=value` words of a command line and checks each against the configuration, before Hydra acts."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from ooco_gym.cli.choices import PLAIN, names, read_choice
+from ooco_gym.cli.commands import Command
+from ooco_gym.cli.values import check_value, default_of, known_keys
+from ooco_gym.errors import UserError, nearest, unknown
+
+Compose = Callable[[list[str]], DictConfig]
+MOST_COMBINATIONS = 64      # of swept group choices, each of which is composed to check keys against
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a command line asks for, read but not yet checked."""
+
+    overrides: list[Override]
+    out: str | None = None
+    swept: list[str] = field(default_factory=list)
+
+    @property
+    def words(self) -> list[str]:
+        """The overrides as Hydra reads them."""
+        return [str(override.input_line) for override in self.overrides]
+
+
+def read(words: Iterable[str], multirun: bool) -> Request:
+    """Reads the words of a command line; `out` is taken out, it is no business of Hydra's.
+
+    Raises:
+        UserError: a word that is not key=value, or several values where no sweep was asked for.
+    """
+    parser, overrides, out = OverridesParser.create(), [], None
+    for word in words:
+        if word.startswith("out="):
+            out = word[4:].strip().strip("'\"")
+            if not out or out == "null":
+                raise UserError("out is empty; expected the folder for the results, such as out=results")
+            continue
+        overrides.append(_parse(parser, word))
+    keys = [override.get_key_element() for override in overrides]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise UserError(f"{key} is given twice; expected it once" + (", or a sweep: -m " + key + "=a,b"))
+    swept = [o.get_key_element().lstrip("+") for o in overrides if o.is_sweep_override()]
+    if swept and not multirun:
+        word = next(str(o.input_line) for o in overrides if o.is_sweep_override())
+        key, _, value = word.partition("=")
+        raise UserError(f"'{word}' gives {key} several values: add -m to run each, or write a list {key}=[{value}] "
+                        "where a list is expected")
+    return Request(overrides, out, swept)
+
+
+def _parse(parser: OverridesParser, word: str) -> Override:
+    key, equals, value = word.partition("=")
+    if not equals and not word.startswith("~"):
+        raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
+    if "/" in value and Path(value).exists() or "=" in value and not value.startswith("{"):
+        word = f"{key}={_quote(value)}"
+    try:
+        return parser.parse_override(word)
+    except HydraException as error:
+        hint = " ".join(str(error).split())[:120]
+        raise UserError(f"'{word}' cannot be read ({hint}): expected key=value; text with special characters needs "
+                        f"quotes, such as {key}='\"a b\"'") from None
+
+
+def _quote(value: str) -> str:
+    """Quotes values that hold `=` or a path: `[ooco,ooco:a=1,b=2]` becomes `['ooco','ooco:a=1,b=2']`."""
+    if value[:1] in "'\"":
+        return value
+    listed = value.startswith("[") and value.endswith("]")
+    items: list[str] = []
+    for item in (value[1:-1] if listed else value).split(","):
+        if items and "=" in item and ":" not in item and ":" in items[-1]:
+            items[-1] += f",{item}"         # one more parameter of the policy before it
+        else:
+            items.append(item)
+    if not listed and Path(value).exists():
+        items = [value]
+    quoted = ",".join(item if item[:1] in "'\"" else "'" + item.replace("'", "\\'") + "'" for item in items)
+    return f"[{quoted}]" if listed else quoted
+
+
+def check(command: Command, request: Request, compose: Compose, options: Callable[[str], list[str]]) -> None:
+    """Checks every override: keys, choices of groups, kinds of values, and that what is required is there.
+
+    Args:
+        command: whose configuration it is.
+        request: what the user asks for.
+        compose: composes the configuration, Hydra's own part included, with the overrides it is given.
+        options: the choices of one of Hydra's own groups, such as `hydra/launcher`.
+
+    Raises:
+        UserError: the first mistake found.
+    """
+    base = compose([])
+    groups = set(base.hydra.runtime.choices)
+    chosen = [o for o in request.overrides if _is_group(o, groups)]
+    for override in chosen:
+        _check_choice(command, override, options)
+    values = [o for o in request.overrides if o not in chosen]
+    words = [[f"{o.get_key_element()}={one}" for one in _each(o)] for o in chosen if not o.is_delete()]
+    for combination in itertools.islice(itertools.product(*words), MOST_COMBINATIONS):
+        config = compose(list(combination)) if combination else base
+        for override in values:
+            _check_value(command, override, config, groups)
+        _check_complete(config, values)
+
+
+def _is_group(override: Override, groups: set[str]) -> bool:
+    key = override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
+    return key in groups and not isinstance(override.value(), Mapping)
+
+
+def _each(override: Override) -> list[str]:
+    """The values of an override as Hydra words, several for a sweep."""
+    if override.is_discrete_sweep():
+        return list(override.sweep_string_iterator()) if not _is_glob(override) else [str(override.input_line).partition("=")[2]]
+    return [override.get_value_element_as_str()]
+
+
+def _is_glob(override: Override) -> bool:
+    return override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP"
+
+
+def _check_choice(command: Command, override: Override, options: Callable[[str], list[str]]) -> None:
+    group = override.key_or_group
+    value = override.value()
+    if override.is_delete():
+        raise UserError(f"{group} cannot be taken away; expected {group}=NAME, one of: "
+                        f"{', '.join(names(command.roots, group))}")
+    if isinstance(value, list):
+        given = ",".join(str(item) for item in value)
+        raise UserError(f"{group} takes one choice, not a list: use -m {group}={given} to run each, or a command that "
+                        f"takes several, such as 'ooco-gym compare policies=[{given}]'")
+    if _is_glob(override):
+        return
+    for word in _each(override):
+        one = _unquote(word)
+        if group.startswith("hydra/"):
+            known = options(group)
+            if one not in known:
+                extra = "; installing ooco-gym[sweep] adds joblib, ray and submitit_local"
+                raise UserError(str(unknown(group, one, known)) + (extra if group == "hydra/launcher" else ""))
+        else:
+            read_choice(command.roots, group, one)
+
+
+def _unquote(word: str) -> str:
+    return word[1:-1].replace("\\'", "'") if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+
+
+def _check_value(command: Command, override: Override, config: DictConfig, groups: set[str]) -> None:
+    key = override.key_or_group
+    if override.package is not None:
+        raise UserError(f"'{override.input_line}': '{key}' is no group of {command.name}; expected one of: "
+                        f"{', '.join(sorted(g for g in groups if not g.startswith('hydra/')))}")
+    ours = not key.startswith(("hydra.", "hydra/"))
+    parent, _, last = key.rpartition(".")
+    above = default_of(config, parent) if parent else config
+    if isinstance(above, Mapping | DictConfig) and PLAIN in above:
+        raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is read as it stands, it has no keys here")
+    exists = isinstance(above, Mapping | DictConfig) and last in above
+    if override.is_delete():
+        if not exists:
+            raise _unknown_key(command, key, config, ours)
+        return
+    adds_below = (override.is_add() or override.is_force_add()) and bool(parent) and isinstance(
+        above, Mapping | DictConfig)
+    if not exists and not adds_below:
+        raise _unknown_key(command, key, config, ours)
+    if not exists or not ours:
+        return
+    default = default_of(config, key)
+    if default is None:
+        default = _kind_elsewhere(command, key, groups)
+    for value in _python_values(override):
+        check_value(key, value, default)
+
+
+def _python_values(override: Override) -> list[Any]:
+    if override.is_discrete_sweep():
+        return [Override._convert_value(value) for value in override.sweep_iterator()]
+    return [] if override.is_sweep_override() else [override.value()]
+
+
+def _kind_elsewhere(command: Command, key: str, groups: set[str]) -> Any:
+    """What other choices of the group give a key that is null in this one: its kind is known from them."""
+    group, _, rest = key.partition(".")
+    if not rest or not any((root / group).is_dir() for root in command.roots):
+        return None
+    for root in command.roots:
+        for path in sorted((root / group).glob("*.yaml")):
+            node = OmegaConf.load(path)
+            value = default_of(node, rest) if isinstance(node, DictConfig) else None
+            if value is not None:
+                return value
+    return None
+
+
+def _check_complete(config: DictConfig, values: list[Override]) -> None:
+    given = {override.key_or_group for override in values}
+    own = OmegaConf.masked_copy(config, [str(key) for key in config if key != "hydra"])
+    for key in sorted(OmegaConf.missing_keys(own)):
+        if key not in given and not any(key.startswith(f"{one}.") for one in given):
+            raise UserError(f"{key} is required: give {key}=…")
+
+
+def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> UserError:
+    keys = known_keys(config, "" if ours else "hydra")
+    close = nearest(key, keys)
+    if not close:       # the user may have left the first part away, or added one
+        last = re.split(r"[./]", key)[-1]
+        close = nearest(last, {known.rpartition(".")[2] for known in keys})
+    top = sorted({known for known in keys if "." not in known})
+    return UserError(f"{command.name} has no key '{key}'{close}" + (f"; its keys: {', '.join(top)}" if not close else ""))

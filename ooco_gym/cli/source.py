@@ -1,0 +1,93 @@
+"""Where Hydra finds a command's configuration: files of `conf`, and choices that are not files of `conf`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from urllib.parse import parse_qs, urlencode
+
+import yaml
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+from ooco_gym.cli.choices import names, read_choice
+from ooco_gym.cli.commands import Command
+from ooco_gym.errors import UserError
+
+
+def search_path(command: Command) -> str:
+    """The address under which Hydra finds a command's configuration; it says all, so that workers find it too."""
+    return "ooco://?" + urlencode({"root": [str(root) for root in command.roots],
+                                   "plain": sorted(plain_keys(command))}, doseq=True)
+
+
+def plain_keys(command: Command) -> set[str]:
+    """Keys to which the command's own file gives a value that is no mapping: these are no groups."""
+    raw = yaml.safe_load(command.config.read_text(encoding="utf-8")) or {}
+    groups = {key for entry in raw.get("defaults", ()) if isinstance(entry, Mapping) for key in entry}
+    return {key for key, value in raw.items() if not isinstance(value, Mapping)} - groups
+
+
+class OocoSource(ConfigSource):
+    """Serves `<root>/<path>.yaml` of the first root that has it, and choices read by `choices.read_choice`."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        query = parse_qs(self.path.lstrip("?"))
+        self.roots = [Path(root) for root in query["root"]]
+        self.plain = set(query.get("plain", ()))
+
+    @staticmethod
+    def scheme() -> str:
+        return "ooco"
+
+    def available(self) -> bool:
+        return all(root.is_dir() for root in self.roots)
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path not in self.plain and any((root / config_path).is_dir() for root in self.roots)
+
+    def is_config(self, config_path: str) -> bool:
+        if self._file(config_path) is not None:
+            return True
+        group, value = self._split(config_path)
+        try:
+            return bool(group) and read_choice(self.roots, group, value) is not None
+        except UserError:
+            return False
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        path = self._file(config_path)
+        if path is not None:
+            text = path.read_text(encoding="utf-8")
+            config, header = OmegaConf.create(text), self._get_header_dict(text)
+        else:
+            config, header = OmegaConf.create(read_choice(self.roots, *self._split(config_path)) or {}), {}
+            header["package"] = None
+        return ConfigResult(provider=self.provider, path=f"ooco://{config_path}", config=config, header=header)
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        found = [] if results_filter == ObjectType.GROUP else names(self.roots, config_path)
+        if results_filter != ObjectType.CONFIG:
+            found += [path.name for root in self.roots for path in (root / config_path).iterdir() if path.is_dir()]
+        return sorted(set(found))
+
+    def _file(self, config_path: str) -> Path | None:
+        name = config_path if config_path.endswith(".yaml") else f"{config_path}.yaml"
+        if name.startswith("/"):
+            return None
+        return next((root / name for root in self.roots if (root / name).is_file()), None)
+
+    def _split(self, config_path: str) -> tuple[str, str]:
+        """Splits `workload/ooc+azure_conv` into the group and what it is given; ("", …) where there is no group."""
+        parts = config_path.split("/")
+        for end in _prefixes(parts):
+            group = "/".join(parts[:end])
+            if self.is_group(group):
+                return group, "/".join(parts[end:])
+        return "", config_path
+
+
+def _prefixes(parts: list[str]) -> Iterable[int]:
+    return range(1, len(parts)) if parts[0] else ()
