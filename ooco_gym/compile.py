@@ -23,6 +23,7 @@ import pickle
 import shutil
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -61,10 +62,8 @@ def _compile(function: Callable[..., Any], signature: Any, options: dict[str, An
     compiled = njit(**options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
-    try:
-        compiled._cache = SourceCache(function)
-    except (OSError, RuntimeError):                 # no file behind it (a console), or no folder to write to
-        pass
+    with suppress(OSError, RuntimeError):           # no file behind it (a console), or no folder to write to
+        compiled._cache = SourceCache(function)     # pyright: ignore[reportAttributeAccessIssue]
     if signature is not None:
         # What numba.jit does with signatures; it must come after the cache is in place.
         with typeinfer.register_dispatcher(compiled):

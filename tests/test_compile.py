@@ -108,7 +108,8 @@ def test_python_and_other_folder_by_environment(package: Path, tmp_path: Path) -
     cache = tmp_path / "cache"
     assert run(package, NUMBA_CACHE_DIR=str(cache)) == ["112", "2", "0", "0", "0"]
     assert run(package, NUMBA_CACHE_DIR=str(cache)) == ["112", "2", "1", "1", "1"]
-    assert list(cache.rglob("loop.rule-*.nbc")) and not list(package.rglob("*.nbc"))
+    assert list(cache.rglob("loop.rule-*.nbc"))
+    assert not list(package.rglob("*.nbc"))
 
 
 def test_broken_cache_file_is_compiled_again(package: Path) -> None:

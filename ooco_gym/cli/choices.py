@@ -42,7 +42,7 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
             if not _exists(part):
                 _check(group, part, known)
         return {PLAIN: value}
-    _check(group, value.split(":")[0], known)
+    _check(group, value.partition(":")[0], known)
     return {PLAIN: value}
 
 

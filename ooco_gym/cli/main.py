@@ -75,8 +75,10 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-h", "--help", action="store_true")
     parser.add_argument("--cfg", choices=("job", "hydra", "all"))
-    parser.add_argument("-cd", "--config-dir", type=_folder)
-    return parser.parse_intermixed_args(words)
+    parser.add_argument("-cd", "--config-dir")
+    options = parser.parse_intermixed_args(words)
+    options.config_dir = _folder(options.config_dir) if options.config_dir else None
+    return options
 
 
 def _folder(text: str) -> Path:

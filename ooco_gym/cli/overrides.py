@@ -68,7 +68,7 @@ def _parse(parser: OverridesParser, word: str) -> Override:
     key, equals, value = word.partition("=")
     if not equals and not word.startswith("~"):
         raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
-    if "/" in value and Path(value).exists() or "=" in value and not value.startswith("{"):
+    if ("/" in value and Path(value).exists()) or ("=" in value and not value.startswith("{")):
         word = f"{key}={_quote(value)}"
     try:
         return parser.parse_override(word)
@@ -128,9 +128,10 @@ def _is_group(override: Override, groups: set[str]) -> bool:
 
 def _each(override: Override) -> list[str]:
     """The values of an override as Hydra words, several for a sweep."""
-    if override.is_discrete_sweep():
-        return list(override.sweep_string_iterator()) if not _is_glob(override) else [str(override.input_line).partition("=")[2]]
-    return [override.get_value_element_as_str()]
+    if _is_glob(override):
+        return [str(override.input_line).partition("=")[2]]
+    return list(override.sweep_string_iterator() if override.is_discrete_sweep() else [
+        override.get_value_element_as_str()])
 
 
 def _is_glob(override: Override) -> bool:
@@ -172,15 +173,14 @@ def _check_value(command: Command, override: Override, config: DictConfig, group
     ours = not key.startswith(("hydra.", "hydra/"))
     parent, _, last = key.rpartition(".")
     above = default_of(config, parent) if parent else config
-    if isinstance(above, Mapping | DictConfig) and PLAIN in above:
+    if isinstance(above, DictConfig) and PLAIN in above:
         raise UserError(f"{key} cannot be set: {parent}={above[PLAIN]} is read as it stands, it has no keys here")
-    exists = isinstance(above, Mapping | DictConfig) and last in above
+    exists = isinstance(above, DictConfig) and last in above.keys()  # noqa: SIM118 - `in` says no to what is required
     if override.is_delete():
         if not exists:
             raise _unknown_key(command, key, config, ours)
         return
-    adds_below = (override.is_add() or override.is_force_add()) and bool(parent) and isinstance(
-        above, Mapping | DictConfig)
+    adds_below = (override.is_add() or override.is_force_add()) and bool(parent) and isinstance(above, DictConfig)
     if not exists and not adds_below:
         raise _unknown_key(command, key, config, ours)
     if not exists or not ours:
@@ -227,4 +227,5 @@ def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> 
         last = re.split(r"[./]", key)[-1]
         close = nearest(last, {known.rpartition(".")[2] for known in keys})
     top = sorted({known for known in keys if "." not in known})
-    return UserError(f"{command.name} has no key '{key}'{close}" + (f"; its keys: {', '.join(top)}" if not close else ""))
+    listed = "" if close else f"; its keys: {', '.join(top)}"
+    return UserError(f"{command.name} has no key '{key}'{close}{listed}")

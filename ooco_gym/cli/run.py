@@ -99,7 +99,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
 
 def _check(hydra: Hydra, command: Command, request: Request) -> None:
     loader = hydra.config_loader
-    check(command, request, lambda words: compose(hydra, command, words), lambda group: loader.get_group_options(group))
+    check(command, request, lambda words: compose(hydra, command, words), loader.get_group_options)
 
 
 def _folders(command: Command, request: Request, multirun: bool) -> list[str]:
@@ -186,6 +186,18 @@ def _complain(outcome: Outcome, where: str = "") -> None:
 
 def _report_sweep(command: Command, folder: Path, outcomes: list[Outcome]) -> int:
     """Prints a table of jobs, writes `multirun.json`, and returns the worst exit code."""
+    done = [outcome for outcome in outcomes if outcome.code != MISTAKE]
+    if done or not outcomes:
+        _write_index(command, folder, outcomes)
+    mistakes = dict.fromkeys((outcome.code, outcome.error) for outcome in outcomes if outcome.code != OK)
+    for code, error in mistakes:
+        jobs = [Path(o.out).name for o in outcomes if (o.code, o.error) == (code, error)]
+        _complain(Outcome(code, "", error), "" if len(jobs) == len(outcomes) else f"{' and '.join(jobs)}: ")
+    codes = {outcome.code for outcome in outcomes}
+    return BUG if BUG in codes else max(codes, default=OK)
+
+
+def _write_index(command: Command, folder: Path, outcomes: list[Outcome]) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -197,14 +209,8 @@ def _report_sweep(command: Command, folder: Path, outcomes: list[Outcome]) -> in
         jobs.append({"job": Path(outcome.out).name, "out": os.path.relpath(outcome.out, folder), "status": status,
                      "error": outcome.error.strip().splitlines()[-1] if outcome.error else None})
     Console().print(table)
-    for error in dict.fromkeys((o.code, o.error) for o in outcomes if o.code != OK):
-        where = ", ".join(Path(o.out).name for o in outcomes if (o.code, o.error) == error)
-        _complain(Outcome(error[0], "", error[1]), f"{where}: ")
-    if any(outcome.code != MISTAKE for outcome in outcomes):
-        write_json(folder / "multirun.json", {"schema": "ooco-gym/multirun/1", "command": command.name, "jobs": jobs})
-        print(f"multirun.json written to {_short(str(folder))}")
-    codes = {outcome.code for outcome in outcomes}
-    return BUG if BUG in codes else max(codes, default=OK)
+    write_json(folder / "multirun.json", {"schema": "ooco-gym/multirun/1", "command": command.name, "jobs": jobs})
+    print(f"multirun.json written to {_short(str(folder))}")
 
 
 def _short(path: str) -> str:

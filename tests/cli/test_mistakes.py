@@ -1,0 +1,109 @@
+"""Every mistake ends in one sentence, exit code 2, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+MISTAKES = [
+    # words, what the sentence must say
+    (["plya"], ["unknown command 'plya'", "'play'"]),
+    (["seed=1"], ["is no command"]),
+    (["--fast"], ["unknown option '--fast'"]),
+    (["play", "--fast"], ["unrecognized arguments: --fast"]),
+    (["play", "sead=1"], ["play has no key 'sead'", "'seed'"]),
+    (["play", "knife.blade.lenght_cm=1"], ["'knife.blade.lenght_cm'", "'knife.blade.length_cm'"]),
+    (["play", "length_cm=1"], ["'length_cm'", "'knife.blade.length_cm'"]),
+    (["play", "zzzzzz=1"], ["has no key 'zzzzzz'", "its keys: ", "knife"]),
+    (["play", "seed.x=1"], ["has no key 'seed.x'"]),
+    (["play", "+new=1"], ["has no key 'new'"]),
+    (["play", "~sed"], ["has no key 'sed'", "'seed'"]),
+    (["play", "fruit=aple"], ["unknown fruit 'aple'", "'apple'"]),
+    (["play", "fruit=[apple,pear]"], ["one choice, not a list", "-m fruit=apple,pear", "[apple,pear]"]),
+    (["play", "fruit=apple,pear"], ["several values", "-m"]),
+    (["play", "fruit=apple+peer"], ["unknown fruit 'peer'", "'pear'"]),
+    (["play", "fruit=no/such.yaml"], ["'no/such.yaml' does not exist"]),
+    (["play", "fruit=no/such"], ["'no/such' does not exist"]),
+    (["play", "fruit=1"], ["unknown fruit '1'"]),
+    (["play", "~fruit"], ["cannot be taken away"]),
+    (["play", "fruit=pear", "fruit.core.seeds_in_it=1"], ["'fruit.core.seeds_in_it'"]),
+    (["play", "fruit=apple+pear", "fruit.weight_g=1"], ["cannot be set", "fruit=apple+pear"]),
+    (["play", "fruit@knife=pear"], ["no group"]),
+    (["play", "-m", "fruit=apple,peer"], ["unknown fruit 'peer'"]),
+    (["play", "-m", "fruit=apple,pear", "fruit.brown_spots=1"], ["'fruit.brown_spots'"]),
+    (["play", "seed"], ["'seed' is not key=value"]),
+    (["play", "words=[a"], ["cannot be read"]),
+    (["play", "seed=many"], ["seed=many: expected a number"]),
+    (["play", "-m", "seed=1,many"], ["seed=many: expected a number"]),
+    (["play", "seed=true"], ["seed=true: expected a number"]),
+    (["play", "seed=[1,2]"], ["expected a number"]),
+    (["play", "fast=yes-please"], ["expected true or false"]),
+    (["play", "name=[a,b]"], ["not a list"]),
+    (["play", "name=3"], ["expected text"]),
+    (["play", "words=a"], ["expected a list, such as words=[a]"]),
+    (["play", "knife=3"], ["knife is a group of keys"]),
+    (["play", "knife={sharpness: 1}"], ["no key 'sharpness'", "'sharp'"]),
+    (["play", "knife.blade={length_cm: long}"], ["knife.blade.length_cm=long: expected a number"]),
+    (["play", "fruit=plum", "fruit.weight_g=heavy"], ["fruit.weight_g=heavy: expected a number"]),
+    (["play", "seed=1", "seed=2"], ["seed is given twice"]),
+    (["play", "out="], ["out is empty"]),
+    (["play", "hydra/launcher=jobli", "-m", "seed=1,2"], ["unknown hydra/launcher 'jobli'", "'joblib'", "[sweep]"]),
+    (["play", "hydra.jobb.chdir=true"], ["'hydra.jobb.chdir'", "hydra.job.chdir"]),
+    (["play", "--config-dir", "nowhere"], ["nowhere is no folder"]),
+    (["play", "fail=mistake", "out=results"], ["row 3 of 'x.csv': field 'arrival_s' is 'soon', expected a number"]),
+    (["play", "fail=mistake"], ["row 3 of"]),
+    (["play", "-m", "fail=mistake", "seed=1,2", "out=results"], ["row 3 of"]),
+    (["quiet"], ["fruit is required"]),
+    (["lost"], ["'lost' has no configuration", "lost.yaml"]),
+]
+
+
+@pytest.mark.parametrize(("words", "parts"), MISTAKES, ids=" ".join)
+def test_one_sentence(toy: SimpleNamespace, words: list[str], parts: list[str]) -> None:
+    code, out, err = toy.run(*words)
+    assert code == 2, err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    for part in parts:
+        assert part in err, err
+    assert out == ""
+    assert list(toy.cwd.iterdir()) == []
+
+
+def test_out_is_a_file(toy: SimpleNamespace) -> None:
+    (toy.cwd / "results").write_text("mine")
+    code, _, err = toy.run("play", "out=results")
+    assert (code, err) == (2, "error: out=results is a file; expected a folder\n")
+    assert (toy.cwd / "results").read_text() == "mine"
+
+
+def test_mistake_leaves_an_older_folder_alone(toy: SimpleNamespace) -> None:
+    assert toy.run("play", "out=results", "seed=5")[0] == 0
+    before = (toy.cwd / "results" / "summary.json").read_bytes()
+    assert toy.run("play", "out=results", "fail=mistake")[0] == 2
+    assert (toy.cwd / "results" / "summary.json").read_bytes() == before
+
+
+def test_bug_keeps_its_traceback(toy: SimpleNamespace) -> None:
+    code, _, err = toy.run("play", "fail=bug", "out=results")
+    assert code == 1
+    assert err.startswith("Traceback")
+    assert err.rstrip().endswith("ZeroDivisionError: a bug in the command")
+    assert "functions.py" in err
+    assert not (toy.cwd / "results" / "summary.json").exists()
+
+
+def test_interrupt(toy: SimpleNamespace) -> None:
+    code, _, err = toy.run("play", "fail=stop", "out=results")
+    assert (code, err) == (130, "\ninterrupted\n")
+
+
+def test_shadowed_package_is_named(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (toy.site / "agents").mkdir()
+    (toy.site / "agents" / "__init__.py").write_text("raise RuntimeError('never imported')")
+    code, _, err = toy.run("shadowed")
+    assert code == 2
+    assert f"the package 'agents' found at '{toy.site / 'agents'}' is not ooco-gym's" in err
+    assert err.count("\n") == 1

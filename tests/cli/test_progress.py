@@ -1,0 +1,36 @@
+"""Progress bars are silent where nobody watches, and seen on a terminal."""
+
+from __future__ import annotations
+
+import io
+import sys
+
+import pytest
+
+from ooco_gym.cli.progress import progress, track, watched
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    assert list(track(range(3), "counting")) == [0, 1, 2]
+    with progress("working", total=2) as bar:
+        bar.advance()
+        bar.text("still working")
+    assert capsys.readouterr() == ("", "")
+
+
+def test_seen_on_a_terminal_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("CI", raising=False)
+    with progress("working", total=2) as bar:
+        bar.advance()
+        bar.text("nearly done")
+    assert "nearly done" in screen.getvalue()
+    monkeypatch.setenv("CI", "true")
+    assert not watched()
