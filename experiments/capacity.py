@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,21 +74,22 @@ def _definitions(options: Mapping[str, Any]) -> list[str]:
 
 def _study(cfg: DictConfig, options: Mapping[str, Any], tpot_from: str, jobs: Jobs) -> Study:
     """Scales the load and tunes what needs tuning, under one TPOT definition."""
-    scenario = scenario_of(cfg).with_(tpot_from=tpot_from)
+    scenario = scenario_of(cfg)
+    scenario = scenario.with_(slo={**asdict(scenario.load_slo()), "tpot_from": tpot_from})
     peak = peak_entry(scenario, jobs, seeds_of(options["seeds"]), PeakPlan(**options["peak"]),
                       find=bool(options["find_peak"]), write=bool(options["write_peak"]))
     scenario = scenario.with_(rate_scale=float(peak["factor"]))
     limits, plan = Limits(**options["limits"]), Plan(**options["search"])
-    bench = Bench(jobs, scenario, seeds_of(options["seeds"]), limits, plan)
-    trial = Bench(jobs, scenario, seeds_of(options["tuning"]["seeds"], "tuning.seeds"), limits,
+    bench = Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan)
+    trial = Bench(jobs, scenario, seeds_of(options["tuning"]["seeds"], "tuning.seeds"), tpot_from, limits,
                   Plan(**{**options["search"], **options["tuning"]["search"]}))
-    tuned = {name: tune(name, candidates_of(name, grid), trial.measure, trial.plan, limits)
-             for name, grid in (options["tuning"]["policies"] or {}).items()}
+    tuned = {name: tune(name, candidates_of(name, values), trial.measure, trial.plan, limits)
+             for name, values in (options["tuning"]["policies"] or {}).items()}
     return Study(tpot_from, bench, peak, tuned)
 
 
 def _measure(studies: list[Study], policies: list[str]) -> list[dict[str, Any]]:
-    """Searches every policy under every definition, all at once: the processes are shared, each search waits its turn."""
+    """Searches every policy under every definition, all at once: they share the processes, each waits its turn."""
     wanted = list(dict.fromkeys([*policies, *BASELINES]))
     cells = [(study, name) for study in studies for name in wanted]
     with ThreadPoolExecutor(2 * len(cells)) as threads:

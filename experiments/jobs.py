@@ -44,6 +44,7 @@ class Jobs:
         self._run = run
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._open: dict[str, Future[dict[str, Any]]] = {}  # asked for and not answered yet
 
     def __enter__(self) -> Self:
         return self
@@ -54,17 +55,21 @@ class Jobs:
 
     def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
         """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the cache."""
-        key = self.cache.key({"scenario": scenario.describe(), "files": file_stamps(scenario.workload),
+        described = scenario.describe()
+        key = self.cache.key({"scenario": described, "files": file_stamps(described),
                               "policy": policy_identity(policy)})
-        known = self.cache.get(key)
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
+            if key in self._open:
+                return self._open[key]
             self.asked += 1
+            known = self.cache.get(key)
             if known is not None:
                 self.finished += 1
                 answer.set_result(known)
                 return answer
             self.simulated += 1
+            self._open[key] = answer
             computed = self._executor().submit(self._run, scenario, policy)
         computed.add_done_callback(lambda done: self._keep(key, done, answer))
         return answer
@@ -84,20 +89,34 @@ class Jobs:
         return self._pool
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
-        self.finished += 1
         error = computed.exception()
+        if error is None:
+            self.cache.put(key, computed.result())
+        with self._lock:
+            self.finished += 1
+            del self._open[key]
         if error is not None:
             answer.set_exception(error)
-            return
-        self.cache.put(key, computed.result())
-        answer.set_result(computed.result())
+        else:
+            answer.set_result(computed.result())
 
 
-def file_stamps(workload: Any) -> list[Any]:
-    """Size and time of change of the trace files that a workload reads: with the file the answer changes."""
-    text = workload.get("path") or workload.get("mix") or "" if isinstance(workload, Mapping) else str(workload)
-    parts = [Path(part.rpartition("*")[2].strip()) for part in {str(text), *str(text).split("+")}]
-    return sorted((str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in parts if path.is_file())
+def file_stamps(value: Any) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of every file that a description names: with the file the answer changes."""
+    if isinstance(value, Mapping):
+        return [stamp for item in value.values() for stamp in file_stamps(item)]
+    if isinstance(value, (list, tuple)):
+        return [stamp for item in value for stamp in file_stamps(item)] if not _numbers(value) else []
+    if not isinstance(value, (str, os.PathLike)):
+        return []
+    text = os.fspath(value)
+    paths = [Path(part.rpartition("*")[2].strip()) for part in dict.fromkeys((text, *text.split("+")))]
+    stats = [(str(path), path.stat()) for path in paths if path.suffix and path.is_file()]
+    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def _numbers(values: Any) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
 
 
 def policy_identity(policy: str) -> dict[str, Any]:

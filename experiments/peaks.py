@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -9,10 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.jobs import NO_SAMPLES_S, Jobs
+from experiments.jobs import NO_SAMPLES_S, Jobs, file_stamps
 from experiments.search import largest_factor
+from experiments.sustain import settling
 from ooco_gym.errors import UserError
 from ooco_gym.peak import FILE_NAME, cache_folder, key_of, shipped_file, store_entry, stored_entry
+from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import Scenario, workload_name
 from ooco_gym.workload import workload_mean_rate
 
@@ -55,8 +59,8 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     Raises:
         UserError: the idle floor alone uses up more than a third of the violation budget, or no load is small enough.
     """
-    slo, cluster = scenario.load_slo(), scenario.load_cluster()
-    key = key_of(workload_name(scenario.workload), cluster.name, asdict(slo), slo.tpot_from)
+    slo = scenario.load_slo()
+    key = key_of(label("workload", scenario.workload), label("cluster", scenario.cluster), asdict(slo), slo.tpot_from)
     if scenario.rate_scale is not None:
         return {**key, "factor": scenario.rate_scale, "floor": None, "violation_rate": None,
                 "rate_per_s": scenario.rate_scale * workload_mean_rate(scenario.workload), "seeds": list(seeds)}
@@ -69,27 +73,43 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     return entry
 
 
+def label(group: str, value: Any) -> str:
+    """A name that tells a workload or a cluster from all others: its own where it is as shipped, else with a digest."""
+    name = workload_name(value)
+    if isinstance(value, str):
+        stamps = file_stamps(value)
+        return f"{name}@{_digest(stamps)}" if stamps else name
+    shipped = names(group)
+    if value.get("name") in shipped and dict(value) == load_yaml(group, value["name"]):
+        return name
+    return f"{name}@{_digest([dict(value), file_stamps(value)])}"
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
     """Searches the largest factor at which base P/D alone stays within `plan.over_floor` of the idle floor."""
-    floor = idle_floor(scenario, seeds[0], plan.sample)
+    floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
     place = f"'{workload_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
         slo = scenario.load_slo()
-        raise UserError(f"{100 * floor:.2f} % of the requests of {place} violate even alone on an idle cluster, more than "
-                        f"a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
+        raise UserError(f"{100 * floor:.2f} % of the requests of {place} violate even alone on an idle cluster, more "
+                        f"than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
                         f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
 
     def violations(factor: float) -> float:
-        asked = [scenario.with_(seed=seed, rate_scale=factor) for seed in seeds]
-        rates = [one["online"]["violation_rate"] or 0.0 for one in jobs.all(asked, "base_pd")]
+        asked = [settling(scenario).with_(seed=seed, rate_scale=factor) for seed in seeds]
+        rates = [one["online"][f"violation_rate_{tpot_from}"] or 0.0 for one in jobs.all(asked, "base_pd")]
         return float(np.mean(rates))
 
     mean_rate = workload_mean_rate(scenario.workload)
     relaxed = sum(pool.count for pool in scenario.load_cluster().relaxed)
     found = largest_factor(violations, floor + plan.over_floor, plan.first_rate * relaxed / mean_rate, plan.precision)
     if found is None:
-        raise UserError(f"no load of {place} is light enough: even {plan.first_rate * relaxed:g} requests a second have "
-                        f"more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
+        raise UserError(f"no load of {place} is light enough: even {plan.first_rate * relaxed:g} requests a second "
+                        f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
     return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
             "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.duration_s}
 
@@ -107,7 +127,8 @@ def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
     if start_s is None:
         start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
     scale = sample / (workload_mean_rate(scenario.workload) * scenario.duration_s)
-    trace = load_workload(scenario.workload, start_s=start_s, duration_s=scenario.duration_s, seed=seed, rate_scale=scale)
+    trace = load_workload(scenario.workload, start_s=start_s, duration_s=scenario.duration_s, seed=seed,
+                          rate_scale=scale)
     gap_s = 2.0 * (slo.ttft_s + slo.tpot_s * trace.output_tokens) + 1.0
     apart = replace(trace, arrival_s=np.cumsum(gap_s) - gap_s[0], name="alone")
     with tempfile.TemporaryDirectory() as folder:

@@ -53,7 +53,8 @@ def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], basel
     """Paired differences against one policy with their intervals, one panel for each metric."""
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(rows=len(metrics), cols=1, subplot_titles=tuple(metrics), vertical_spacing=0.35 / len(metrics))
+    figure = make_subplots(rows=len(metrics), cols=1, subplot_titles=tuple(metrics),
+                           vertical_spacing=0.35 / len(metrics))
     for place, metric in enumerate(metrics, start=1):
         mine = [row for row in rows if row["metric"] == metric and row["policy"] != baseline]
         shown = [row for row in mine if row["difference"] is not None]

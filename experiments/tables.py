@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.cli.progress import progress
+
 if TYPE_CHECKING:
     from experiments.jobs import Jobs
 
@@ -15,17 +17,12 @@ if TYPE_CHECKING:
 @contextmanager
 def waiting(what: str, jobs: Jobs) -> Iterator[None]:
     """Shows how many simulations have been asked for and are done, while the body runs."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    console, over = Console(stderr=True), threading.Event()
-    with Progress(SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console,
-                  transient=True) as progress:
-        task = progress.add_task(what)
+    over = threading.Event()
+    with progress(what) as bar:
 
         def follow() -> None:
             while not over.wait(0.25):
-                progress.update(task, description=f"{what}: {jobs.finished} of {jobs.asked} simulations asked for so far")
+                bar.text(f"{what}: {jobs.finished} of {jobs.asked} simulations asked for so far")
 
         thread = threading.Thread(target=follow, daemon=True)
         thread.start()
@@ -90,7 +87,8 @@ def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, 
         first = place == 0 or row["metric"] != rows[place - 1]["metric"]
         if first and place:
             table.add_section()
-        table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]), _figure(row["difference"], "+"),
+        table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]),
+                      _figure(row["difference"], "+"),
                       _interval(row["difference_low"], row["difference_high"]))
     Console().print(table)
 

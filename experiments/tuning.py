@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -27,11 +26,9 @@ class Tuning:
     default_rate: float
 
 
-def candidates_of(name: str, grid: Mapping[str, Sequence[Any]]) -> list[str]:
-    """All combinations of a grid of parameters, as policy names; the first value of each comes first."""
-    combinations = itertools.product(*grid.values())
-    return [f"{name}:" + ",".join(f"{key}={value}" for key, value in zip(grid, values, strict=True))
-            for values in combinations]
+def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings of a policy's parameters as policy names."""
+    return [f"{name}:" + ",".join(f"{key}={value}" for key, value in values.items()) for values in settings]
 
 
 def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits,

@@ -50,7 +50,9 @@ def stored_peak_factor(workload: Any, cluster: Any, slo: Mapping[str, Any] | str
     Raises:
         UserError: a file of factors cannot be read.
     """
-    if not (isinstance(workload, str) and isinstance(cluster, str)) or (isinstance(slo, str) and slo not in names("slo")):
+    if not (isinstance(workload, str) and isinstance(cluster, str)):
+        return None
+    if isinstance(slo, str) and slo not in names("slo"):
         return None
     entry = stored_entry(key_of(workload, cluster, slo, tpot_from))
     return None if entry is None else float(entry["factor"])

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "ooco-gym/simulate/1"
+CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 THRASH_SHARE = 0.25  # evictions for each finished offline request from which memory is said to thrash
 WASTE_SHARE = 0.2  # wasted over served tokens from which waste is pointed out
 
@@ -54,12 +55,12 @@ def scenario_of(cfg: DictConfig) -> Scenario:
 
 
 def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """An SLO with single values set: the rest is the preset that it names, or the cluster's own."""
+    """An SLO as composed; of the cluster's own preset, what is set replaces single values."""
     values = {key: value for key, value in given["slo"].items() if value is not None}
-    if {"ttft_s", "tpot_s"} <= set(values):
+    if values.get("name") != CLUSTERS_OWN:
         return values
-    preset = Scenario.from_config({**given, "slo": values.get("name")}).load_slo()
-    return {**vars(preset), **values}
+    del values["name"]
+    return {**vars(Scenario.from_config({**given, "slo": None}).load_slo()), **values} if values else None
 
 
 def result_table(summary: Mapping[str, Any]) -> Table:
@@ -67,8 +68,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     from rich.table import Table
 
     online, offline = summary["online"], summary["offline"]
-    table = Table(title=f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
-                        f"{summary['wall_s']:.2f} s", show_header=False)
+    table = Table(title=f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated "
+                        f"in {summary['wall_s']:.2f} s", show_header=False)
     table.add_column(justify="left")
     table.add_column(justify="left")
     rows = [
@@ -83,7 +84,8 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("offline prompt tokens", f"{offline['prompt_tokens_per_s']:,.0f} per second"),
         ("offline output tokens", f"{offline['output_tokens_per_s']:,.0f} per second"),
         ("offline reference GPU time", f"{offline['reference_gpu_s_per_s']:.3f} s per second"),
-        ("recomputed", f"{offline['wasted_tokens_per_s']:,.0f} tokens, {offline['wasted_gpu_s_per_s']:.3f} GPU-s per second"),
+        ("recomputed tokens", f"{offline['wasted_tokens_per_s']:,.0f} per second"),
+        ("wasted GPU time", f"{offline['wasted_gpu_s_per_s']:.3f} s per second"),
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
         ("offline queueing age, P99", _seconds(offline["age_p99_s"])),
@@ -100,8 +102,8 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     served = offline["prompt_tokens_per_s"] + offline["output_tokens_per_s"]
     lines = []
     if (online["violation_rate"] or 0.0) > budget:
-        lines.append(f"{_percent(online['violation_rate'])} of the online requests violate, more than {_percent(budget)}: "
-                     "this offline load is not sustainable under this policy.")
+        lines.append(f"{_percent(online['violation_rate'])} of the online requests violate, more than "
+                     f"{_percent(budget)}: this offline load is not sustainable under this policy.")
     if offline["evictions"] > THRASH_SHARE * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")

@@ -72,7 +72,7 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0,
 
 
 def expanded_tail(n: int, confidence: float = 0.95) -> float:
-    """Probability left in each tail of the bootstrap distribution so that it covers like Student's t with `n` figures."""
+    """Probability left in each tail of the bootstrap distribution to cover like Student's t with `n` figures."""
     from scipy import stats
 
     quantile = stats.t.ppf(0.5 + confidence / 2, n - 1) * math.sqrt(n / (n - 1))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def summarise(run: Run) -> dict[str, Any]:
 def rules_of(run: Run) -> Rules:
     """The judging rules that a run's scenario sets."""
     slo = run.scenario.load_slo()
-    return Rules(tpot_min_tokens=slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run))
+    return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run))
 
 
 def end_ps_of(run: Run) -> int:
@@ -58,14 +59,19 @@ def counted(run: Run, online: bool) -> np.ndarray:
 
 
 def online_figures(run: Run) -> dict[str, Any]:
-    """Online service quality of the requests that arrived in the window."""
-    requests = counted(run, online=True)
-    quality = judge(requests, rules_of(run))
+    """Online service quality of the requests that arrived in the window.
+
+    `violation_rate` is under the scenario's own `slo.tpot_from`, beside it the rates under either definition of TPOT.
+    """
+    requests, rules = counted(run, online=True), rules_of(run)
+    quality = judge(requests, rules)
     arrival_s = requests["arrival_ps"] / PS_PER_S
     figures = {
         "arrived": len(requests),
         "finished": int(quality.finished.sum()),
         "violation_rate": _mean(quality.violated),
+        **{f"violation_rate_{name}": _mean(judge(requests, replace(rules, from_decode=from_decode)).violated)
+           for name, from_decode in (("first_token", False), ("first_decode", True))},
         "ttft_attainment": _mean(~quality.ttft_missed),
         "tpot_attainment": _mean(~quality.tpot_missed),
         "deadline_attainment": _mean(~quality.deadline_missed),
@@ -81,9 +87,9 @@ def online_figures(run: Run) -> dict[str, Any]:
 def offline_figures(run: Run) -> dict[str, Any]:
     """Offline service completed within the window, and what was wasted and waited for on the way.
 
-    `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. `age_p99_s` is the queueing age, from
-    arrival to the first token, of the requests that arrived in the window; what still waits is as old as it is at the
-    end.
+    `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. `age_p99_s` is the
+    queueing age, from arrival to the first token, of the requests that arrived in the window; what still waits is as
+    old as it is at the end.
     """
     window_s = run.window_s[1] - run.window_s[0]
     offline = run.requests[run.requests["online"] == 0]

@@ -31,8 +31,7 @@ def test_finds_a_knee_from_below(knee):
 
 
 def test_takes_the_first_of_several_crossings():
-    violations = lambda rate: 0.05 if 1.0 < rate < 3.0 or rate > 8.0 else 0.01
-    found = first_crossing(lambda rate: point(rate, violations(rate)), PLAN, LIMITS)
+    found = first_crossing(lambda rate: point(rate, 0.05 if 1.0 < rate < 3.0 or rate > 8.0 else 0.01), PLAN, LIMITS)
     assert found.best is not None
     assert found.best.rate == pytest.approx(1.0, rel=0.03)
 
@@ -82,7 +81,7 @@ def test_tuning_finds_the_candidate_that_holds_the_highest_rate():
         asked.append(policy)
         return point(rate, 0.01 if rate <= knees[policy] else 0.2)
 
-    tuned = tune("p", candidates_of("p", {"cap": [1, 2, 3]}), evaluate, PLAN, LIMITS)
+    tuned = tune("p", candidates_of("p", [{"cap": 1}, {"cap": 2}, {"cap": 3}]), evaluate, PLAN, LIMITS)
     assert tuned.policy == "p:cap=2"
     assert 1.35 / 1.08 <= tuned.rate <= 1.35
     assert tuned.default_rate == pytest.approx(1.0, rel=0.03)
@@ -93,4 +92,4 @@ def test_tuning_keeps_the_default_where_nothing_is_better():
     tuned = tune("p", ["p:cap=1"], lambda name, rate: point(rate, 0.01 if rate <= 1.0 + (name == "p") else 0.2), PLAN,
                  LIMITS)
     assert tuned.policy == "p"
-    assert candidates_of("p", {"a": [1, 2], "b": [3]}) == ["p:a=1,b=3", "p:a=2,b=3"]
+    assert candidates_of("p", [{"a": 1, "b": 3}, {"a": 2, "b": 3}]) == ["p:a=1,b=3", "p:a=2,b=3"]

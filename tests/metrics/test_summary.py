@@ -61,7 +61,8 @@ def test_offline_service_counts_at_completion_within_the_window():
 
 
 def test_keeping_up_is_the_worse_of_requests_and_service():
-    easy = [request(online=0, arrival_s=2000.0 + i, finish_s=2100.0 + i, first_s=2050.0, service_s=0.1) for i in range(9)]
+    easy = [request(online=0, arrival_s=2000.0 + i, finish_s=2100.0 + i, first_s=2050.0, service_s=0.1)
+            for i in range(9)]
     hard = request(online=0, arrival_s=2500.0, service_s=0.9)
     early = request(online=0, arrival_s=100.0, first_s=1900.0, finish_s=2000.0, service_s=0.9)
     assert summarise(run_of(table(*easy, hard)))["offline"]["kept_up_share"] == pytest.approx(0.5)
