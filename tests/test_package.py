@@ -1,0 +1,118 @@
+"""What users get: a wheel with all its configuration, a quick import, and a clear word where a package is shadowed."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+HEAVY = ("torch", "stable_baselines3", "hydra", "omegaconf", "wandb", "plotly", "pandas", "scipy", "ray", "onnxruntime")
+
+
+def run(*words: str, cwd: Path, code: int = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Runs a program in `cwd`, with nothing of this process's Python paths."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
+    done = subprocess.run(words, cwd=cwd, env={**kept, "COLUMNS": "120", **environment}, capture_output=True,
+                          text=True, check=False)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+def test_import_is_light(tmp_path: Path) -> None:
+    script = f"import sys, ooco_gym; print([name for name in {HEAVY} if name in sys.modules])"
+    assert run(sys.executable, "-c", script, cwd=tmp_path).stdout == "[]\n"
+
+
+def test_list_of_commands_needs_no_heavy_import(tmp_path: Path) -> None:
+    script = ("import sys; from ooco_gym.cli import main; main(['simulate', '--help']); main([]); "
+              f"print([name for name in {HEAVY} if name in sys.modules])")
+    assert run(sys.executable, "-c", script, cwd=tmp_path).stdout.endswith("[]\n")
+
+
+def test_another_package_named_conf(tmp_path: Path) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "__init__.py").write_text("")
+    done = run(sys.executable, "-m", "ooco_gym.cli", "simulate", cwd=tmp_path, code=2)    # -m puts cwd first
+    assert f"the package 'conf' found at '{tmp_path / 'conf'}' is not ooco-gym's" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built from this tree."""
+    pytest.importorskip("hatchling")
+    folder = tmp_path_factory.mktemp("dist")
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder), cwd=ROOT)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def clean(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new virtual environment with the wheel in it; what it depends on is borrowed from this one."""
+    folder = tmp_path_factory.mktemp("clean")
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"), cwd=folder)
+    python = folder / "venv" / "bin" / "python"
+    run(sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "--no-deps", "--no-index",
+        str(wheel), cwd=folder)
+    site = Path(run(str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))",
+                    cwd=folder).stdout.strip())
+    # Folders named in a .pth file are searched last, and .pth files in them (an editable install) are not read.
+    (site / "borrowed.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return folder
+
+
+@pytest.mark.slow
+def test_wheel_is_complete(wheel: Path) -> None:
+    inside = set(zipfile.ZipFile(wheel).namelist())
+    for folder in ("ooco_gym", "baselines", "agents", "experiments", "conf"):
+        for path in (ROOT / folder).rglob("*"):
+            if path.suffix in (".py", ".yaml", ".typed"):
+                assert str(path.relative_to(ROOT)) in inside
+    assert not any(name.startswith(("tests/", "docs/")) for name in inside)
+    assert any(name.endswith("licenses/LICENSE") for name in inside)
+
+
+@pytest.mark.slow
+def test_wheel_in_a_clean_environment(clean: Path) -> None:
+    empty = clean / "empty"
+    empty.mkdir()
+    program = str(clean / "venv" / "bin" / "ooco-gym")
+    listed = run(program, "--help", cwd=empty).stdout
+    for command in ("simulate", "capacity", "compare", "train", "evaluate", "export", "perf"):
+        assert f"\n{command} " in listed
+    shown = run(program, "simulate", "--cfg", "job", "policy=base_pd", cwd=empty).stdout
+    assert "name: base_pd" in shown
+    script = """
+import conf, ooco_gym
+from ooco_gym.perf import list_chips
+from ooco_gym.policy import list_policies
+print(ooco_gym.__file__, conf.__file__, *list_policies(), *list_chips())
+"""
+    words = run(str(clean / "venv" / "bin" / "python"), "-c", script, cwd=empty).stdout.split()
+    assert all(word.startswith(str(clean / "venv")) for word in words[:2])
+    assert {"ooco", "ooco_xllm", "base_pd", "online_priority", "always", "ascend_910c", "h800"} <= set(words)
+    assert list(empty.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_every_command_of_the_package_is_there(tmp_path: Path) -> None:
+    """Each entry point names a function that exists and has a configuration (what it needs may be an extra)."""
+    script = """
+from ooco_gym.cli.commands import commands, find
+from ooco_gym.cli.task import load
+for name in commands():
+    command = find(name)
+    assert callable(load(command.function)), name
+    assert command.description and command.config.is_file(), name
+print(*commands())
+"""
+    words = run(sys.executable, "-c", script, cwd=tmp_path).stdout.split()
+    assert {"bench", "capacity", "compare", "demo", "evaluate", "export", "perf", "report", "simulate",
+            "train"} <= set(words)
