@@ -50,6 +50,8 @@ def read(words: Iterable[str], multirun: bool) -> Request:
             if not out or out == "null":
                 raise UserError("out is empty; expected the folder for the results, such as out=results")
             continue
+        if word.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")):
+            raise UserError(f"'{word}': say where results go with out=DIR")
         overrides.append(_parse(parser, word))
     keys = [override.get_key_element() for override in overrides]
     for key in keys:

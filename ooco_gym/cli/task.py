@@ -17,7 +17,11 @@ from ooco_gym.cli.choices import PLAIN
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 
-OK, BUG, MISTAKE, INTERRUPTED = 0, 1, 2, 130        # exit codes
+OK, BUG, MISTAKE = 0, 1, 2        # exit codes
+# What brings packages that the core does without.
+EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
+          "tensorboard": "train", "ray": "sweep", "optuna": "sweep", "onnx": "export", "onnxscript": "export",
+          "onnxruntime": "export"}
 
 
 @dataclass(frozen=True)
@@ -48,8 +52,12 @@ class Task:
             return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
         except UserError as error:
             return Outcome(MISTAKE, out, one_line(error))
-        except KeyboardInterrupt:
-            raise
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                return Outcome(BUG, out, traceback.format_exc())
+            return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                                         f"install ooco-gym[{EXTRAS[package]}]")
         except Exception:
             return Outcome(BUG, out, traceback.format_exc())
 

@@ -23,6 +23,8 @@ def play(cfg):
         raise UserError("row 3 of 'x.csv': field 'arrival_s' is 'soon',\\nexpected a number")
     if values["fail"] == "bug":
         raise ZeroDivisionError("a bug in the command")
+    if values["fail"] == "extra":
+        raise ModuleNotFoundError("No module named 'torch'", name="torch")
     if values["fail"] == "stop":
         raise KeyboardInterrupt
     return {"values": values, "pid": os.getpid(), "cwd": os.getcwd()}

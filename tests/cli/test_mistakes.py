@@ -54,6 +54,8 @@ MISTAKES = [
     (["play", "fail=mistake", "out=results"], ["row 3 of 'x.csv': field 'arrival_s' is 'soon', expected a number"]),
     (["play", "fail=mistake"], ["row 3 of"]),
     (["play", "-m", "fail=mistake", "seed=1,2", "out=results"], ["row 3 of"]),
+    (["play", "fail=extra"], ["needs the package 'torch'", "ooco-gym[train]"]),
+    (["play", "hydra.run.dir=here"], ["out=DIR"]),
     (["quiet"], ["fruit is required"]),
     (["lost"], ["'lost' has no configuration", "lost.yaml"]),
 ]

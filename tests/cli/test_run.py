@@ -47,6 +47,14 @@ def test_default_folder_and_no_summary(toy: SimpleNamespace) -> None:
     assert yaml.safe_load((folder / "config.yaml").read_text())["fruit"] == "anything"      # plain, although a group
 
 
+@pytest.mark.parametrize("name", ["a b (1)", "it's=1, [x] é"])
+def test_odd_names_of_the_results_folder(toy: SimpleNamespace, name: str) -> None:
+    assert toy.run("play", f"out={name}")[0] == 0
+    assert values(toy.cwd / name)["out"] == str(toy.cwd / name)
+    assert toy.run("play", "-m", "seed=1,2", f"out={name}/sweep")[0] == 0
+    assert values(toy.cwd / name / "sweep" / "seed=2")["seed"] == 2
+
+
 @pytest.mark.parametrize("given", ["apple+pear", "0.5*apple+2*pear", "apple:weight_g=3", "apple:weight_g=3,ripe=1"])
 def test_strings_that_the_library_reads(toy: SimpleNamespace, given: str) -> None:
     assert play(toy, f"fruit={given}")["fruit"] == given
