@@ -6,8 +6,8 @@ SLO, K, the number of requests in one pull, the gate's cost model (the paper giv
 the rule that tells a compute bottleneck (batch size against `bs_sat`).
 """
 
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import (
@@ -74,7 +74,7 @@ PARAMS = (
 P = slots(PARAMS)
 
 
-@njit
+@inner
 def push_bound(state):
     """The bound that a push must keep: the scenario's TPOT SLO within the margin."""
     return int(state.params[P.slo_margin] * state.counters[DEFAULT_TPOT_PS])
@@ -93,7 +93,7 @@ def route(view):
 
 
 # --- Online request preemption (3.4.1) ------------------------------------------------------------------------------
-@njit
+@inner
 def first_token_at_risk(state, instance, slot, factor):
     """Whether a request misses its TTFT SLO if the iteration in progress runs to its end."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -128,7 +128,7 @@ def evict(view):
 
 
 # --- Offline request gating (3.4.2) ---------------------------------------------------------------------------------
-@njit
+@inner
 def gate_balance(view, resident):
     """(Latency saved, recomputation expected) of prefilling the first candidates as one batch, in ps.
 
@@ -170,7 +170,7 @@ def gate(view):
 
 
 # --- Offline request migration (3.4.3, Algorithm 1) -----------------------------------------------------------------
-@njit
+@inner
 def fullest_relaxed(state):
     """The relaxed instance with the most offline requests to pull; -1 where there is none (ours: the paper has one)."""
     best, most = -1, 0
@@ -180,7 +180,7 @@ def fullest_relaxed(state):
     return best
 
 
-@njit
+@inner
 def preferred_length(state, instance, source, batch, context, bound):
     """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: nobody fits)."""
     free_tokens = state.instances[instance].free_blocks * state.counters[BLOCK_TOKENS]
@@ -193,7 +193,7 @@ def preferred_length(state, instance, source, batch, context, bound):
     return 0
 
 
-@njit
+@inner
 def group_reaches_saturation(state, instance, source, batch, context, group, bound):
     """Line 7: whether enough requests exist on the relaxed instance to reach saturation within the bound."""
     spec, count = state.instances[source], 0
@@ -212,7 +212,7 @@ def group_reaches_saturation(state, instance, source, batch, context, group, bou
     return predict_decode(state, instance, batch + group, context + total) <= bound
 
 
-@njit
+@inner
 def pick_closest(state, instance, source, batch, context, bound, preferred):
     """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
     spec, chosen = state.instances[source], 0
@@ -261,7 +261,7 @@ def pull(view):
 
 
 # --- Mix decoding selection (3.4.4, Algorithm 2) --------------------------------------------------------------------
-@njit
+@inner
 def overload(state, instance, count, context, bound):
     """3.4.4: best effort decodes all online requests; sacrifice defers the longest until the rest keeps the SLO."""
     if state.params[P.overload] == 0:
@@ -278,7 +278,7 @@ def overload(state, instance, count, context, bound):
     return count
 
 
-@njit
+@inner
 def add_offline(state, instance, count, context, bound):
     """Lines 2 to 14 of Algorithm 2: returns the size of the batch in State.picks."""
     spec, left = state.instances[instance], 0

@@ -8,9 +8,8 @@ The engine passes the SLO in milliseconds where seconds are meant, so that its p
 `slo_unit_bug` brings that back.
 """
 
-from numba import njit
 
-from ooco_gym.policy.rules import longest_that_fits
+from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import (
@@ -19,6 +18,7 @@ from ooco_gym.policy.rules import (
     least_backlog,
     length,
     lightest_strict,
+    longest_that_fits,
     predict_decode,
     saturated_batch,
     settle,
@@ -101,7 +101,7 @@ def evict(view):
     return view.candidates.size - 1
 
 
-@njit
+@inner
 def largest_prefix(state, instance, waiting, bound):
     """How many of the queued requests in State.picks are taken before the estimate passes the bound; at least one."""
     every, context = int(state.params[P.estimate_every]), 0
@@ -137,7 +137,7 @@ def fill_in_order(view):
     return largest_prefix(state, instance, waiting, bound)
 
 
-@njit
+@inner
 def next_source(state):
     """The next relaxed instance with somebody to pull, round robin; -1 where there is none."""
     relaxed = state.counters[RELAXED_COUNT]
@@ -149,7 +149,7 @@ def next_source(state):
     return -1
 
 
-@njit
+@inner
 def pick_one(state, source, free_blocks, preferred):
     """The decoding offline request closest to the length asked for that fits; returns 1, or 0 where none does."""
     spec, best, distance = state.instances[source], -1, NEVER

@@ -58,8 +58,17 @@ def jit(signature: Any = None, **options: Any) -> Any:
     return lambda function: _compile(function, signature, options)
 
 
+def inner(function: Callable[..., Any]) -> Any:
+    """Compiles a helper that only compiled code calls: half the compile time of `numba.njit`.
+
+    It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
+    live as long as the outermost call.
+    """
+    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
+
+
 def _compile(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
-    compiled = njit(**options)(function)
+    compiled = njit(_nrt=False, **options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
     with suppress(OSError, RuntimeError):           # no file behind it (a console), or no folder to write to

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from numba import types
+
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
 
@@ -48,10 +50,13 @@ POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
 
 
 def hook(point: Point) -> Callable[[Callable[..., int]], Any]:
-    """Compiles a rule for a decision point, eagerly and cached on disk."""
+    """Compiles a rule for a decision point, eagerly and cached on disk.
+
+    The result is a value that the event loop takes; from Python it is called through `call_rule`.
+    """
     if point not in POINTS:
         raise ValueError(f"{point!r} is not one of the decision points")
-    return jit(s.HOOK_SIGNATURE)
+    return jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)
 
 
 def _ask_outside(view):
@@ -59,4 +64,10 @@ def _ask_outside(view):
     return s.ASK
 
 
-ask_outside = jit(s.HOOK_SIGNATURE)(_ask_outside)
+ask_outside = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(_ask_outside)
+
+
+@jit(types.int64(s.STATE_TYPE, s.HOOK_TYPE, types.int64, types.int64, types.int64))
+def call_rule(state, rule, instance, request, count):
+    """Asks a compiled rule from Python, as the loop would: with State.picks[:count] as candidates."""
+    return rule(s.View(state, instance, request, state.picks[:count]))

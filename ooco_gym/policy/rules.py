@@ -1,7 +1,7 @@
 """The vocabulary that rules are written in: compiled helpers over a `View`, and the plainest rule for each point."""
 
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle
@@ -24,7 +24,7 @@ __all__ = ["blocks_for", "length", "predict_decode", "predict_prefill", "settle"
 
 
 # --- What a rule may ask about an instance --------------------------------------------------------------------------
-@njit
+@inner
 def decodable(state, instance, row):
     """(How many requests of a class decode on an instance, the sum of their context lengths in tokens)."""
     spec, count, context = state.instances[instance], 0, 0
@@ -37,13 +37,13 @@ def decodable(state, instance, row):
     return count, context
 
 
-@njit
+@inner
 def saturated_batch(state, instance):
     """Compute-saturated decode batch size of an instance (bs_sat, OOCO 3.3.3)."""
     return state.tables[state.instances[instance].belief].bs_sat
 
 
-@njit
+@inner
 def tpot_bound(state, instance):
     """The TPOT SLO that binds on an instance, in ps: the tightest of its online requests, else the scenario's."""
     bound = state.counters[DEFAULT_TPOT_PS]
@@ -54,7 +54,7 @@ def tpot_bound(state, instance):
     return bound
 
 
-@njit
+@inner
 def write_urgent(state, instance):
     """Writes the online requests that decode on an instance to State.picks; returns how many."""
     count = 0
@@ -66,7 +66,7 @@ def write_urgent(state, instance):
     return count
 
 
-@njit
+@inner
 def longest(view):
     """Position of the candidate with the longest context; the first of equals."""
     best = 0
@@ -76,7 +76,7 @@ def longest(view):
     return best
 
 
-@njit
+@inner
 def shortest(view):
     """Position of the candidate with the shortest context; the first of equals."""
     best = 0
@@ -86,7 +86,7 @@ def shortest(view):
     return best
 
 
-@njit
+@inner
 def least_backlog(state, online):
     """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing)."""
     best, least = 0, NEVER
@@ -101,7 +101,7 @@ def least_backlog(state, online):
     return best
 
 
-@njit
+@inner
 def lightest_strict(state, slot, bound_ps):
     """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
     best, least = state.counters[RELAXED_COUNT], NEVER
@@ -117,7 +117,7 @@ def lightest_strict(state, slot, bound_ps):
     return best
 
 
-@njit
+@inner
 def longest_that_fits(state, instance, batch, context, group, bound, most):
     """Largest l with L(B and `group` requests of length l) within the bound, by binary search; -1 if none."""
     low, high = 0, max(0, most)
@@ -130,7 +130,7 @@ def longest_that_fits(state, instance, batch, context, group, bound, most):
     return low if low > 0 else -1
 
 
-@njit
+@inner
 def already(state, slot, chosen):
     """Whether a request is among the first `chosen` picks."""
     for i in range(chosen):
@@ -139,7 +139,7 @@ def already(state, slot, chosen):
     return False
 
 
-@njit
+@inner
 def sort_ascending(keys, values, count):
     """Sorts the first `count` pairs by key, then by value: Shell sort with Ciura's gaps, no memory taken."""
     for gap in (701, 301, 132, 57, 23, 10, 4, 1):
@@ -194,7 +194,7 @@ def never_pull(view):
     return FULL
 
 
-@njit
+@inner
 def offline_decodable(state, instance):
     """How many offline requests decode on an instance."""
     return decodable(state, instance, OFFLINE)[0]

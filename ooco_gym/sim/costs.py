@@ -6,35 +6,35 @@ All sums are of integers, so that k decode steps at once cost exactly what they 
 import math
 
 import numpy as np
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.sim.state import BLOCK_TOKENS, SEED
 
 MAX_STEPS = 65_536  # in one run: keeps the closed-form sums far from an int64's limit
 NOISE_STREAM, JITTER_STREAM = 101, 102
 
 
-@njit
+@inner
 def line_ps(state, table, line, batch_size, context):
     """One roof (0 compute, 1 memory) of decode attention, in ps."""
     row = state.tables[table]
     return row.decode_request_ps[line] * batch_size + row.decode_token_ps[line] * context
 
 
-@njit
+@inner
 def decode_latency(state, table, batch_size, context):
     """Latency of one decode step of `batch_size` requests with `context` tokens in all, in ps (OOCO 3.3.2)."""
     attention = max(line_ps(state, table, 0, batch_size, context), line_ps(state, table, 1, batch_size, context))
     return state.decode_ps[table, batch_size] + attention
 
 
-@njit
+@inner
 def _line_sum(state, table, line, batch_size, context, steps):
     slope = state.tables[table].decode_token_ps[line]
     return steps * line_ps(state, table, line, batch_size, context) + slope * batch_size * (steps * (steps - 1) // 2)
 
 
-@njit
+@inner
 def decode_sum(state, table, batch_size, context, steps):
     """Latency of `steps` consecutive decode steps of one batch, each a token longer a request, in ps: closed form.
 
@@ -55,7 +55,7 @@ def decode_sum(state, table, batch_size, context, steps):
     return total
 
 
-@njit
+@inner
 def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
     """Smallest number of steps (1 … most) whose sum is at least `elapsed_ps`, or beyond it where `past` is 1."""
     low, high = 1, most
@@ -69,7 +69,7 @@ def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
     return low
 
 
-@njit
+@inner
 def steps_within(state, table, batch_size, context, bound_ps):
     """How many steps in a row stay within `bound_ps` each, at most MAX_STEPS (0: not even the first)."""
     row = state.tables[table]
@@ -84,7 +84,7 @@ def steps_within(state, table, batch_size, context, bound_ps):
     return most
 
 
-@njit
+@inner
 def prefill_latency(state, table, pair_sum, tokens, context, sequences):
     """Latency of a prefill batch, in ps.
 
@@ -102,33 +102,33 @@ def prefill_latency(state, table, pair_sum, tokens, context, sequences):
     return linear + state.head_ps[table, sequences] + np.int64(round(attention))
 
 
-@njit
+@inner
 def prefill_one(state, table, tokens):
     """Latency of prefilling one prompt of `tokens` alone, in ps."""
     return prefill_latency(state, table, float(tokens) * float(tokens), tokens, tokens, 1)
 
 
-@njit
+@inner
 def blocks_for(state, tokens):
     """KV blocks that hold `tokens`."""
     size = state.counters[BLOCK_TOKENS]
     return (tokens + size - 1) // size
 
 
-@njit
+@inner
 def length(state, slot):
     """Context length of a request in tokens: prompt plus what it has generated."""
     return np.int64(state.requests[slot].prompt_tokens) + np.int64(state.requests[slot].generated_tokens)
 
 
-@njit
+@inner
 def _mix(value):
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
 
 
-@njit
+@inner
 def random_bits(state, stream, instance, step, draw):
     """64 random bits keyed by (seed, stream, instance, step, draw): independent of every other draw (splitmix64)."""
     golden = np.uint64(0x9E3779B97F4A7C15)
@@ -139,26 +139,26 @@ def random_bits(state, stream, instance, step, draw):
     return _mix(value ^ (np.uint64(draw + 1) * golden))
 
 
-@njit
+@inner
 def random_unit(state, stream, instance, step, draw):
     """A keyed uniform number in (0, 1)."""
     return (float(random_bits(state, stream, instance, step, draw) >> np.uint64(11)) + 0.5) / 9007199254740992.0
 
 
-@njit
+@inner
 def random_below(state, stream, instance, step, draw, n):
     """A keyed uniform integer in 0 … n - 1."""
     return np.int64(random_unit(state, stream, instance, step, draw) * n)
 
 
-@njit
+@inner
 def random_normal(state, stream, instance, step):
     """A keyed standard normal number (Box-Muller)."""
     radius = math.sqrt(-2.0 * math.log(random_unit(state, stream, instance, step, 0)))
     return radius * math.cos(2.0 * math.pi * random_unit(state, stream, instance, step, 1))
 
 
-@njit
+@inner
 def _spread(state, table, stream, instance, step):
     """Factor of a noisy table: 1 where it has no noise, never below a tenth."""
     noise = state.tables[table].noise
@@ -167,7 +167,7 @@ def _spread(state, table, stream, instance, step):
     return max(0.1, 1.0 + noise * random_normal(state, stream, instance, step))
 
 
-@njit
+@inner
 def predict_decode(state, instance, batch_size, context):
     """What a policy believes a decode step of this batch on this instance would take, in ps."""
     if batch_size <= 0:
@@ -179,13 +179,13 @@ def predict_decode(state, instance, batch_size, context):
     return np.int64(latency * _spread(state, spec.belief, NOISE_STREAM, instance, spec.steps_begun))
 
 
-@njit
+@inner
 def predict_prefill(state, instance, tokens):
     """What a policy believes a prefill of one prompt of `tokens` on this instance would take, in ps."""
     return prefill_one(state, state.instances[instance].belief, tokens)
 
 
-@njit
+@inner
 def jittered(state, instance, step, latency_ps):
     """The truth with its seeded jitter, where it is switched on."""
     table = state.instances[instance].table

@@ -7,8 +7,7 @@ a step runs, its requests already hold the memory of the token that it makes.
 
 import math
 
-from numba import njit
-
+from ooco_gym.compile import inner
 from ooco_gym.sim.costs import (
     MAX_STEPS,
     blocks_for,
@@ -49,7 +48,7 @@ ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-t
 ITL_WIDTH = math.log(1.02)
 
 
-@njit
+@inner
 def itl_bin(gap_ps):
     """Bin of an inter-token time: logarithmic, 2 % wide."""
     if gap_ps <= ITL_FIRST_PS:
@@ -57,13 +56,13 @@ def itl_bin(gap_ps):
     return min(ITL_BINS - 1, 1 + int(math.log(gap_ps / ITL_FIRST_PS) / ITL_WIDTH))
 
 
-@njit
+@inner
 def _past(state, instance):
     """1 where a step that ends exactly now has been dealt with already: events at one time go by source."""
     return 1 if instance < state.counters[SOURCE] else 0
 
 
-@njit
+@inner
 def fill_batch(state, instance, picks):
     """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
     spec, count = state.instances[instance], 0
@@ -86,7 +85,7 @@ def fill_batch(state, instance, picks):
     return count
 
 
-@njit
+@inner
 def growth(state, instance, steps):
     """Blocks that the batch needs beyond what it holds, to make `steps` more tokens each."""
     total = 0
@@ -96,7 +95,7 @@ def growth(state, instance, steps):
     return total
 
 
-@njit
+@inner
 def _steps_in_memory(state, instance, most):
     """Largest number of steps, at most `most`, whose growth fits the free blocks; at least 1 (checked before)."""
     free = state.instances[instance].free_blocks
@@ -112,7 +111,7 @@ def _steps_in_memory(state, instance, most):
     return low
 
 
-@njit
+@inner
 def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
     spec, counters = state.instances[instance], state.counters
@@ -152,14 +151,14 @@ def start_run(state, instance):
     schedule(state, instance, spec.end_ps)
 
 
-@njit
+@inner
 def _duration(state, instance, steps):
     spec = state.instances[instance]
     total = decode_sum(state, spec.table, spec.batch_size, spec.context, steps)
     return jittered(state, instance, spec.steps_begun, total) if steps == 1 else total
 
 
-@njit
+@inner
 def _reserve(state, instance, ahead):
     """Makes every running request hold the memory of `ahead` more tokens."""
     taken = 0
@@ -173,7 +172,7 @@ def _reserve(state, instance, ahead):
     take_blocks(state, instance, taken)
 
 
-@njit
+@inner
 def _advance(state, instance, steps, end_ps):
     """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses."""
     spec = state.instances[instance]
@@ -207,7 +206,7 @@ def _advance(state, instance, steps, end_ps):
     spec.start_ps = end_ps
 
 
-@njit
+@inner
 def _count_gaps(state, instance, steps, requests):
     """Inter-token times of all steps of a run but the first."""
     spec = state.instances[instance]
@@ -221,7 +220,7 @@ def _count_gaps(state, instance, steps, requests):
         state.itl[itl_bin(gap)] += requests
 
 
-@njit
+@inner
 def settle(state, instance):
     """Brings a run's books up to now: the steps that are over are written down, the one in progress goes on."""
     spec = state.instances[instance]
@@ -236,7 +235,7 @@ def settle(state, instance):
         _reserve(state, instance, 1)
 
 
-@njit
+@inner
 def cut(state, instance):
     """Lets a run end with the step in progress: something changed that its next step must see."""
     spec = state.instances[instance]
@@ -250,7 +249,7 @@ def cut(state, instance):
         schedule(state, instance, spec.end_ps)
 
 
-@njit
+@inner
 def wake(state, instance):
     """Something changed on an instance: it is dispatched if idle, and its run is cut if it decodes."""
     if state.instances[instance].activity == IDLE:
@@ -259,7 +258,7 @@ def wake(state, instance):
         cut(state, instance)
 
 
-@njit
+@inner
 def leave_batch(state, instance, slot):
     """Takes a request that loses its memory out of the batch that is running, if it is in it."""
     spec = state.instances[instance]
@@ -273,7 +272,7 @@ def leave_batch(state, instance, slot):
             return
 
 
-@njit
+@inner
 def end_run(state, instance):
     """The run's last step is over. Returns how many requests finished."""
     spec = state.instances[instance]
@@ -305,7 +304,7 @@ def end_run(state, instance):
     return finished
 
 
-@njit
+@inner
 def interrupt_step(state, instance, layers):
     """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
     cut(state, instance)
@@ -321,7 +320,7 @@ def interrupt_step(state, instance, layers):
     return STOP
 
 
-@njit
+@inner
 def first_step_fits(state, instance):
     """Whether the batch's next token fits the free memory."""
     spec = state.instances[instance]

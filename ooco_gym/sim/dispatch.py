@@ -6,8 +6,8 @@ so nothing may be changed before a decision that the second run would change aga
 """
 
 import numpy as np
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.sim.decode import cut, fill_batch, first_step_fits, leave_batch, settle, start_run, wake
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
@@ -53,7 +53,7 @@ DONE, UNANSWERED = 1, 0
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 
-@njit
+@inner
 def ask(state, point, instance, slot, count, hook):
     """Takes a decision: from outside where that is what was asked for, else from the hook.
 
@@ -76,7 +76,7 @@ def ask(state, point, instance, slot, count, hook):
     return answer
 
 
-@njit
+@inner
 def gather_evictable(state, instance, row):
     """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
     spec, found, blocks = state.instances[instance], 0, 0
@@ -91,7 +91,7 @@ def gather_evictable(state, instance, row):
     return found, blocks
 
 
-@njit
+@inner
 def evict_from(state, instance, slot):
     """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
     cut(state, instance)
@@ -105,14 +105,14 @@ def evict_from(state, instance, slot):
     wake(state, origin)
 
 
-@njit
+@inner
 def legal(answer, count):
     """An answer from outside that is out of range falls back to the first candidate."""
     return answer if 0 <= answer < count else 0
 
 
 # --- An idle instance -----------------------------------------------------------------------------------------------
-@njit
+@inner
 def dispatch(state, instance, gate, compose, evict_hook, pull):
     """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
     spec = state.instances[instance]
@@ -146,7 +146,7 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
     return DONE
 
 
-@njit
+@inner
 def _compose(state, instance, compose):
     """Asks which residents take part in the next step, and writes the batch."""
     if state.instances[instance].decodable == 0:
@@ -159,7 +159,7 @@ def _compose(state, instance, compose):
     return DONE
 
 
-@njit
+@inner
 def _pull(state, instance, pull):
     """Asks a strict instance whom it pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
     spec = state.instances[instance]
@@ -180,7 +180,7 @@ def _pull(state, instance, pull):
     return DONE
 
 
-@njit
+@inner
 def _rest(state, instance):
     """Nothing to run: the instance sleeps until something changes, or until its gate is asked again."""
     spec = state.instances[instance]
@@ -194,7 +194,7 @@ def _rest(state, instance):
         cancel(state, instance)
 
 
-@njit
+@inner
 def _start_online(state, instance, evict_hook):
     """Online prefill first; offline residents give way to it. Returns -1 where there is none that can start."""
     spec = state.instances[instance]
@@ -216,7 +216,7 @@ def _start_online(state, instance, evict_hook):
     return -1
 
 
-@njit
+@inner
 def gather_waiting(state, instance):
     """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
     slot, found, seen = state.instances[instance].offline_head, 0, 0
@@ -230,7 +230,7 @@ def gather_waiting(state, instance):
     return found
 
 
-@njit
+@inner
 def _start_offline(state, instance, gate):
     """With no online request pending: resume, or ask the gate. Returns -1 where it holds."""
     spec = state.instances[instance]
@@ -255,7 +255,7 @@ def _start_offline(state, instance, gate):
     return -1
 
 
-@njit
+@inner
 def _make_room(state, instance, evict_hook):
     """The composed batch's next tokens do not fit: somebody gives way. Returns -1 to compose anew."""
     spec = state.instances[instance]
@@ -274,7 +274,7 @@ def _make_room(state, instance, evict_hook):
 
 
 # --- A prefilled request --------------------------------------------------------------------------------------------
-@njit
+@inner
 def place(state, slot, queued, route, evict_hook):
     """Finds a prefilled request its place to decode. Returns UNANSWERED, DONE, or -1 where it must wait.
 
@@ -315,7 +315,7 @@ def place(state, slot, queued, route, evict_hook):
     return DONE
 
 
-@njit
+@inner
 def _choose_target(state, slot, route):
     relaxed, instances = state.counters[RELAXED_COUNT], state.instances.size
     if state.requests[slot].urgent and instances - relaxed == 1:
@@ -326,7 +326,7 @@ def _choose_target(state, slot, route):
     return answer
 
 
-@njit
+@inner
 def _tell_hungry(state):
     """A new offline request decodes on a relaxed instance: strict ones that found nobody to pull look again."""
     for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
@@ -336,7 +336,7 @@ def _tell_hungry(state):
             wake(state, instance)
 
 
-@njit
+@inner
 def retry_pushes(state, route, evict_hook):
     """Tries the heads of the queues for decode instances again, online first, until one has to wait on."""
     counters = state.counters
@@ -351,7 +351,7 @@ def retry_pushes(state, route, evict_hook):
     return DONE
 
 
-@njit
+@inner
 def place_new(state, slot, route, evict_hook):
     """First try of a request that has just been prefilled: it queues where it cannot be placed."""
     queue = PUSH_HEAD if state.requests[slot].urgent else OFFLINE_PUSH_HEAD

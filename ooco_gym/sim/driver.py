@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.decisions import POINTS, ask_outside
+from ooco_gym.decisions import POINTS, ask_outside, call_rule
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.scenario import Predictor, Scenario
@@ -157,12 +157,6 @@ class Simulation:
         """Answers the open decision; wide answers are written to `state.picks` first."""
         self._answer = int(value)
 
-    def view(self) -> s.View:
-        """What a rule sees at the open decision."""
-        counters = self.state.counters
-        return s.View(self.state, int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST]),
-                      self.state.picks[: int(counters[s.PENDING_COUNT])])
-
     @property
     def pending(self) -> str | None:
         """Name of the decision point that is open."""
@@ -171,9 +165,10 @@ class Simulation:
 
     def rule_answer(self, policy: Policy | None = None) -> int:
         """What the policy's own rule (or another policy's) answers to the open decision."""
-        index = int(self.state.counters[s.PENDING]) - 1
+        counters = self.state.counters
         hooks = self.rules if policy is None else policy.hooks()
-        return int(hooks[index](self.view()))
+        return int(call_rule(self.state, hooks[int(counters[s.PENDING]) - 1], int(counters[s.PENDING_INSTANCE]),
+                             int(counters[s.PENDING_REQUEST]), int(counters[s.PENDING_COUNT])))
 
     def events(self) -> np.ndarray:
         """The events logged so far: LOG[n]."""

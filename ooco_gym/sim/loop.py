@@ -6,9 +6,9 @@ decode steps) and the ends of transfers. At equal times arrivals go first, then 
 
 import math
 
-from numba import njit, types
+from numba import types
 
-from ooco_gym.compile import jit
+from ooco_gym.compile import inner, jit
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
@@ -71,7 +71,7 @@ FAST_S, SLOW_S = 10.0, 300.0  # horizons of the moving online arrival rates
 LOG_MARGIN = 4096  # entries that one event may write at most
 
 
-@njit
+@inner
 def sweep_deadlines(state, time_ps):
     """Charges the TTFT misses of all deadlines before `time_ps`."""
     counters = state.counters
@@ -85,7 +85,7 @@ def sweep_deadlines(state, time_ps):
         counters[NEXT_DEADLINE] += 1
 
 
-@njit
+@inner
 def _observe_arrival(state):
     """Moving averages of the online arrival rate, in requests a second."""
     elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
@@ -95,7 +95,7 @@ def _observe_arrival(state):
     state.stats[ONLINE_RATE_SLOW] = slow * math.exp(-elapsed / SLOW_S) + 1.0 / SLOW_S
 
 
-@njit
+@inner
 def _arrive(state, slot, route):
     """A request arrives: it is routed to a relaxed instance and queues there for prefill."""
     request, counters = state.requests[slot], state.counters
@@ -131,7 +131,7 @@ def _arrive(state, slot, route):
     return TASK_DONE
 
 
-@njit
+@inner
 def _too_large(state, request):
     """Whether a request could not even run alone, on some instance that it may come to."""
     blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1)
@@ -141,7 +141,7 @@ def _too_large(state, request):
     return False
 
 
-@njit
+@inner
 def _interrupt(state, instance, slot, hook):
     """An online request meets an instance busy with offline work."""
     spec = state.instances[instance]
@@ -159,7 +159,7 @@ def _interrupt(state, instance, slot, hook):
     return TASK_DONE
 
 
-@njit
+@inner
 def _end_iteration(state, instance):
     """An instance's iteration or run is over, or its alarm rings."""
     spec, counters = state.instances[instance], state.counters
@@ -175,7 +175,7 @@ def _end_iteration(state, instance):
     add_dispatch(state, instance)
 
 
-@njit
+@inner
 def _work(state, route, interrupt, gate, compose, evict, pull):
     """Works off the open tasks. Returns UNANSWERED where one waits for an answer."""
     counters = state.counters
@@ -200,7 +200,7 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
     return TASK_DONE
 
 
-@njit
+@inner
 def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
     """Advances the episode; see `run`."""
     counters = state.counters
@@ -243,7 +243,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             end_transfer(state, source - state.instances.size)
 
 
-@njit
+@inner
 def settle_all(state):
     """Brings the books of every instance up to now, for a look from outside."""
     for instance in range(state.instances.size):

@@ -1,7 +1,7 @@
 """KV memory in blocks, and what happens to a request that finishes, misses its SLO or loses its memory."""
 
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.queues import LOG_EVICT, LOG_FINISH, enqueue, leave_push_queue, log_event, remove_member
 from ooco_gym.sim.state import (
@@ -37,7 +37,7 @@ SHARE_WEIGHT = 0.02  # of the newest request in the moving share of evicted offl
 MEAN_WEIGHT = 0.01  # of the newest request in the moving means of output lengths
 
 
-@njit
+@inner
 def count(state, counter, amount):
     """Adds to a sum that is kept over the measured window only."""
     counters = state.counters
@@ -45,7 +45,7 @@ def count(state, counter, amount):
         counters[counter] += amount
 
 
-@njit
+@inner
 def take_blocks(state, instance, blocks):
     """Takes free blocks (negative: gives them back) and keeps the integral of memory in use."""
     spec = state.instances[instance]
@@ -55,7 +55,7 @@ def take_blocks(state, instance, blocks):
     spec.free_blocks -= blocks
 
 
-@njit
+@inner
 def release(state, slot):
     """Gives back the blocks that a request holds."""
     request = state.requests[slot]
@@ -63,7 +63,7 @@ def release(state, slot):
     request.blocks = 0
 
 
-@njit
+@inner
 def cancel_reservation(state, slot):
     """Gives back what was reserved where a request was going to."""
     request = state.requests[slot]
@@ -78,7 +78,7 @@ def cancel_reservation(state, slot):
     request.target_blocks = 0
 
 
-@njit
+@inner
 def finish_deadline(state, slot, first_decode):
     """Latest finish that meets the TPOT SLO (PROTOCOL, online quality), in ps; `first_decode` picks its definition."""
     request, counters = state.requests[slot], state.counters
@@ -90,7 +90,7 @@ def finish_deadline(state, slot, first_decode):
     return request.first_token_ps + tokens * request.tpot_slo_ps
 
 
-@njit
+@inner
 def charge_miss(state, slot, bit):
     """Marks an SLO miss that has become certain; counts it where the request counts."""
     request, counters = state.requests[slot], state.counters
@@ -109,7 +109,7 @@ def charge_miss(state, slot, bit):
         counters[OPEN_ONLINE] -= 1
 
 
-@njit
+@inner
 def check_token(state, slot, time_ps):
     """Charges a TPOT miss once an online request that is still running is past its latest finish."""
     request = state.requests[slot]
@@ -119,7 +119,7 @@ def check_token(state, slot, time_ps):
         charge_miss(state, slot, TPOT_BIT)
 
 
-@njit
+@inner
 def _observe_output(state, request):
     """Running means of what has finished: all that a policy may know of output lengths."""
     stats = state.stats
@@ -130,7 +130,7 @@ def _observe_output(state, request):
         stats[OFFLINE_EVICTED_SHARE] *= 1.0 - SHARE_WEIGHT
 
 
-@njit
+@inner
 def finish(state, slot):
     """A request has its last token: its memory goes, its service counts. It must be in no member list any more."""
     request, counters = state.requests[slot], state.counters
@@ -154,7 +154,7 @@ def finish(state, slot):
         count(state, OFFLINE_PROMPT_TOKENS, request.prompt_tokens)
 
 
-@njit
+@inner
 def evict(state, slot):
     """Takes the KV memory of a resident request; it is recomputed later, what it generated is kept.
 

@@ -1,7 +1,7 @@
 """Prefill batches on relaxed instances: assembling, finishing, interruption at a layer boundary and resumption."""
 
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency
 from ooco_gym.sim.decode import itl_bin
 from ooco_gym.sim.memory import count, finish, release, take_blocks
@@ -37,19 +37,19 @@ from ooco_gym.sim.state import (
 )
 
 
-@njit
+@inner
 def prompt_blocks(state, slot):
     """Blocks that a prefill of this request takes, room for its next token included."""
     return blocks_for(state, length(state, slot) + 1)
 
 
-@njit
+@inner
 def prefill_fits(state, instance, slot):
     """Whether a waiting request's prefill fits the free memory of the instance."""
     return prompt_blocks(state, slot) <= state.instances[instance].free_blocks and has_room(state, instance)
 
 
-@njit
+@inner
 def _admit(state, instance, slot, place):
     request = state.requests[slot]
     dequeue(state, instance, slot)
@@ -59,7 +59,7 @@ def _admit(state, instance, slot, place):
     state.members[BATCH, instance, place] = slot
 
 
-@njit
+@inner
 def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
@@ -90,7 +90,7 @@ def start_prefill(state, instance, chosen):
     log_event(state, LOG_PREFILL_START, instance, chosen, tokens)
 
 
-@njit
+@inner
 def _time_prefill(state, instance, latency):
     spec = state.instances[instance]
     spec.interrupted = 0
@@ -101,7 +101,7 @@ def _time_prefill(state, instance, latency):
     schedule(state, instance, spec.end_ps)
 
 
-@njit
+@inner
 def resume_prefill(state, instance):
     """Goes on with the suspended batch at the layer that it had reached (`layer_resume`)."""
     spec = state.instances[instance]
@@ -122,7 +122,7 @@ def resume_prefill(state, instance):
     log_event(state, LOG_PREFILL_START, instance, state.members[BATCH, instance, 0], tokens)
 
 
-@njit
+@inner
 def interrupt_prefill(state, instance):
     """Stops an offline prefill at its next layer boundary. Returns STOP, or 0 where it ends as early by itself."""
     spec = state.instances[instance]
@@ -139,7 +139,7 @@ def interrupt_prefill(state, instance):
     return STOP
 
 
-@njit
+@inner
 def drop_suspended(state, instance):
     """Gives up a suspended prefill: its memory is needed, the layers done are lost."""
     spec = state.instances[instance]
@@ -152,7 +152,7 @@ def drop_suspended(state, instance):
     spec.suspended_layers = 0
 
 
-@njit
+@inner
 def _give_back(state, instance, layers_done, layers):
     """The batch loses its memory and returns to the head of the queue, in its order."""
     spec = state.instances[instance]
@@ -167,7 +167,7 @@ def _give_back(state, instance, layers_done, layers):
         enqueue(state, instance, slot, True)
 
 
-@njit
+@inner
 def _end_interrupted(state, instance):
     spec, counters = state.instances[instance], state.counters
     elapsed, layers = spec.end_ps - spec.start_ps, state.tables[spec.table].layers
@@ -186,7 +186,7 @@ def _end_interrupted(state, instance):
     _give_back(state, instance, spec.steps, layers)
 
 
-@njit
+@inner
 def _waste_time(state, instance, elapsed_ps):
     """Charges instance time to the batch's requests, in proportion to their tokens."""
     spec = state.instances[instance]
@@ -196,7 +196,7 @@ def _waste_time(state, instance, elapsed_ps):
         _charge_waste(state, slot, 0, int(elapsed_ps * (length(state, slot) / spec.context)))
 
 
-@njit
+@inner
 def _charge_waste(state, slot, tokens, time_ps):
     request = state.requests[slot]
     request.wasted_tokens += tokens
@@ -205,7 +205,7 @@ def _charge_waste(state, slot, tokens, time_ps):
     count(state, WASTED_PS, time_ps)
 
 
-@njit
+@inner
 def end_prefill(state, instance):
     """A prefill is over, or stopped: first tokens, and a place to decode is asked for."""
     spec, counters = state.instances[instance], state.counters
@@ -237,7 +237,7 @@ def end_prefill(state, instance):
             add_task(state, PLACE, instance, slot)
 
 
-@njit
+@inner
 def _new_token(state, slot, now):
     """The token that a prefill makes: the first, or after a recomputation the next."""
     request = state.requests[slot]

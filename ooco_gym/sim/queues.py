@@ -4,8 +4,8 @@ A request is in at most one linked queue at a time (its `previous` and `next`), 
 `position`); all operations are O(1) but for removal from a member list, which keeps the order of joining.
 """
 
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.sim.state import (
     DISPATCH,
     HEAP_SIZE,
@@ -30,7 +30,7 @@ LOG_NAMES = ("arrival", "prefill_start", "prefill_end", "interrupt", "decode_run
 
 
 # --- Linked queues of requests --------------------------------------------------------------------------------------
-@njit
+@inner
 def append(requests, head, tail, slot):
     """Adds `slot` at the end; returns the queue's new head and tail."""
     requests[slot].previous = tail
@@ -41,7 +41,7 @@ def append(requests, head, tail, slot):
     return head, slot
 
 
-@njit
+@inner
 def prepend(requests, head, tail, slot):
     """Adds `slot` at the front; returns the queue's new head and tail."""
     requests[slot].next = head
@@ -52,7 +52,7 @@ def prepend(requests, head, tail, slot):
     return slot, tail
 
 
-@njit
+@inner
 def unlink(requests, head, tail, slot):
     """Takes `slot` out, wherever it stands; returns the queue's new head and tail."""
     before, after = requests[slot].previous, requests[slot].next
@@ -70,7 +70,7 @@ def unlink(requests, head, tail, slot):
 
 
 # --- Waiting for prefill, by instance and class ---------------------------------------------------------------------
-@njit
+@inner
 def enqueue(state, instance, slot, front):
     """Puts a request into its instance's queue for prefill, at the front or at the end."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -93,7 +93,7 @@ def enqueue(state, instance, slot, front):
         spec.offline_waiting_tokens += tokens
 
 
-@njit
+@inner
 def dequeue(state, instance, slot):
     """Takes a request out of its instance's queue for prefill."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -109,7 +109,7 @@ def dequeue(state, instance, slot):
 
 
 # --- Prefilled and waiting for room on a decode instance ------------------------------------------------------------
-@njit
+@inner
 def join_push_queue(state, slot, front):
     """Puts a prefilled request into the queue for a decode instance; online work has a queue of its own, served first."""
     counters = state.counters
@@ -120,7 +120,7 @@ def join_push_queue(state, slot, front):
         counters[head], counters[tail] = append(state.requests, counters[head], counters[tail], slot)
 
 
-@njit
+@inner
 def leave_push_queue(state, slot):
     """Takes a request out of the queue for a decode instance."""
     counters = state.counters
@@ -129,7 +129,7 @@ def leave_push_queue(state, slot):
 
 
 # --- Members: who holds KV memory on an instance --------------------------------------------------------------------
-@njit
+@inner
 def member_count(spec, row):
     """Length of a member list: row URGENT (0) or OFFLINE (1)."""
     if row == 0:
@@ -137,7 +137,7 @@ def member_count(spec, row):
     return spec.offline_members
 
 
-@njit
+@inner
 def add_member(state, instance, slot):
     """Adds a request at the end of its class's member list."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -151,7 +151,7 @@ def add_member(state, instance, slot):
         spec.offline_members += 1
 
 
-@njit
+@inner
 def remove_member(state, instance, slot):
     """Removes a request from its member list, keeping the order of the others."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -168,7 +168,7 @@ def remove_member(state, instance, slot):
         spec.offline_members -= 1
 
 
-@njit
+@inner
 def has_room(state, instance):
     """Whether the member and batch lists of an instance can take one more request."""
     spec = state.instances[instance]
@@ -177,19 +177,19 @@ def has_room(state, instance):
 
 # --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------
 # heap[0, source] is the time, heap[1, place] the source there, heap[2, source] the place (-1: not in the heap).
-@njit
+@inner
 def _before(heap, a, b):
     return heap[0, a] < heap[0, b] or (heap[0, a] == heap[0, b] and a < b)
 
 
-@njit
+@inner
 def _swap(heap, i, j):
     a, b = heap[1, i], heap[1, j]
     heap[1, i], heap[1, j] = b, a
     heap[2, a], heap[2, b] = j, i
 
 
-@njit
+@inner
 def _sift(heap, size, place):
     while place > 0 and _before(heap, heap[1, place], heap[1, (place - 1) // 2]):
         _swap(heap, place, (place - 1) // 2)
@@ -206,7 +206,7 @@ def _sift(heap, size, place):
         place = child
 
 
-@njit
+@inner
 def schedule(state, source, time_ps):
     """Sets the next event of `source`, whether it had one or not."""
     heap = state.heap
@@ -219,7 +219,7 @@ def schedule(state, source, time_ps):
     _sift(heap, state.counters[HEAP_SIZE], heap[2, source])
 
 
-@njit
+@inner
 def cancel(state, source):
     """Removes the event of `source`, if it has one."""
     heap = state.heap
@@ -235,7 +235,7 @@ def cancel(state, source):
 
 
 # --- Tasks ----------------------------------------------------------------------------------------------------------
-@njit
+@inner
 def add_task(state, kind, instance, slot):
     """Appends a task to the ring."""
     tail = state.counters[TASK_TAIL]
@@ -247,7 +247,7 @@ def add_task(state, kind, instance, slot):
     state.counters[TASK_TAIL] = tail + 1
 
 
-@njit
+@inner
 def add_dispatch(state, instance):
     """Asks for an instance to be dispatched, once however often it is asked."""
     if state.instances[instance].queued == 0:
@@ -256,7 +256,7 @@ def add_dispatch(state, instance):
 
 
 # --- Log ------------------------------------------------------------------------------------------------------------
-@njit
+@inner
 def log_event(state, kind, instance, slot, value):
     """Writes an event where logging is on; costs one comparison where it is off."""
     used = state.counters[LOG_USED]

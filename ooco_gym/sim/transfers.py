@@ -4,8 +4,8 @@ A transfer reserves its blocks at the destination first and holds its source unt
 has a link of its own; a link serves pushes before pulls, first come first served, one at a time.
 """
 
-from numba import njit
 
+from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import cut, settle, wake
 from ooco_gym.sim.memory import count, release, take_blocks
@@ -36,14 +36,14 @@ from ooco_gym.sim.state import (
 )
 
 
-@njit
+@inner
 def link_of(state, source, target):
     """Index of the link from a relaxed to a strict instance (relaxed instances come first)."""
     relaxed = state.counters[RELAXED_COUNT]
     return source * (state.instances.size - relaxed) + (target - relaxed)
 
 
-@njit
+@inner
 def reserve(state, slot, target):
     """Reserves the memory that a request needs at its destination; the run there sees it at its next step."""
     request, spec = state.requests[slot], state.instances[target]
@@ -58,19 +58,19 @@ def reserve(state, slot, target):
         spec.arriving_pulls += 1
 
 
-@njit
+@inner
 def can_reserve(state, slot, target):
     """Whether a request fits the free memory of an instance."""
     return blocks_there(state, slot) <= state.instances[target].free_blocks and has_room(state, target)
 
 
-@njit
+@inner
 def blocks_there(state, slot):
     """Blocks to reserve at a destination: with the token that the step in progress may still add."""
     return blocks_for(state, length(state, slot) + 1)
 
 
-@njit
+@inner
 def send(state, slot, pushed):
     """Puts a request whose destination is reserved on its link."""
     request = state.requests[slot]
@@ -85,7 +85,7 @@ def send(state, slot, pushed):
         _next_transfer(state, index)
 
 
-@njit
+@inner
 def _next_transfer(state, index):
     link = state.links[index]
     source = state.instances.size + index
@@ -108,7 +108,7 @@ def _next_transfer(state, index):
     schedule(state, source, state.counters[NOW] + duration)
 
 
-@njit
+@inner
 def end_transfer(state, index):
     """A transfer is done: the source is free, the request can decode at its destination."""
     link = state.links[index]
@@ -140,7 +140,7 @@ def end_transfer(state, index):
     _next_transfer(state, index)
 
 
-@njit
+@inner
 def accept_pull(state, slot, target):
     """Starts the migration of a decoding offline request to `target`; at once, or when its step in progress ends.
 
@@ -164,7 +164,7 @@ def accept_pull(state, slot, target):
     return 1
 
 
-@njit
+@inner
 def _runs(state, instance, slot):
     for i in range(state.instances[instance].running):
         if state.members[BATCH, instance, i] == slot:
@@ -172,7 +172,7 @@ def _runs(state, instance, slot):
     return False
 
 
-@njit
+@inner
 def send_leaving(state, instance):
     """Sends the pulled requests whose step here has ended."""
     spec = state.instances[instance]
