@@ -64,11 +64,13 @@ def inner(function: Callable[..., Any]) -> Any:
     It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
     live as long as the outermost call.
     """
-    return njit(no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False)(function)
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
+    return njit(**options)(function)
 
 
 def _compile(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
-    compiled = njit(_nrt=False, **options)(function)
+    options = {"_nrt": False, **options}            # no reference counts: the core allocates nothing
+    compiled = njit(**options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
     with suppress(OSError, RuntimeError):           # no file behind it (a console), or no folder to write to
