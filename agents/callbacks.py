@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.networks import ObservationEncoder
+from ooco_gym.cli.progress import progress
 from ooco_gym.files import atomic_write
 
 REWARD_PREFIX = "reward/"
@@ -173,35 +175,30 @@ class Checkpoints(BaseCallback):
 
 
 class Progress(BaseCallback):
-    """A progress bar on standard error: the larger share of the decisions and of the time allowed."""
+    """A progress bar where somebody watches: the larger share of the decisions and of the time allowed."""
 
-    def __init__(self, total: int, max_wall_s: float | None, enabled: bool) -> None:
+    def __init__(self, total: int, max_wall_s: float | None) -> None:
         super().__init__()
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
         self._total, self._max_wall_s, self._started = total, max_wall_s, time.monotonic()
-        columns = (TextColumn("training"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=Console(stderr=True), transient=True, disable=not enabled)
-        self._task = self._bar.add_task("", total=1.0)
+        self._open, self._shown = ExitStack(), 0.0
 
     def _on_training_start(self) -> None:
-        self._bar.start()
+        self._bar = self._open.enter_context(progress("training", total=100))
 
     def _on_step(self) -> bool:
         if self.n_calls % 32 == 0:
             share = self.num_timesteps / self._total
             if self._max_wall_s:
                 share = max(share, (time.monotonic() - self._started) / self._max_wall_s)
-            self._bar.update(self._task, completed=min(share, 1.0), description=f"{self.num_timesteps:,} decisions")
+            percent = 100.0 * min(share, 1.0)
+            self._bar.advance(percent - self._shown)
+            self._bar.text(f"training: {self.num_timesteps:,} decisions")
+            self._shown = percent
         return True
 
-    def _on_training_end(self) -> None:
-        self.stop()
-
     def stop(self) -> None:
-        """Removes the bar; safe to call twice."""
-        self._bar.stop()
+        """Removes the bar; safe to call twice, or without a bar."""
+        self._open.close()
 
 
 def save(model: Any, path: Path) -> None:

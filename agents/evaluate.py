@@ -17,6 +17,7 @@ import numpy as np
 from agents.environments import Window, group, make_env, plain, split_seeds, windows
 from agents.play import BatchPlayer, Player, RulePlayer, play
 from agents.scoring import score
+from ooco_gym.cli.progress import track
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
 
@@ -146,11 +147,11 @@ def _results(
     workers = min(int(config.get("workers") or 1), len(jobs))
     arguments = [(config["env"], label, policy, learned[label], list(games)) for label, policy, games in jobs]
     if workers <= 1:
-        yield from _with_progress(map(_play_job, arguments), len(jobs), config)
+        yield from track(map(_play_job, arguments), "evaluating", len(jobs))
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from _with_progress(pool.map(_play_job, arguments), len(jobs), config)
+        yield from track(pool.map(_play_job, arguments), "evaluating", len(jobs))
 
 
 def _play_job(argument: tuple[dict[str, Any], str, str, bool, list[Window]]) -> list[dict[str, Any]]:
@@ -165,14 +166,6 @@ def _play_job(argument: tuple[dict[str, Any], str, str, bool, list[Window]]) -> 
     else:
         player = RulePlayer(policy)
     return play(env_config, player, games, side_by_side=SIDE_BY_SIDE)
-
-
-def _with_progress(results: Any, total: int, config: Mapping[str, Any]) -> Iterator[list[dict[str, Any]]]:
-    from rich.console import Console
-    from rich.progress import track
-
-    yield from track(results, "evaluating", total=total, console=Console(stderr=True), transient=True,
-                     disable=not config.get("progress", True))
 
 
 def _write_episodes(path: Path, played: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:

@@ -149,7 +149,7 @@ def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> 
         key: {"shape": list(space[key].shape), "dtype": "float32", "features": features[key]} for key in features
     }
     inputs["action_mask"] = {"shape": [places + 1], "dtype": "int8", "meaning": "1 where the action is legal"}
-    config = {key: value for key, value in run.config.items() if key not in ("out", "logger", "progress")}
+    config = {key: value for key, value in run.config.items() if key not in ("out", "logger")}
     return {
         "schema": SCHEMA, "decision_point": "gate", "environment": run.config["env"]["id"],
         "inputs": inputs,

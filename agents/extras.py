@@ -24,9 +24,9 @@ def require(purpose: str) -> None:
     missing = [name for name in _PACKAGES[purpose] if importlib.util.find_spec(name) is None]
     if not missing:
         return
-    command = "pip install tensorboard" if purpose == "tensorboard" else f"pip install 'ooco-gym[{_EXTRA[purpose]}]'"
     verb = "is" if len(missing) == 1 else "are"
-    raise UserError(f"{', '.join(missing)} {verb} not installed, which '{purpose}' needs; install with: {command}")
+    raise UserError(f"{', '.join(missing)} {verb} not installed, which '{purpose}' needs; install with: "
+                    f"pip install 'ooco-gym[{_EXTRA[purpose]}]'")
 
 
 def limit_torch_threads() -> None:

@@ -141,7 +141,7 @@ class _Trainer:
         limit = config.get("max_wall_s")
         self.clock = WallClock(None if limit is None else self.started + float(limit), self._reserve_s)
         self.figures = Figures()
-        self.progress = Progress(config["total_timesteps"], limit, bool(config.get("progress", True)))
+        self.progress = Progress(config["total_timesteps"], limit)
         self.validation: Validation | None = None
         callbacks: list[Any] = [self.clock, TimedTransitions(), self.figures]
         if settings.get("windows"):

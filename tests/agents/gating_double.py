@@ -7,6 +7,8 @@ a cost above the cluster's patience is a violation. Rule `best` takes the larges
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
@@ -15,7 +17,7 @@ K, FC, F = 8, 3, 4
 
 
 class GatingDouble(gym.Env):
-    metadata = {"render_modes": []}
+    metadata: ClassVar = {"render_modes": []}
 
     def __init__(self, decisions: int = 40, noise: float = 1.0):
         self.decisions, self.noise = decisions, noise
@@ -102,6 +104,6 @@ def train_config(out, **changes):
     }
     return {
         "env": CONFIG, "agent": agent, "logger": {"name": "none"}, "seed": 1, "total_timesteps": 300,
-        "max_wall_s": None, "threads": 1, "progress": False, "checkpoint_every_steps": 100,
+        "max_wall_s": None, "threads": 1, "checkpoint_every_steps": 100,
         "validation": {"windows": 2, "every_steps": 100, "violation_limit": 0.03}, "out": str(out), **changes,
     }

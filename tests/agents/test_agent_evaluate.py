@@ -16,7 +16,7 @@ RULES = ["best", "ooco", "always", "never", "random"]
 
 
 def config(out, **changes):
-    return {"env": CONFIG, "policies": RULES, "episodes": 12, "seeds": None, "workers": 1, "progress": False,
+    return {"env": CONFIG, "policies": RULES, "episodes": 12, "seeds": None, "workers": 1,
             "out": str(out), **changes}
 
 
@@ -63,7 +63,7 @@ def test_differences_are_paired_and_claim_only_what_the_interval_shows(summary):
 
 
 def test_files_hold_the_windows_and_the_table(summary):
-    result, folder = summary
+    _, folder = summary
     rows = list(csv.DictReader((folder / "episodes.csv").open()))
     assert len(rows) == 12 * len(RULES)
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
@@ -122,7 +122,7 @@ def test_violations_never_seen_are_not_violations_excluded():
 
 def test_interval_covers_the_spread_of_windows():
     random = np.random.default_rng(0)
-    mean, low, high = scoring.mean_interval(random.normal(3.0, 1.0, (40, 1)))
+    _, low, high = scoring.mean_interval(random.normal(3.0, 1.0, (40, 1)))
     assert low is not None and high is not None and low < 3.0 < high
     assert high - low == pytest.approx(2 * 1.96 / np.sqrt(40), rel=0.25)
     assert scoring.mean_interval(np.array([[2.0]])) == (2.0, None, None)
