@@ -7,14 +7,17 @@ then the loop stops there and the caller answers from outside.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
 from numba import types
 
-from ooco_gym.compile import jit
+from ooco_gym.compile import address_of, jit
 from ooco_gym.sim import state as s
+from ooco_gym.sim.state import View, rule_at
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,21 @@ def _ask_outside(view):
 ask_outside = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(_ask_outside)
 
 
-@jit(types.int64(s.STATE_TYPE, s.HOOK_TYPE, types.int64, types.int64, types.int64))
-def call_rule(state, rule, instance, request, count):
+@lru_cache(maxsize=1024)
+def _address(rule: Any) -> int:
+    return address_of(rule, s.HOOK_SIGNATURE)
+
+
+def addresses(rules: Sequence[Any]) -> np.ndarray:
+    """Where compiled rules are, as the event loop takes them: int64, one for each decision point in order."""
+    return np.array([_address(rule) for rule in rules], np.int64)
+
+
+@jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64))
+def _call(state, address, instance, request, count):
+    return rule_at(address)(View(state, instance, request, state.picks[:count]))
+
+
+def call_rule(state: s.State, rule: Any, instance: int, request: int, count: int) -> int:
     """Asks a compiled rule from Python, as the loop would: with State.picks[:count] as candidates."""
-    return rule(s.View(state, instance, request, state.picks[:count]))
+    return int(_call(state, _address(rule), instance, request, count))

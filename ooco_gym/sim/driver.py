@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.decisions import POINTS, ask_outside, call_rule
+from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.scenario import Predictor, Scenario
@@ -124,8 +124,8 @@ class Simulation:
         for name in self.outside:
             if name not in names:
                 raise UserError(f"unknown decision point '{name}'; expected one of: {', '.join(names)}")
-        self._hooks = tuple(ask_outside if point.name in self.outside else rule
-                            for point, rule in zip(POINTS, self.rules, strict=True))
+        self._hooks = addresses([ask_outside if point.name in self.outside else rule
+                                 for point, rule in zip(POINTS, self.rules, strict=True)])
         self._answer = s.ASK
         self._logged: list[np.ndarray] = []
         drain_s = float(self.scenario.load_protocol()["drain_s"])
@@ -147,7 +147,7 @@ class Simulation:
         """Runs until a decision is open (True), or until `until_s` or the end (False)."""
         until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
         while True:
-            why = run_loop(self.state, *self._hooks, until_ps, self._answer)
+            why = run_loop(self.state, self._hooks, until_ps, self._answer)
             self._answer = s.ASK
             if why != s.LOG_FULL:
                 return why == s.ASKED

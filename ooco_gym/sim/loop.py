@@ -8,7 +8,7 @@ import math
 
 from numba import types
 
-from ooco_gym.compile import inner, jit
+from ooco_gym.compile import function_at, inner, jit
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
@@ -26,7 +26,6 @@ from ooco_gym.sim.state import (
     DONE,
     EVENTS,
     HEAP_SIZE,
-    HOOK_TYPE,
     HORIZON,
     INTERRUPT,
     INTERRUPT_FOR,
@@ -55,6 +54,7 @@ from ooco_gym.sim.state import (
     RELAXED_COUNT,
     RETRY_PUSHES,
     ROUTE,
+    RULES_TYPE,
     SOURCE,
     STATE_TYPE,
     STOP,
@@ -64,6 +64,7 @@ from ooco_gym.sim.state import (
     TASKS,
     WAITING,
     WINDOW_END,
+    rule_at,
 )
 from ooco_gym.sim.transfers import end_transfer, send_leaving
 
@@ -250,13 +251,19 @@ def settle_all(state):
         settle(state, instance)
 
 
-@jit(types.int64(STATE_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, HOOK_TYPE, types.int64, types.int64))
-def run(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
+RUN_SIGNATURE = types.int64(STATE_TYPE, RULES_TYPE, types.int64, types.int64)
+RUN_TYPE = types.FunctionType(RUN_SIGNATURE)
+run_at = function_at(RUN_TYPE)
+
+
+@jit(RUN_SIGNATURE)
+def run(state, rules, until_ps, answer):
     """Advances the episode until a decision is asked outside, `until_ps`, or its end.
 
     Args:
         state: the episode.
-        route, interrupt, gate, compose, evict, pull: one compiled rule for each decision point (`decisions/`).
+        rules: int64[6], addresses of the compiled rules for route, interrupt, gate, compose, evict and pull
+            (`decisions.addresses`).
         until_ps: the horizon; events at that very time still happen.
         answer: the answer to the decision at which the last call returned, or ASK.
 
@@ -265,4 +272,5 @@ def run(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
         LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
         or missed its SLO.
     """
-    return run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer)
+    return run_loop(state, rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
+                    rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import typeof, types
 
+from ooco_gym.compile import function_at
+
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
 
@@ -256,3 +258,5 @@ class View(NamedTuple):
 VIEW_TYPE = types.NamedTuple([STATE_TYPE, types.int64, types.int64, types.Array(types.int32, 1, "C")], View)
 HOOK_SIGNATURE = types.int64(VIEW_TYPE)
 HOOK_TYPE = types.FunctionType(HOOK_SIGNATURE)
+RULES_TYPE = types.Array(types.int64, 1, "C")  # addresses of the six rules, in the order of the decision points
+rule_at = function_at(HOOK_TYPE)
