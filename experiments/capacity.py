@@ -64,8 +64,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _definitions(options: Mapping[str, Any]) -> list[str]:
-    chosen = options["tpot_from"]
-    chosen = [chosen] if isinstance(chosen, str) else list(chosen)
+    chosen = options["tpot_from"] or TPOT_FROM
+    chosen = [chosen] if isinstance(chosen, str) else [str(definition) for definition in chosen]
     for definition in chosen:
         if definition not in TPOT_FROM:
             raise unknown("tpot_from", definition, TPOT_FROM)

@@ -7,6 +7,8 @@ from typing import Any
 
 from ooco_gym.errors import UserError
 
+DEFAULT_SEEDS = 3  # the fewest that PROTOCOL allows
+
 
 def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str]:
     """Policies to measure: the list under `plural`, or the one under `singular`; each checked against the registry.
@@ -29,11 +31,12 @@ def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str
 
 
 def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
-    """Seeds from a list, or from a number n: 1 … n.
+    """Seeds from a list, or from a number n: 1 … n; None means 3.
 
     Raises:
         UserError: not a list of different whole numbers, and not a number of at least 1.
     """
+    value = DEFAULT_SEEDS if value is None else value
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise UserError(f"{key}={value} must be at least 1, or a list such as [1,2,3]")

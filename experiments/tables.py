@@ -11,7 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ooco_gym.cli.progress import progress
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from experiments.jobs import Jobs
+
+NO_TERMINAL_WIDTH = 132
 
 
 @contextmanager
@@ -33,51 +37,55 @@ def waiting(what: str, jobs: Jobs) -> Iterator[None]:
             thread.join()
 
 
+def console() -> Console:
+    """Where tables are printed: as wide as the terminal, wide enough for them where there is none."""
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=NO_TERMINAL_WIDTH)
+
+
 def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
                    paper: tuple[float, float]) -> None:
-    """Prints the results of `capacity`, one row for each policy and TPOT definition."""
-    from rich.console import Console
+    """Prints the results of `capacity`, one table for each TPOT definition."""
     from rich.table import Table
 
-    first = rows[0]
-    table = Table(title=f"sustainable offline load: {first['workload']} on {first['cluster']}, seeds {first['seeds']}",
-                  caption=f"Paper: OOCO {paper[0]:g} to {paper[1]:g} times the better baseline (its Figure 6). In "
-                          "brackets 95 % intervals over the seeds.")
-    for column in ("policy", "TPOT from", "offline requests/s", "offline tokens/s", "violations", "limited by",
-                   "ratio to best baseline"):
-        table.add_column(column, justify="left" if column in ("policy", "TPOT from", "limited by") else "right")
-    for place, row in enumerate(rows):
-        if place and row["tpot_from"] != rows[place - 1]["tpot_from"]:
-            table.add_section()
-        table.add_row(
-            row["tuned_as"] or row["policy"], row["tpot_from"], _with_interval(row, "max_offline_rate", "{:.2f}"),
-            _with_interval(row, "max_offline_tokens_per_s", "{:,.0f}"), f"{100 * row['violation_rate']:.2f} %",
-            row["limited_by"], _ratio(row))
-    console = Console()
-    console.print(table)
+    screen, first = console(), rows[0]
+    screen.print(f"sustainable offline load: {first['workload']} on {first['cluster']}, seeds {first['seeds']}; paper: "
+                 f"OOCO {paper[0]:g} to {paper[1]:g} times the better baseline (Figure 6)", highlight=False)
     for peak in peaks:
-        console.print(f"peak factor ({peak['tpot_from']}): {peak['factor']:.4g} of the workload's own rate, "
-                      f"{100 * peak['violation_rate']:.2f} % violate without offline work; idle floor "
-                      f"{100 * peak['floor']:.2f} %", highlight=False)
+        table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}", title_justify="left",
+                      caption=_peak_line(peak), caption_justify="left")
+        for column in ("policy", "requests/s", "95 %", "tokens/s", "recomputed/s", "violations", "limited by",
+                       "ratio", "95 %", "over"):
+            table.add_column(column, justify="left" if column in ("policy", "limited by", "over") else "right")
+        for row in rows:
+            if row["tpot_from"] == peak["tpot_from"]:
+                table.add_row(*_capacity_cells(row))
+        screen.print(table)
 
 
-def _with_interval(row: Mapping[str, Any], name: str, form: str) -> str:
-    low, high = row[f"{name}_low"], row[f"{name}_high"]
-    if _missing(low):
-        return form.format(row[name])
-    return f"{form.format(row[name])} [{form.format(low)}, {form.format(high)}]"
+def _peak_line(peak: Mapping[str, Any]) -> str:
+    if peak["floor"] is None:
+        return f"load: {peak['factor']:.4g} of the workload's own rate, as given"
+    return (f"peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests/s in the "
+            f"day's mean): {100 * peak['violation_rate']:.2f} % violate without offline work, "
+            f"{100 * peak['floor']:.2f} % alone on an idle cluster")
 
 
-def _ratio(row: Mapping[str, Any]) -> str:
-    if row["ratio_to_best_baseline"] is None:
-        return "no baseline holds"
-    text = f"{row['ratio_to_best_baseline']:.2f} × {row['best_baseline']}"
-    return text if _missing(row["ratio_low"]) else f"{text} [{row['ratio_low']:.2f}, {row['ratio_high']:.2f}]"
+def _capacity_cells(row: Mapping[str, Any]) -> list[str]:
+    ratio = row["ratio_to_best_baseline"]
+    return [
+        row["tuned_as"] or row["policy"], f"{row['max_offline_rate']:.3f}",
+        _interval(row["max_offline_rate_low"], row["max_offline_rate_high"]),
+        f"{row['max_offline_tokens_per_s']:,.0f}", f"{row['wasted_tokens_per_s']:,.0f}",
+        f"{100 * row['violation_rate']:.2f} %", row["limited_by"], "none holds" if ratio is None else f"{ratio:.2f}",
+        _interval(row["ratio_low"], row["ratio_high"]), row["best_baseline"],
+    ]
 
 
 def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, caption: str) -> None:
     """Prints the results of `compare`: a block for each metric, means and paired differences."""
-    from rich.console import Console
     from rich.table import Table
 
     table = Table(title=title, caption=caption)
@@ -89,8 +97,8 @@ def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, 
             table.add_section()
         table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]),
                       _figure(row["difference"], "+"),
-                      _interval(row["difference_low"], row["difference_high"]))
-    Console().print(table)
+                      _interval(row["difference_low"], row["difference_high"], "+"))
+    console().print(table)
 
 
 def _missing(value: float | None) -> bool:
@@ -98,8 +106,8 @@ def _missing(value: float | None) -> bool:
 
 
 def _figure(value: float | None, sign: str = "") -> str:
-    return "" if value is None or math.isnan(value) else f"{value:{sign},.4g}"
+    return "" if value is None or math.isnan(value) else f"{value:{sign},.3g}"
 
 
-def _interval(low: float | None, high: float | None) -> str:
-    return "" if _missing(low) else f"[{_figure(low, '+')}, {_figure(high, '+')}]"
+def _interval(low: float | None, high: float | None, sign: str = "") -> str:
+    return "" if _missing(low) else f"{_figure(low, sign)} to {_figure(high, sign)}"

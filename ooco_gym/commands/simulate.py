@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 SCHEMA = "ooco-gym/simulate/1"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 THRASH_SHARE = 0.25  # evictions for each finished offline request from which memory is said to thrash
+KEPT_UP_SHARE = 0.95  # completed over arrived in the second half, below which the backlog is said to grow …
+STEADY_S = 3600.0  # … in a window long enough to tell
 WASTE_SHARE = 0.2  # wasted over served tokens from which waste is pointed out
 
 
@@ -109,9 +111,10 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
     if offline["wasted_tokens_per_s"] > WASTE_SHARE * served > 0:
         lines.append(f"{_percent(offline['wasted_tokens_per_s'] / served)} as many tokens were recomputed as served.")
-    if offline["kept_up_share"] is not None and offline["kept_up_share"] < 0.98:
+    kept_up = offline["kept_up_share"]
+    if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_SHARE:
         lines.append(f"the offline backlog grows: of what arrived in the second half, only "
-                     f"{_percent(offline['kept_up_share'])} was completed in it.")
+                     f"{_percent(kept_up)} was completed in it.")
     if offline["arrived"] == 0 and offline["finished"] == 0:
         lines.append("no offline request arrived: offline.rate=1.0 asks for one a second.")
     return lines

@@ -1,0 +1,119 @@
+"""Simulations in worker processes and their cache."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+import pytest
+
+from experiments.cache import Cache
+from experiments.jobs import Jobs, file_stamps, policy_identity
+from experiments.options import names_of, seeds_of
+from ooco_gym.errors import UserError
+from ooco_gym.scenario import Scenario
+
+SMALL = Scenario(rate_scale=0.01, duration_s=30.0)
+
+
+class Direct:
+    """Stands in for the process pool: runs at once, in this thread, and counts."""
+
+    def __init__(self):
+        self.runs = 0
+
+    def submit(self, function, *arguments):
+        self.runs += 1
+        done: Future = Future()
+        try:
+            done.set_result(function(*arguments))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+    def shutdown(self, **_):
+        pass
+
+
+def jobs_with(tmp_path, run):
+    jobs = Jobs(1, Cache(tmp_path), run)
+    jobs._pool = Direct()  # type: ignore[assignment]
+    return jobs, jobs._pool
+
+
+def test_the_same_question_is_answered_from_the_cache(tmp_path):
+    jobs, pool = jobs_with(tmp_path, lambda scenario, policy: {"seed": scenario.seed, "policy": policy})
+    first = jobs.all([SMALL.with_(seed=1), SMALL.with_(seed=2)], "ooco")
+    again = Jobs(1, Cache(tmp_path), lambda *_: {"never": "asked"})
+    assert again.all([SMALL.with_(seed=1), SMALL.with_(seed=2)], "ooco") == first
+    assert (pool.runs, jobs.simulated, again.simulated, again.asked, again.finished) == (2, 2, 0, 2, 2)
+
+
+@pytest.mark.parametrize("other", [
+    (SMALL.with_(offline_rate=0.5), "ooco"), (SMALL.with_(seed=9), "ooco"), (SMALL, "ooco:slo_margin=0.8"),
+    (SMALL.with_(slo="xllm"), "ooco"), (SMALL, "base_pd")])
+def test_another_question_is_another_answer(tmp_path, other):
+    jobs, pool = jobs_with(tmp_path, lambda scenario, policy: {})
+    jobs.submit(SMALL, "ooco")
+    jobs.submit(*other)
+    assert pool.runs == 2
+
+
+def test_a_parameter_at_its_default_is_the_same_question():
+    assert policy_identity("ooco:slo_margin=0.9") == policy_identity("ooco")
+
+
+def test_questions_asked_twice_at_once_are_simulated_once(tmp_path):
+    jobs = Jobs(1, Cache(tmp_path), lambda *_: {})
+    pending: Future = Future()
+
+    class Slow(Direct):
+        def submit(self, function, *arguments):
+            self.runs += 1
+            return pending
+
+    jobs._pool = Slow()  # type: ignore[assignment]
+    first, second = jobs.submit(SMALL, "ooco"), jobs.submit(SMALL, "ooco")
+    pending.set_result({"answer": 42})
+    assert first.result() == second.result() == {"answer": 42}
+    assert jobs.simulated == 1
+
+
+def test_a_failure_is_told_and_not_kept(tmp_path):
+    def fail(*_):
+        raise UserError("no such thing")
+
+    jobs, _ = jobs_with(tmp_path, fail)
+    for _ in range(2):
+        with pytest.raises(UserError, match="no such thing"):
+            jobs.submit(SMALL, "ooco").result()
+    assert jobs.simulated == 2
+
+
+def test_files_are_part_of_the_question(tmp_path):
+    trace = tmp_path / "trace.csv"
+    trace.write_text("a\n")
+    before = file_stamps({"workload": {"path": str(trace)}, "other": [1.0, 2.0]})
+    trace.write_text("a\nb\n")
+    assert before != file_stamps({"workload": {"path": str(trace)}, "other": [1.0, 2.0]})
+    assert file_stamps(f"0.5*ooc+{trace}") == file_stamps(str(trace))
+    assert file_stamps({"workload": "ooc", "slo": {"ttft_s": 2.0}}) == []
+
+
+@pytest.mark.parametrize(("value", "seeds"), [(None, (1, 2, 3)), (2, (1, 2)), ([7, 5], (7, 5))])
+def test_seeds(value, seeds):
+    assert seeds_of(value) == seeds
+
+
+@pytest.mark.parametrize("value", [0, -1, [], [1, 1], "abc", 1.5, [1, "b"], True])
+def test_impossible_seeds(value):
+    with pytest.raises(UserError, match="seeds"):
+        seeds_of(value)
+
+
+def test_policies_are_checked_by_name():
+    assert names_of({"policies": ["ooco", "base_pd"], "policy": None}, "policies", "policy") == ["ooco", "base_pd"]
+    assert names_of({"policies": ["ooco"], "policy": "base_pd"}, "policies", "policy") == ["base_pd"]
+    for given, sentence in ((["oco"], "did you mean 'ooco'"), (["ooco", "ooco"], "twice"), ([], "empty"),
+                            (["ooco:slo_margn=1"], "slo_margin")):
+        with pytest.raises(UserError, match=sentence):
+            names_of({"policies": given, "policy": None}, "policies", "policy")
