@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
 from ooco_gym.scenario import Cluster, Scenario, Slo
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "get_policy", "list_policies", "simulate"]
 
+register_all()
 _LATER = {"simulate": "ooco_gym.sim.driver", "Simulation": "ooco_gym.sim.driver", "Run": "ooco_gym.sim.driver",
           "get_policy": "ooco_gym.policy", "list_policies": "ooco_gym.policy"}
 

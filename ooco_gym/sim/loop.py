@@ -13,7 +13,7 @@ from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
-from ooco_gym.sim.memory import TTFT_BIT, charge_miss, count
+from ooco_gym.sim.memory import TTFT_BIT, change_outstanding, charge_miss, count
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event
 from ooco_gym.sim.state import (
@@ -121,6 +121,8 @@ def _arrive(state, slot, route):
         if request.online:
             charge_miss(state, slot, TTFT_BIT)
         return TASK_DONE
+    if not request.online:
+        change_outstanding(state, request.service_ps)
     request.status = WAITING
     enqueue(state, instance, slot, False)
     spec = state.instances[instance]

@@ -18,6 +18,8 @@ from ooco_gym.sim.state import (
     ONLINE_OUTPUT_MEAN,
     ONLINE_SEEN,
     OPEN_ONLINE,
+    OUTSTANDING_PS,
+    OUTSTANDING_SINCE_PS,
     PS_PER_S,
     PUSH_WAITING,
     RESIDENT,
@@ -28,6 +30,7 @@ from ooco_gym.sim.state import (
     TTFT_MISSES,
     VIOLATIONS,
     WAITING,
+    WAITING_AREA,
     WINDOW_END,
     WINDOW_START,
 )
@@ -43,6 +46,16 @@ def count(state, counter, amount):
     counters = state.counters
     if counters[WINDOW_START] <= counters[NOW] < counters[WINDOW_END]:
         counters[counter] += amount
+
+
+@inner
+def change_outstanding(state, service_ps):
+    """Adds to the offline work that is in the system, and keeps the integral of it over time."""
+    counters = state.counters
+    span = (counters[NOW] - counters[OUTSTANDING_SINCE_PS]) / PS_PER_S
+    state.stats[WAITING_AREA] += counters[OUTSTANDING_PS] / PS_PER_S * span
+    counters[OUTSTANDING_SINCE_PS] = counters[NOW]
+    counters[OUTSTANDING_PS] += service_ps
 
 
 @inner
@@ -148,6 +161,7 @@ def finish(state, slot):
             if request.violated == 0:
                 counters[OPEN_ONLINE] -= 1
     else:
+        change_outstanding(state, -request.service_ps)
         count(state, OFFLINE_FINISHED, 1)
         count(state, SERVICE_PS, request.service_ps)
         count(state, OFFLINE_OUTPUT_TOKENS, request.output_tokens)

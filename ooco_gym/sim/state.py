@@ -183,16 +183,17 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  SEED, WINDOW_START, WINDOW_END,
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
- GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS,
+ GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
  DEFAULT_TTFT_PS, DEFAULT_TPOT_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(55)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(57)
 
-# --- Slots of State.stats (float64): what a policy may have observed so far -----------------------------------------
+# --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
+# of offline work in the system, times seconds) -----------------------------------------
 (OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
- ONLINE_SEEN, STATS) = range(8)
+ ONLINE_SEEN, WAITING_AREA, STATS) = range(9)
 
 PARAMS = 48  # room for a policy's own parameters
 TASKS = 4096  # tasks that may be open at once: a ring
