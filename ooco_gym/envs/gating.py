@@ -94,7 +94,6 @@ class GatingEnv(gym.Env):
         self._partner = _asked(get_policy(self.config.partner))
         self._run_address = address_of(run, RUN_SIGNATURE)
         self._chosen = np.full(size, -1, np.int32)
-        self._answers: list[int] = [s.HOLD]
         self._rules: dict[str, Policy] = {}
         self._simulation: Simulation | None = None
 
@@ -123,8 +122,8 @@ class GatingEnv(gym.Env):
 
     def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Answers the decision and runs on to the next one; see the class."""
-        answer = self._answers[action] if 0 <= action < len(self._answers) else s.HOLD
-        self._advance(answer)
+        legal = 0 < action <= self.config.candidates and self._mask[action]
+        self._advance(int(self._chosen[action - 1]) if legal else s.HOLD)
         account = self._account.tolist()
         info = {"action_mask": self._mask.copy(), "elapsed_s": account[stepping.ELAPSED],
                 "cost": account[stepping.COST], "reward/service": account[stepping.SERVICE],
@@ -212,9 +211,7 @@ class GatingEnv(gym.Env):
         if not self._open:
             raise UserError("the episode is over: call reset()")
         why = self._step(answer, self._gate_rules, self._until_ps)
-        if why == s.ASKED:
-            self._answers = [s.HOLD, *(int(i) if i >= 0 else s.HOLD for i in self._chosen)]
-        else:
+        if why != s.ASKED:
             self._open = False
             self._finish()
         self._totals += self._account
@@ -237,7 +234,6 @@ class GatingEnv(gym.Env):
         self._account[stepping.COST] += last[stepping.COST]
         self._account[stepping.ELAPSED] = last[stepping.ELAPSED]
         self._mask[0] = 1
-        self._answers = [s.HOLD]
 
     def _observation(self) -> dict[str, np.ndarray]:
         return {"cluster": self._cluster, "candidates": self._candidates, "action_mask": self._mask}
