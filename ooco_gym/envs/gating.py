@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -10,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from ooco_gym.compile import address_of
 from ooco_gym.decisions import addresses, ask_outside, call_rule
 from ooco_gym.envs import features, stepping
 from ooco_gym.envs.config import EpisodeConfig, episode_config
@@ -19,7 +19,6 @@ from ooco_gym.policy.bundle import HOOKS, Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.driver import Simulation
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
-from ooco_gym.compile import address_of
 
 GATE = HOOKS.index("gate")
 GATE_WINDOW = 64  # waiting requests from which the candidates are chosen
