@@ -26,6 +26,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from rich.console import Console
 
     from ooco_gym.metrics import summarise, write_requests
+    from ooco_gym.render import write_samples
     from ooco_gym.sim.driver import simulate
 
     scenario = scenario_of(cfg)
@@ -35,6 +36,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         run = simulate(scenario, policy=policy)  # type: ignore[arg-type]
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
     write_requests(run, Path(cfg.out) / "requests.parquet")
+    write_samples(run, Path(cfg.out) / "samples.npz")
     console.print(result_table(summary))
     for line in warnings_of(summary, float(scenario.load_protocol()["violation_budget"])):
         console.print(f"[yellow]note[/yellow] {line}", highlight=False)

@@ -1,0 +1,191 @@
+"""Figures over time: load, latency against the promises, and what each instance was doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.render.record import Record
+from ooco_gym.render.style import KV_COLOUR, LIMIT_COLOUR, WORK_COLOURS, TimeAxis, bin_s, colours, layout, lean
+
+QUANTILES = ((0.99, "solid", "P99"), (0.50, "dot", "P50"))
+MOST_INSTANCES = 4  # more are shown as the mean of each role
+WORK = ("online_prefill_share", "offline_prefill_share", "decode_share")
+
+
+def load_figure(records: Sequence[Record]) -> Any:
+    """Online arrivals, offline completions and requests waiting for their prefill, one curve a record.
+
+    Args:
+        records: one of each policy, with samples; arrivals are drawn once where all records share them.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.05)
+    colour, axis = colours([record.label for record in records]), TimeAxis(records[0])
+    arrivals = [_binned(record, "online_arrivals_per_s") for record in records]
+    shared = all(len(one[1]) == len(arrivals[0][1]) and np.allclose(one[1], arrivals[0][1]) for one in arrivals)
+    for place, record in enumerate(records):
+        name, line = record.label, {"color": colour[record.label], "width": 1.8}
+        at, values = arrivals[place]
+        if place == 0 or not shared:
+            figure.add_scatter(x=axis.at(at), y=lean(values), mode="lines", row=1, col=1,
+                               name="online arrivals" if shared else f"online arrivals, {name}",
+                               line={**line, "color": "#444"} if shared else line)
+        at, values = _binned(record, "offline_finished_per_s")
+        figure.add_scatter(x=axis.at(at), y=lean(values), mode="lines", name=name, legendgroup=name, line=line, row=2,
+                           col=1)
+        at, waiting = _binned(record, "online_waiting", "offline_waiting")
+        figure.add_scatter(x=axis.at(at), y=lean(waiting), mode="lines", name=name, legendgroup=name, line=line,
+                           showlegend=False, row=3, col=1)
+    for row, title in ((1, "online arrivals<br>(requests/s)"), (2, "offline completions<br>(requests/s)"),
+                       (3, "waiting for prefill<br>(requests)")):
+        figure.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(title_text=axis.title, row=3, col=1)
+    return layout(figure, 700)
+
+
+def latency_figure(records: Sequence[Record], budget: float) -> Any:
+    """P99 and P50 of TTFT and TPOT by arrival, with the SLO, and the share that violates, with the budget.
+
+    What was unfinished at the run's end enters with the time it had waited by then, a lower bound.
+
+    Args:
+        records: one of each policy, with requests.
+        budget: share of online requests that may violate.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=3, cols=1, shared_xaxes=True, vertical_spacing=0.05, row_heights=[0.37, 0.37, 0.26])
+    colour, axis = colours([record.label for record in records]), TimeAxis(records[0])
+    for record in records:
+        edges, which, quality = online_quality(record)
+        at = axis.at((edges[:-1] + edges[1:]) / 2)
+        for row, key in ((1, "ttft_s"), (2, "tpot_s")):
+            for share, dash, name in QUANTILES:
+                figure.add_scatter(x=at, y=lean(_quantiles(quality[key], which, len(at), share)), mode="lines",
+                                   name=f"{record.label} {name}", legendgroup=record.label, showlegend=row == 1,
+                                   line={"color": colour[record.label], "dash": dash, "width": 1.8}, row=row, col=1)
+        rate = 100 * _means(quality["violated"], which, len(at))
+        figure.add_scatter(x=at, y=lean(rate), mode="lines", legendgroup=record.label, showlegend=False,
+                           name=f"{record.label} violations", line={"color": colour[record.label], "width": 1.8},
+                           row=3, col=1)
+        marked = rate > 100 * budget
+        figure.add_scatter(x=at[marked], y=lean(rate[marked]), mode="markers", legendgroup=record.label,
+                           showlegend=False, name=f"{record.label} over the budget", row=3, col=1,
+                           marker={"color": colour[record.label], "symbol": "x", "size": 5})
+    slo, ends = records[0].scenario["slo"], axis.at(np.array([0.0, records[0].window_s]))
+    limits = ((1, slo["ttft_s"], "SLO"), (2, slo["tpot_s"], "SLO"), (3, 100 * budget, "budget"))
+    for row, value, name in limits:
+        figure.add_scatter(x=ends, y=[value, value], mode="lines", name="SLO, violation budget", legendgroup="limit",
+                           showlegend=row == 1, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}, row=row,
+                           col=1, hovertemplate=f"{name} {value:g}<extra></extra>")
+    figure.update_yaxes(title_text="TTFT (s), log scale", type="log", row=1, col=1)
+    figure.update_yaxes(title_text="TPOT (s per token), log scale", type="log", row=2, col=1)
+    figure.update_yaxes(title_text="violating (%)", rangemode="tozero", row=3, col=1)
+    figure.update_yaxes(dtick=1, minor={"showgrid": False}, tickformat="~g", row=1, col=1)
+    figure.update_yaxes(tickformat="~g", dtick="D2", row=2, col=1)
+    figure.update_xaxes(title_text=axis.title, row=3, col=1)
+    return layout(figure, 860, top=90)
+
+
+def instance_figure(records: Sequence[Record]) -> Any:
+    """Share of time that each instance spends on each kind of work, stacked, and the KV memory in use.
+
+    One row of panels a record, one column an instance; of more than `MOST_INSTANCES`, the mean of each role.
+    """
+    from plotly.subplots import make_subplots
+
+    shown = [_columns(record) for record in records]
+    width = max(len(columns) for columns in shown)
+    titles = [f"{record.label}: {columns[col][0]}" if col < len(columns) else "" for record, columns in
+              zip(records, shown, strict=True) for col in range(width)]
+    figure = make_subplots(rows=len(records), cols=width, shared_xaxes=True, shared_yaxes=True, subplot_titles=titles,
+                           vertical_spacing=0.22 / max(1, len(records)), horizontal_spacing=0.04)
+    axis = TimeAxis(records[0])
+    for row, (record, columns) in enumerate(zip(records, shown, strict=True), start=1):
+        for col, (_, members) in enumerate(columns, start=1):
+            first = row == col == 1
+            parts = {key.removesuffix("_share").replace("_", " "): _binned(record, key, members=members)
+                     for key in WORK}
+            at = axis.at(next(iter(parts.values()))[0])
+            busy = sum(100 * values for _, values in parts.values())
+            areas = {name: 100 * values for name, (_, values) in parts.items()}
+            for name, values in {**areas, "idle": np.maximum(0.0, 100.0 - busy)}.items():
+                figure.add_scatter(x=at, y=lean(values), mode="lines", stackgroup=f"{row},{col}", name=name,
+                                   legendgroup=name, showlegend=first, fillcolor=WORK_COLOURS[name], row=row, col=col,
+                                   line={"width": 0, "color": WORK_COLOURS[name]},
+                                   hovertemplate=f"{name} %{{y:.1f}} %<extra></extra>")
+            memory = 100 * _binned(record, "kv_share", members=members)[1]
+            figure.add_scatter(x=at, y=lean(memory), mode="lines", name="KV memory in use", legendgroup="kv",
+                               showlegend=first, line={"color": KV_COLOUR, "width": 1.6}, row=row, col=col,
+                               hovertemplate="KV memory %{y:.1f} %<extra></extra>")
+        figure.update_yaxes(title_text="share (%)", row=row, col=1)
+    figure.update_yaxes(range=[0, 102])
+    figure.update_xaxes(title_text=axis.title, row=len(records))
+    layout(figure, 130 + 230 * len(records), top=90)
+    figure.update_layout(legend_y=1.0 + 40 / (230 * len(records)))
+    return figure
+
+
+def online_quality(record: Record) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+    """Times of the counted online requests, and in which bin of the window each arrived.
+
+    Returns:
+        Edges of the bins (b + 1,) in seconds since the window's start, the bin of each request (n,), and `ttft_s`,
+        `tpot_s` and `violated`, each (n,). TPOT counts from the first token; it is NaN for single tokens and for what
+        never began.
+    """
+    assert record.requests is not None
+    mine = {key: values[record.requests["online"]] for key, values in record.requests.items()}
+    first, steps = mine["first_token_s"], mine["output_tokens"] - 1.0
+    ttft_s = np.where(np.isnan(first), record.end_s, first) - mine["arrival_s"]
+    until = np.where(np.isnan(mine["finish_s"]), record.end_s, mine["finish_s"])
+    tpot_s = np.where(steps > 0, (until - first) / np.maximum(steps, 1.0), np.nan)
+    width = bin_s(record.window_s)
+    edges = np.append(np.arange(0.0, record.window_s - 1e-9, width), record.window_s)
+    which = np.clip((mine["arrival_s"] // width).astype(int), 0, len(edges) - 2)
+    return edges, which, {"ttft_s": ttft_s, "tpot_s": tpot_s, "violated": mine["violated"].astype(bool)}
+
+
+def _quantiles(values: np.ndarray, which: np.ndarray, bins: int, share: float) -> np.ndarray:
+    """A quantile of each bin, NaN where it is empty: float64[bins]."""
+    result = np.full(bins, np.nan)
+    for place in range(bins):
+        inside = values[which == place]
+        inside = inside[~np.isnan(inside)]
+        if inside.size:
+            result[place] = np.quantile(inside, share)
+    return result
+
+
+def _means(flags: np.ndarray, which: np.ndarray, bins: int) -> np.ndarray:
+    counts = np.bincount(which, minlength=bins)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(counts > 0, np.bincount(which, flags, minlength=bins) / counts, np.nan)
+
+
+def _binned(record: Record, *keys: str, members: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """Samples averaged over bins: middles of the bins, and the values; over instances, their mean where `members`
+    names them, else their sum."""
+    assert record.samples is not None
+    ends = record.samples["t_s"]
+    values = np.sum([record.samples[key] for key in keys], axis=0).astype(float)
+    if values.ndim == 2:
+        values = values.sum(axis=1) if members is None else values[:, list(members)].mean(axis=1)
+    interval = float(ends[0]) if len(ends) == 1 else float(ends[1] - ends[0]) if len(ends) else 1.0
+    width = max(bin_s(record.window_s), interval)
+    which = ((ends - interval / 2) // width).astype(int)
+    bins, place = np.unique(which, return_inverse=True)
+    return (bins + 0.5) * width, np.bincount(place, values) / np.bincount(place) if len(ends) else values
+
+
+def _columns(record: Record) -> list[tuple[str, list[int]]]:
+    """What the panels of a record show: each instance, or each role, with the instances it is the mean of."""
+    roles = [one["role"] for one in record.summary["instances"]]
+    if len(roles) <= MOST_INSTANCES:
+        return [(f"instance {place} ({role})", [place]) for place, role in enumerate(roles)]
+    return [(f"mean of {roles.count(role)} {role} instances",
+             [place for place, one in enumerate(roles) if one == role]) for role in dict.fromkeys(roles)]

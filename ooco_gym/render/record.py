@@ -1,0 +1,244 @@
+"""What a picture needs of a run, whether it was just simulated or is read back from its folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import yaml
+
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write
+from ooco_gym.scenario import Scenario, workload_name
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ooco_gym.sim.driver import Run
+
+SAMPLES_FILE, REQUESTS_FILE, SUMMARY_FILE, CONFIG_FILE = "samples.npz", "requests.parquet", "summary.json", "config.yaml"
+SCHEMA = "ooco-gym/simulate/"
+COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s", "violated")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run as pictures see it. Times in seconds since the start of the measured window.
+
+    Attributes:
+        label: how the run is called in figures and tables: the policy as it was asked for.
+        seed: the scenario's seed.
+        summary: `metrics.summarise`, with `params` and `scenario` (`Scenario.describe`).
+        requests: counted requests: `online` bool and `COLUMNS`, arrays of shape (n,), NaN where it has not come to
+            that; None where only the summary was kept.
+        samples: `Run.samples` with `t_s` in this clock, warm-up left out; None where they were not kept.
+        day_start_s: time of day (of a trace file: time in the trace) at which the window starts.
+        end_s: when the run ended.
+        folder: where the run was read from, or an empty string.
+    """
+
+    label: str
+    seed: int
+    summary: Mapping[str, Any]
+    requests: Mapping[str, np.ndarray] | None = None
+    samples: Mapping[str, np.ndarray] | None = None
+    day_start_s: float = 0.0
+    end_s: float = 0.0
+    folder: str = ""
+
+    @property
+    def window_s(self) -> float:
+        """Length of the measured window."""
+        return float(self.summary["window_s"])
+
+    @property
+    def scenario(self) -> Mapping[str, Any]:
+        """The scenario as it was described with the summary."""
+        return self.summary["scenario"]
+
+
+def record_of(run: Run, label: str | None = None, detail: bool = True) -> Record:
+    """Makes the record of a finished run.
+
+    Args:
+        run: a finished run.
+        label: how it is called; None: the policy's name.
+        detail: keep requests and samples, not only the summary.
+    """
+    from ooco_gym.metrics import requests_table, summarise
+
+    summary = {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
+    record = Record(label or run.policy, run.scenario.seed, summary, day_start_s=_day_start_s(run),
+                    end_s=run.simulated_s - run.window_s[0])
+    if not detail:
+        return record
+    return replace(record, requests=_columns(requests_table(run)), samples=_in_window(run.samples, run.window_s[0]))
+
+
+def write_samples(run: Run, path: str | os.PathLike[str]) -> None:
+    """Writes the samples of a run as `samples.npz`, atomically; equal runs give equal bytes.
+
+    Beside the arrays of `Run.samples` it holds `window_s` (start and end of the measured window in the samples' clock)
+    and `day_start_s` (the time of day at which the window starts).
+    """
+    with atomic_write(path) as temporary:
+        np.savez_compressed(temporary, window_s=np.array(run.window_s), day_start_s=np.array(_day_start_s(run)),
+                            **run.samples)  # type: ignore[arg-type]
+
+
+def read_record(folder: str | os.PathLike[str]) -> Record:
+    """Reads the run that `ooco-gym simulate` left in a folder.
+
+    Raises:
+        UserError: the folder holds no such run, or one of its files cannot be read.
+    """
+    place = Path(folder)
+    summary = _summary(place)
+    samples = _samples(place / SAMPLES_FILE)
+    window_s, day_start_s = samples.pop("window_s"), float(samples.pop("day_start_s"))
+    try:
+        from pyarrow import parquet
+
+        requests = _columns(parquet.read_table(place / REQUESTS_FILE))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read; simulate it again") from error
+    return Record(_asked(place, summary), int(summary["seed"]), summary, requests,
+                  _in_window(samples, float(window_s[0])), day_start_s,
+                  float(summary["simulated_s"]) - float(window_s[0]), str(folder))
+
+
+def grouped(records: Iterable[Record]) -> dict[str, list[Record]]:
+    """Records by label, in the order in which labels first come, seeds ascending.
+
+    Raises:
+        UserError: a label has a seed twice.
+    """
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        groups.setdefault(record.label, []).append(record)
+    for label, members in groups.items():
+        members.sort(key=lambda record: record.seed)
+        for one, two in zip(members, members[1:], strict=False):
+            if one.seed == two.seed:
+                where = f" ('{one.folder}', '{two.folder}')" if one.folder else ""
+                raise UserError(f"two runs of '{label}' have seed {one.seed}{where}; expected one run for each policy "
+                                "and seed")
+    return groups
+
+
+def with_distinct_labels(records: Sequence[Record]) -> list[Record]:
+    """Records whose labels tell conditions apart: where a policy ran under several, the folder's name is added."""
+    conditions: dict[str, set[str]] = {}
+    for record in records:
+        conditions.setdefault(record.label, set()).add(_condition(record))
+    return [replace(record, label=f"{record.label} ({Path(record.folder).name})")
+            if len(conditions[record.label]) > 1 and record.folder else record for record in records]
+
+
+def differing_conditions(records: Sequence[Record]) -> list[str]:
+    """Names of the scenario's fields, other than the seed, in which the records differ."""
+    first = records[0].scenario
+    return sorted({key for record in records[1:] for key in {*first, *record.scenario}
+                   if key != "seed" and _text(record.scenario.get(key)) != _text(first.get(key))})
+
+
+def one_seed(groups: Mapping[str, Sequence[Record]]) -> list[Record]:
+    """Of each label the record that is shown over time: of the first seed that has requests and samples, and, where
+    possible, the same seed for all."""
+    detailed = {label: [record for record in members if record.requests is not None and record.samples is not None]
+                for label, members in groups.items()}
+    shared = set.intersection(*({record.seed for record in members} for members in detailed.values()))
+    chosen = []
+    for members in detailed.values():
+        mine = [record for record in members if not shared or record.seed == min(shared)]
+        chosen += mine[:1]
+    return chosen
+
+
+def _day_start_s(run: Run) -> float:
+    from ooco_gym.workload import workload_peak_start_s
+
+    scenario = run.scenario
+    start_s = scenario.start_s
+    if start_s is None:
+        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
+    begin_s = max(0.0, start_s - float(scenario.load_protocol()["warmup_s"]))  # as in sim/driver.py: requests_of
+    return begin_s + run.window_s[0]
+
+
+def _in_window(samples: Mapping[str, np.ndarray], start_s: float) -> dict[str, np.ndarray]:
+    if not samples:
+        return {}
+    inside = samples["t_s"] > start_s + 1e-9
+    kept = {key: np.asarray(values)[inside] for key, values in samples.items()}
+    return kept | {"t_s": kept["t_s"] - start_s}
+
+
+def _columns(table: pa.Table) -> dict[str, np.ndarray]:
+    columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS}
+    return columns | {"online": table.column("class").to_numpy(zero_copy_only=False) == "online"}
+
+
+def _summary(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise UserError(f"run '{folder}' is no folder; expected one that 'ooco-gym simulate … out=DIR' wrote")
+    path = folder / SUMMARY_FILE
+    if not path.is_file():
+        sweep = [child.parent.name for child in folder.glob(f"*/{SUMMARY_FILE}")]
+        hint = f"; it holds the runs {', '.join(sorted(sweep)[:4])}: name those" if sweep else ""
+        raise UserError(f"folder '{folder}' is no run: {SUMMARY_FILE} is missing{hint}")
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"run '{folder}': {SUMMARY_FILE} cannot be read as JSON") from error
+    schema = str(summary.get("schema")) if isinstance(summary, dict) else "None"
+    if not schema.startswith(SCHEMA):
+        raise UserError(f"folder '{folder}' is no run of 'simulate': its {SUMMARY_FILE} has schema '{schema}', "
+                        f"expected '{SCHEMA}1'")
+    return summary
+
+
+def _samples(path: Path) -> dict[str, Any]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            samples = {key: file[key] for key in file.files}
+            samples["t_s"], samples["window_s"], samples["day_start_s"]
+            return samples
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read; simulate it again") from error
+
+
+def _asked(folder: Path, summary: Mapping[str, Any]) -> str:
+    """The policy as it was asked for: its name, and the parameters that are not its configuration's own."""
+    from ooco_gym.resources import load_yaml, names
+
+    try:
+        policy = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))["policy"]
+    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise UserError(f"run '{folder}': {CONFIG_FILE} is missing or names no policy; simulate it again") from error
+    if not isinstance(policy, Mapping):
+        return str(policy)
+    name = str(policy.get("name", summary["policy"]))
+    usual = load_yaml("policy", name) if name in names("policy") else {}
+    changed = [f"{key}={value}" for key, value in policy.items() if key != "name" and usual.get(key) != value]
+    return f"{name}:{','.join(changed)}" if changed else name
+
+
+def _condition(record: Record) -> str:
+    return _text({key: value for key, value in record.scenario.items() if key != "seed"})
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)
+
+
+def scenario_name(scenario: Mapping[str, Any] | Scenario) -> str:
+    """`workload on cluster`, as titles have it."""
+    values = vars(scenario) if isinstance(scenario, Scenario) else scenario
+    cluster = values["cluster"]
+    return f"{workload_name(values['workload'])} on {cluster['name'] if isinstance(cluster, Mapping) else cluster}"

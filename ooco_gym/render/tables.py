@@ -1,0 +1,120 @@
+"""Tables that a terminal and a page show alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.metrics.statistics import interval, paired_interval
+from ooco_gym.render.record import Record
+from ooco_gym.render.totals import values_of, within_budget
+
+Groups = Mapping[str, Sequence[Record]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head; the first column names the row. `note` says how to read it."""
+
+    title: str
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise ValueError(f"table '{self.title}': a row has {len(row)} cells, its head {len(self.head)}")
+
+    def show(self, console: Any = None) -> None:
+        """Prints the table with rich."""
+        from rich.console import Console
+        from rich.markup import escape
+        from rich.table import Table as View
+
+        view = View(title=self.title, title_justify="left", caption=self.note or None, caption_justify="left")
+        for place, column in enumerate(self.head):
+            view.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
+        for row in self.rows:
+            view.add_row(*map(escape, row))
+        (console or Console()).print(view)
+
+
+def _seconds(value: float) -> str:
+    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s" if value < 1000 else f"{value:,.0f} s"
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+Show = Callable[[float], str]
+FIGURES: tuple[tuple[str, str, str, Show], ...] = (
+    ("violations (TPOT from first token)", "online", "violation_rate_first_token", _percent),
+    ("violations (from first decode)", "online", "violation_rate_first_decode", _percent),
+    ("worst 10 min", "online", "worst_10min_violation_rate", _percent),
+    ("TTFT P99", "online", "ttft_p99_s", _seconds),
+    ("TPOT P99", "online", "tpot_p99_s", _seconds),
+    ("offline output tokens/s", "offline", "output_tokens_per_s", _number),
+    ("offline ref. GPU-s/s", "offline", "reference_gpu_s_per_s", "{:.3f}".format),
+    ("recomputed tokens/s", "offline", "wasted_tokens_per_s", _number),
+    ("offline queueing P99", "offline", "age_p99_s", _seconds),
+)
+DIFFERENCES = (0, 5, 6, 7)  # of FIGURES
+WITH_INTERVAL = (0, 5, 6)
+
+
+def comparison_table(groups: Groups, budget: float) -> Table:
+    """The headline figures of each policy: mean over seeds, the most important ones with their 95 % interval."""
+    rows = []
+    for label, members in groups.items():
+        cells = [_cell(interval(values_of(members, room, name)), show, place in WITH_INTERVAL)
+                 for place, (_, room, name, show) in enumerate(FIGURES)]
+        rows.append((label, *cells, "yes" if within_budget(members, budget) else "no"))
+    seeds = sorted({record.seed for members in groups.values() for record in members})
+    one = len(seeds) == 1
+    note = (f"{'Seed' if one else 'Means over seeds'} {', '.join(map(str, seeds))}"
+            f"{', one run each: no interval can be given' if one else ', in brackets 95 % bootstrap intervals'}. Ranked: "
+            f"the upper limit of the violation rate is at most {100 * budget:g} %.")
+    head = ("policy", *(title for title, *_ in FIGURES), "ranked")
+    return Table("Policies on the same load", head, tuple(rows), note)
+
+
+def difference_table(groups: Groups) -> Table | None:
+    """Paired differences of each policy to the first, with intervals; None where the seeds are not the same or one."""
+    (reference, base), *others = groups.items()
+    seeds = [record.seed for record in base]
+    if not others or any([record.seed for record in members] != seeds for _, members in others):
+        return None
+    rows = []
+    for label, members in others:
+        cells = []
+        for place in DIFFERENCES:
+            _, room, name, show = FIGURES[place]
+            result = paired_interval(values_of(members, room, name), values_of(base, room, name))
+            cells.append(_cell(result, _signed(show), True))
+        rows.append((label, *cells))
+    titles = tuple(f"Δ {FIGURES[place][0]}" for place in DIFFERENCES)
+    note = ("Differences are taken seed by seed on the same arrivals; brackets are 95 % bootstrap intervals. Where a "
+            "bracket holds 0, no difference is shown." if len(seeds) > 1 else "One seed: no interval can be given.")
+    return Table(f"Differences to {reference}, paired by seed", ("policy", *titles), tuple(rows), note)
+
+
+def _cell(figures: tuple[float, float, float], show: Show, with_interval: bool) -> str:
+    mean, low, high = figures
+    if np.isnan(mean):
+        return "–"
+    if not with_interval or np.isnan(low):
+        return show(mean)
+    return f"{show(mean)} [{show(low)}, {show(high)}]"
+
+
+def _signed(show: Show) -> Show:
+    return lambda value: f"{'+' if value > 0 else '−' if value < 0 else ''}{show(abs(value))}"

@@ -1,0 +1,110 @@
+"""Figures of whole runs: who violates, what was served, with intervals over seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.metrics.statistics import interval
+from ooco_gym.render.record import Record
+from ooco_gym.render.style import LIMIT_COLOUR, colours, layout, percent
+
+Groups = Mapping[str, Sequence[Record]]
+LEAST_RATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
+
+
+def values_of(members: Sequence[Record], room: str, name: str) -> np.ndarray:
+    """A figure of `summary[room]` for each record, NaN where it has none: float64[records]."""
+    figures = [record.summary[room][name] for record in members]
+    return np.array([np.nan if value is None else value for value in figures], float)
+
+
+def within_budget(members: Sequence[Record], budget: float) -> bool:
+    """Whether the upper 95 % limit of the violation rate over seeds is within the budget; of one seed, the rate."""
+    mean, _, high = interval(np.nan_to_num(values_of(members, "online", "violation_rate")))
+    return bool((mean if np.isnan(high) else high) <= budget)
+
+
+def violation_figure(groups: Groups, budget: float) -> Any:
+    """Violation rate of each policy with its interval over seeds, and the budget; logarithmic axis.
+
+    Args:
+        groups: records by label.
+        budget: share of online requests that may violate.
+    """
+    import plotly.graph_objects as go
+
+    figure, colour = go.Figure(), colours(list(groups))
+    for label, members in groups.items():
+        rates = values_of(members, "online", "violation_rate")
+        mean, low, high = (max(LEAST_RATE, value) for value in interval(rates))
+        low, high = (mean if np.isnan(edge) else edge for edge in (low, high))
+        figure.add_scatter(
+            x=[100 * mean], y=[label], mode="markers+text", name=label, text=[percent(float(rates.mean()))],
+            textposition="top center", cliponaxis=False, marker={"size": 12, "color": colour[label]},
+            error_x={"type": "data", "symmetric": False, "array": [100 * (high - mean)],
+                     "arrayminus": [100 * (mean - low)], "thickness": 2, "width": 7},
+            hovertemplate=f"{label} %{{text}}<extra></extra>")
+        figure.add_scatter(x=100 * np.maximum(rates, LEAST_RATE), y=[label] * len(rates), mode="markers",
+                           name=f"{label}, each seed", hovertemplate="%{x:.3g} %<extra>one seed</extra>",
+                           marker={"size": 7, "symbol": "circle-open", "color": colour[label]})
+    figure.add_scatter(x=[100 * budget] * 2, y=[list(groups)[0], list(groups)[-1]], mode="lines", name="budget",
+                       line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6},
+                       hovertemplate=f"budget {percent(budget, 0)}<extra></extra>")
+    figure.add_annotation(x=np.log10(100 * budget), y=1.0, yref="paper", yanchor="bottom", showarrow=False,
+                          text=f"budget {percent(budget, 0)}", font={"color": LIMIT_COLOUR})
+    figure.update_xaxes(type="log", range=[np.log10(100 * LEAST_RATE), np.log10(130)], tickformat="~g", dtick=1,
+                        title_text="online requests that violate (%), log scale; ≤ 0.01 stands at the edge")
+    figure.update_yaxes(autorange="reversed", type="category", title_text="policy")
+    layout(figure, 170 + 70 * len(groups), legend=False, top=40)
+    return figure.update_layout(margin_l=150)
+
+
+def throughput_figure(groups: Groups, budget: float) -> Any:
+    """Offline output tokens completed and tokens recomputed a second, for each policy; hatched where it is not ranked.
+
+    Args:
+        groups: records by label.
+        budget: share of online requests that a ranked policy may let violate.
+    """
+    from plotly.subplots import make_subplots
+
+    figure, colour = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.05), colours(list(groups))
+    for label, members in groups.items():
+        ranked = within_budget(members, budget)
+        for col, name in ((1, "output_tokens_per_s"), (2, "wasted_tokens_per_s")):
+            mean, low, high = interval(values_of(members, "offline", name))
+            low, high = (mean if np.isnan(edge) else edge for edge in (low, high))
+            figure.add_bar(
+                x=[mean], y=[label], orientation="h", name=label, showlegend=False, row=1, col=col,
+                marker={"color": colour[label], "line": {"color": colour[label], "width": 1},
+                        "pattern": {"shape": "" if ranked else "/", "fgcolor": "white"}},
+                error_x={"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low],
+                         "color": "#222"},
+                text=[f"{mean:,.0f}" if ranked or col == 2 else f"{mean:,.0f} (not ranked)"], textposition="inside",
+                insidetextanchor="start", textfont={"color": "#111", "size": 13}, textangle=0,
+                hovertemplate=f"{label} %{{x:,.1f}} tokens/s<extra></extra>")
+    offered = offered_tokens_per_s(next(iter(groups.values())))
+    if offered is not None:
+        names = list(groups)
+        figure.add_scatter(x=[offered] * 2, y=[names[0], names[-1]], mode="lines", name="offered", row=1, col=1,
+                           showlegend=True, line={"color": "#111", "dash": "dash", "width": 1.6},
+                           hovertemplate=f"offered {offered:,.0f} tokens/s<extra></extra>")
+    figure.update_xaxes(title_text="offline output, completed (tokens/s)", rangemode="tozero", row=1, col=1)
+    figure.update_xaxes(title_text="recomputed (tokens/s)", rangemode="tozero", row=1, col=2)
+    figure.update_yaxes(autorange="reversed", type="category")
+    figure.update_yaxes(title_text="policy", row=1, col=1)
+    layout(figure, 170 + 60 * len(groups), top=50)
+    return figure.update_layout(margin_l=150, bargap=0.35)
+
+
+def offered_tokens_per_s(members: Sequence[Record]) -> float | None:
+    """Output tokens of the offline requests that arrived in the window, a second; None where no record has requests."""
+    rates = []
+    for record in members:
+        if record.requests is not None:
+            offline = ~record.requests["online"]
+            rates.append(float(record.requests["output_tokens"][offline].sum()) / record.window_s)
+    return float(np.mean(rates)) if rates else None
