@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -52,15 +52,17 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     definitions = _definitions(options)
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("capacity", jobs):
         with ThreadPoolExecutor(len(definitions)) as threads:
-            studies = list(threads.map(lambda definition: _study(cfg, options, definition, jobs), definitions))
+            benches = list(threads.map(lambda definition: _bench(cfg, options, definition, jobs), definitions))
+            peaks = [dict(peak) for _, peak in benches]
+            studies = [] if options["only_peak"] else list(threads.map(lambda one: _study(options, *one), benches))
         rows = _measure(studies, policies)
-    summary = {"schema": SCHEMA, "workload": rows[0]["workload"], "cluster": rows[0]["cluster"],
-               "results": rows, "peaks": [dict(study.peak) for study in studies],
-               "simulations": jobs.asked, "simulated_anew": jobs.simulated}
-    capacity_table(rows, peaks=summary["peaks"], paper=PAPER_RATIO)
-    title = f"{rows[0]['workload']} on {rows[0]['cluster']}: sustainable offline load"
-    write_page(capacity_figure(rows, title, options["limits"]["violations"]), Path(options["out"]) / "capacity.html")
-    return summary
+    capacity_table(rows, peaks, PAPER_RATIO)
+    place = f"{peaks[0]['workload']} on {peaks[0]['cluster']}"
+    if rows:
+        figure = capacity_figure(rows, f"{place}: sustainable offline load", options["limits"]["violations"])
+        write_page(figure, Path(options["out"]) / "capacity.html")
+    return {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"], "results": rows,
+            "peaks": peaks, "simulations": jobs.asked, "simulated_anew": jobs.simulated}
 
 
 def _definitions(options: Mapping[str, Any]) -> list[str]:
@@ -72,27 +74,34 @@ def _definitions(options: Mapping[str, Any]) -> list[str]:
     return chosen
 
 
-def _study(cfg: DictConfig, options: Mapping[str, Any], tpot_from: str, jobs: Jobs) -> Study:
-    """Scales the load and tunes what needs tuning, under one TPOT definition."""
+def _bench(cfg: DictConfig, options: Mapping[str, Any], tpot_from: str,
+           jobs: Jobs) -> tuple[Bench, Mapping[str, Any]]:
+    """Scales the load to its peak factor under one TPOT definition."""
     scenario = scenario_of(cfg)
     scenario = scenario.with_(slo={**asdict(scenario.load_slo()), "tpot_from": tpot_from})
     peak = peak_entry(scenario, jobs, seeds_of(options["seeds"]), PeakPlan(**options["peak"]),
                       find=bool(options["find_peak"]), write=bool(options["write_peak"]))
     scenario = scenario.with_(rate_scale=float(peak["factor"]))
     limits, plan = Limits(**options["limits"]), Plan(**options["search"])
-    bench = Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan)
-    trial = Bench(jobs, scenario, seeds_of(options["tuning"]["seeds"], "tuning.seeds"), tpot_from, limits,
-                  Plan(**{**options["search"], **options["tuning"]["search"]}))
-    tuned = {name: tune(name, candidates_of(name, values), trial.measure, trial.plan, limits)
+    return Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan), peak
+
+
+def _study(options: Mapping[str, Any], bench: Bench, peak: Mapping[str, Any]) -> Study:
+    """Tunes what needs tuning, on validation seeds."""
+    trial = replace(bench, seeds=seeds_of(options["tuning"]["seeds"], "tuning.seeds"),
+                    plan=Plan(**{**options["search"], **options["tuning"]["search"]}))
+    tuned = {name: tune(name, candidates_of(name, values), trial.measure, trial.plan, trial.limits)
              for name, values in (options["tuning"]["policies"] or {}).items()}
-    return Study(tpot_from, bench, peak, tuned)
+    return Study(bench.tpot_from, bench, peak, tuned)
 
 
 def _measure(studies: list[Study], policies: list[str]) -> list[dict[str, Any]]:
     """Searches every policy under every definition, all at once: they share the processes, each waits its turn."""
     wanted = list(dict.fromkeys([*policies, *BASELINES]))
     cells = [(study, name) for study in studies for name in wanted]
-    with ThreadPoolExecutor(2 * len(cells)) as threads:
+    if not cells:
+        return []
+    with ThreadPoolExecutor(len(cells)) as threads:
         found = dict(zip([(study.tpot_from, name) for study, name in cells],
                          threads.map(lambda cell: _best_of(*cell), cells), strict=True))
     rows = []

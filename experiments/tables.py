@@ -50,10 +50,13 @@ def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[st
     """Prints the results of `capacity`, one table for each TPOT definition."""
     from rich.table import Table
 
-    screen, first = console(), rows[0]
-    screen.print(f"sustainable offline load: {first['workload']} on {first['cluster']}, seeds {first['seeds']}; paper: "
-                 f"OOCO {paper[0]:g} to {paper[1]:g} times the better baseline (Figure 6)", highlight=False)
+    screen, first = console(), peaks[0]
+    screen.print(f"sustainable offline load: {first['workload']} on {first['cluster']}; paper: OOCO {paper[0]:g} to "
+                 f"{paper[1]:g} times the better baseline (Figure 6)", highlight=False)
     for peak in peaks:
+        if not rows:
+            screen.print(f"TPOT from {peak['tpot_from'].replace('_', ' ')}: {_peak_line(peak)}", highlight=False)
+            continue
         table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}", title_justify="left",
                       caption=_peak_line(peak), caption_justify="left")
         for column in ("policy", "requests/s", "95 %", "tokens/s", "recomputed/s", "violations", "limited by",

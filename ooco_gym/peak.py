@@ -8,6 +8,7 @@ others and keeps them in the user's cache folder.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.resources import conf_root, load_yaml, names
 
 FILE_NAME = "peak_factors.yaml"
+_STORING = threading.Lock()  # a file is read, changed and written
 SLO_KEYS = ("ttft_s", "tpot_s", "tpot_min_tokens")
 
 
@@ -88,6 +90,11 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 
 def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
     """Writes an entry to a file of factors, in the place of the one with the same key, sorted."""
+    with _STORING:
+        _store(entry, path, key)
+
+
+def _store(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
     others = [old for old in read_entries(path) if any(old.get(name) != value for name, value in key.items())]
     entries = sorted([*others, dict(entry)], key=lambda item: tuple(str(item.get(name)) for name in key))
     head = ("# How much of each workload's own rate a cluster carries by itself (PROTOCOL: peak factor), as found by\n"
