@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
 from ooco_gym.scenario import Cluster, Scenario, Slo
+from ooco_gym.version import __version__
 
 if TYPE_CHECKING:
     from ooco_gym.policy import get_policy, list_policies
     from ooco_gym.sim.driver import Run, Simulation, simulate
 
-__version__ = "0.1.0"
-__all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "get_policy", "list_policies", "simulate"]
+__all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__version__", "get_policy", "list_policies",
+           "simulate"]
 
 register_all()
 _LATER = {"simulate": "ooco_gym.sim.driver", "Simulation": "ooco_gym.sim.driver", "Run": "ooco_gym.sim.driver",

@@ -22,6 +22,7 @@ from ooco_gym.render.record import (
     with_distinct_labels,
 )
 from ooco_gym.render.tables import Table, comparison_table, difference_table
+from ooco_gym.version import __version__
 
 if TYPE_CHECKING:
     from ooco_gym.sim.driver import Run
@@ -92,8 +93,8 @@ def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ())
                 totals.violation_figure(groups, budget),
                 "Filled points are means over seeds with their 95 % interval, rings single seeds.", again),
         Section("Offline throughput", words.waste_words(groups), (), totals.throughput_figure(groups, budget),
-                "Completed within the window. Hatched: not ranked, because too many online requests violate. The dashed "
-                "line is what was offered.", again),
+                "Completed within the window. Hatched: not ranked, because too many online requests violate. The "
+                "dashed line is what was offered.", again),
     ]
     if shown:
         mine = [command for command in map(conditions.command_of, shown) if command] if not commands else again
@@ -130,18 +131,15 @@ def page(title: str, lead: str, sections: Sequence[Section]) -> str:
 
     from plotly.offline import get_plotlyjs
 
-    import ooco_gym
-
     style = files("ooco_gym.render").joinpath("page.css").read_text(encoding="utf-8")
     links = " ".join(f'<a href="#s{place}">{html.escape(part.title)}</a>' for place, part in enumerate(sections))
     body = "\n".join(_section(place, part) for place, part in enumerate(sections))
-    version = getattr(ooco_gym, "__version__", "")
     return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
             f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
             f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n"
             f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
             f'<p class="lead">{html.escape(lead)}</p>\n<nav>{links}</nav>\n{body}\n'
-            f'<p class="note">Made by ooco-gym {html.escape(version)}.</p>\n</body>\n</html>\n')
+            f'<p class="note">Made by ooco-gym {__version__}.</p>\n</body>\n</html>\n')
 
 
 def _section(place: int, part: Section) -> str:
@@ -149,7 +147,8 @@ def _section(place: int, part: Section) -> str:
     if part.warning:
         pieces.append(f'<p class="warn">{html.escape(part.warning)}</p>')
     if part.sentences:
-        pieces.append('<ul class="seen">' + "".join(f"<li>{html.escape(line)}</li>" for line in part.sentences) + "</ul>")
+        seen = "".join(f"<li>{html.escape(line)}</li>" for line in part.sentences)
+        pieces.append(f'<ul class="seen">{seen}</ul>')
     pieces += [_table(table) for table in part.tables]
     if part.figure is not None:
         pieces.append(part.figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{place}",
