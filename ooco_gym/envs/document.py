@@ -12,7 +12,8 @@ import gymnasium as gym
 from ooco_gym.envs import ENVIRONMENTS
 from ooco_gym.resources import load_yaml
 
-NOTE = "<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. Edit the class instead. -->"
+NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "
+        "Edit the class instead. -->")
 
 
 def page(name: str) -> str:

@@ -19,8 +19,8 @@ PROTOCOL_WORDS = (
     "reported beside it. Counted are the requests that arrive in the measured window, after {warmup:g} s of warm-up "
     "under the same policy and load; what is rejected or unfinished past its deadline violates. Offline service counts "
     "at completion; reference GPU-seconds are a request's prefill alone and its output tokens' share of a decode step "
-    "of 64. Recomputed tokens are those of evictions and interruptions. A policy is ranked only if the upper 95 % limit "
-    "of its violation rate is at most {budget:g} %.")
+    "of 64. Recomputed tokens are those of evictions and interruptions. A policy is ranked only if the upper 95 % "
+    "limit of its violation rate is at most {budget:g} %.")
 
 
 def protocol_words(record: Record) -> str:

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 
     from ooco_gym.sim.driver import Run
 
-SAMPLES_FILE, REQUESTS_FILE, SUMMARY_FILE, CONFIG_FILE = "samples.npz", "requests.parquet", "summary.json", "config.yaml"
+SAMPLES_FILE, REQUESTS_FILE = "samples.npz", "requests.parquet"
+SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"
 SCHEMA = "ooco-gym/simulate/"
 COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "finish_s", "violated")
 
@@ -123,7 +125,7 @@ def grouped(records: Iterable[Record]) -> dict[str, list[Record]]:
         groups.setdefault(record.label, []).append(record)
     for label, members in groups.items():
         members.sort(key=lambda record: record.seed)
-        for one, two in zip(members, members[1:], strict=False):
+        for one, two in pairwise(members):
             if one.seed == two.seed:
                 where = f" ('{one.folder}', '{two.folder}')" if one.folder else ""
                 raise UserError(f"two runs of '{label}' have seed {one.seed}{where}; expected one run for each policy "
@@ -207,10 +209,13 @@ def _samples(path: Path) -> dict[str, Any]:
     try:
         with np.load(path, allow_pickle=False) as file:
             samples = {key: file[key] for key in file.files}
-            samples["t_s"], samples["window_s"], samples["day_start_s"]
-            return samples
+        for key in ("t_s", "window_s", "day_start_s"):
+            if key not in samples:
+                raise KeyError(key)
     except (OSError, ValueError, KeyError) as error:
-        raise UserError(f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read; simulate it again") from error
+        raise UserError(
+            f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read; simulate it again") from error
+    return samples
 
 
 def _asked(folder: Path, summary: Mapping[str, Any]) -> str:

@@ -81,8 +81,8 @@ def comparison_table(groups: Groups, budget: float) -> Table:
     seeds = sorted({record.seed for members in groups.values() for record in members})
     one = len(seeds) == 1
     note = (f"{'Seed' if one else 'Means over seeds'} {', '.join(map(str, seeds))}"
-            f"{', one run each: no interval can be given' if one else ', in brackets 95 % bootstrap intervals'}. Ranked: "
-            f"the upper limit of the violation rate is at most {100 * budget:g} %.")
+            f"{', one run each: no interval can be given' if one else ', in brackets 95 % bootstrap intervals'}. "
+            f"Ranked: the upper limit of the violation rate is at most {100 * budget:g} %.")
     head = ("policy", *(title for title, *_ in FIGURES), "ranked")
     return Table("Policies on the same load", head, tuple(rows), note)
 

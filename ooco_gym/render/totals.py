@@ -36,7 +36,8 @@ def violation_figure(groups: Groups, budget: float) -> Any:
     """
     import plotly.graph_objects as go
 
-    figure, colour = go.Figure(), colours(list(groups))
+    labels = list(groups)
+    figure, colour = go.Figure(), colours(labels)
     for label, members in groups.items():
         rates = values_of(members, "online", "violation_rate")
         mean, low, high = (max(LEAST_RATE, value) for value in interval(rates))
@@ -50,7 +51,7 @@ def violation_figure(groups: Groups, budget: float) -> Any:
         figure.add_scatter(x=100 * np.maximum(rates, LEAST_RATE), y=[label] * len(rates), mode="markers",
                            name=f"{label}, each seed", hovertemplate="%{x:.3g} %<extra>one seed</extra>",
                            marker={"size": 7, "symbol": "circle-open", "color": colour[label]})
-    figure.add_scatter(x=[100 * budget] * 2, y=[list(groups)[0], list(groups)[-1]], mode="lines", name="budget",
+    figure.add_scatter(x=[100 * budget] * 2, y=[labels[0], labels[-1]], mode="lines", name="budget",
                        line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6},
                        hovertemplate=f"budget {percent(budget, 0)}<extra></extra>")
     figure.add_annotation(x=np.log10(100 * budget), y=1.0, yref="paper", yanchor="bottom", showarrow=False,

@@ -29,7 +29,8 @@ def violation_words(groups: Groups, budget: float) -> list[str]:
         if kept:
             verdict = f"within the {percent(budget, 0)} allowed"
         elif not np.isnan(low) and mean <= budget:
-            verdict = f"on average within the {percent(budget, 0)} allowed, but the interval is not, so it is not ranked"
+            verdict = (f"on average within the {percent(budget, 0)} allowed, but the interval is not, "
+                       "so it is not ranked")
         else:
             verdict = f"more than the {percent(budget, 0)} allowed, so it is not ranked"
         lines.append(f"Under {label}, {percent(mean)}{bracket} of the online requests violate their SLO: {verdict}.")
@@ -43,8 +44,8 @@ def service_words(groups: Groups, budget: float) -> list[str]:
     for label, members in groups.items():
         kept = values_of(members, "offline", "kept_up_share")
         if not np.isnan(kept).all() and np.nanmin(kept) < KEPT_UP:
-            lines.append(f"{label} does not keep up with the offline load: of what arrived in the window's second half, "
-                         f"{percent(float(np.nanmean(kept)), 1)} was completed in it, and the backlog grows.")
+            lines.append(f"{label} does not keep up with the offline load: of what arrived in the window's second "
+                         f"half, {percent(float(np.nanmean(kept)), 1)} was completed in it, and the backlog grows.")
     seeds = {label: [record.seed for record in members] for label, members in groups.items()}
     first = next(iter(groups))
     for label in list(groups)[1:]:
@@ -105,8 +106,9 @@ def latency_words(records: Sequence[Record], budget: float) -> list[str]:
         over, worst, axis = rate > budget, int(rate.argmax()), TimeAxis(record)
         at = axis.at(np.array([edges[worst]]))[0]
         lines.append(f"{record.label} (seed {record.seed}): over the budget in {over.sum()} of {bins} intervals of "
-                     f"{_span(edges[1] - edges[0])}, which hold {percent(broken[over].sum() / broken.sum(), 0)} of all its "
-                     f"violations; the worst one begins at {_clock(at, axis)}, with {percent(float(rate[worst]), 0)}.")
+                     f"{_span(edges[1] - edges[0])}, which hold {percent(broken[over].sum() / broken.sum(), 0)} of all "
+                     f"its violations; the worst one begins at {_clock(at, axis)}, "
+                     f"with {percent(float(rate[worst]), 0)}.")
     return lines
 
 
@@ -118,8 +120,8 @@ def load_words(records: Sequence[Record]) -> list[str]:
         edges, which, _ = online_quality(first)
         counts = np.bincount(which, minlength=len(edges) - 1) / np.diff(edges)
         axis, place = TimeAxis(first), int(counts.argmax())
-        lines.append(f"On average {online:.3g} online and {offline:.3g} offline requests a second arrive; online load is "
-                     f"highest, {counts[place]:.3g} a second, in the {_span(edges[1] - edges[0])} from "
+        lines.append(f"On average {online:.3g} online and {offline:.3g} offline requests a second arrive; online load "
+                     f"is highest, {counts[place]:.3g} a second, in the {_span(edges[1] - edges[0])} from "
                      f"{_clock(axis.at(edges[place:place + 1])[0], axis)}.")
     for record in records:
         if record.samples is not None and len(record.samples["t_s"]):
