@@ -36,7 +36,7 @@ P = slots(PARAMS)
 
 @hook(ROUTE)
 def route(view):
-    """Online requests are pushed at once; offline ones while the decode batch is below its cap and nobody online waits."""
+    """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
     state, request = view.state, view.state.requests[view.request]
     if request.status < WAITING:
         return least_backlog(state, request.urgent)
@@ -79,7 +79,7 @@ def capped(view):
 
 
 def prepare(policy, facts):
-    """Sets `batch_cap` from the SLO where it is left open (PROTOCOL: the largest with L within 0.9 S at mean context)."""
+    """Sets `batch_cap` from the SLO where it is left open (PROTOCOL: the largest with L <= 0.9 S at mean context)."""
     if policy.values["batch_cap"] > 0:
         return {}
     return {"batch_cap": facts.largest_batch(policy.values["cap_share"])}

@@ -53,7 +53,7 @@ PARAMS = (
     Param("pull_memory_share", "pull while less than this share of the KV memory is in use", 0.0, 1.0),
     Param("pull_latency_share", "pull while the last step took less than this share of the TPOT SLO", 0.0, 2.0),
     Param("pull_interval_s", "shortest time between two pull signals of one instance", 0.0, 3600.0),
-    Param("slo_unit_bug", "1: lengths are asked for as if the SLO were a thousand times longer, as the engine does", 0, 1),
+    Param("slo_unit_bug", "1: lengths are asked for as if the SLO were 1000 times longer, as the engine does", 0, 1),
     Param("service_routing", "arrivals and pushes", choices=("slo_aware", "round_robin")),
     Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),

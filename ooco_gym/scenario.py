@@ -120,7 +120,7 @@ class Predictor:
     @classmethod
     def load(cls, value: Any) -> Predictor:
         """Reads `exact`, or a mapping such as `{name: biased, factor: 1.05, noise: 0.02}`."""
-        raw = {"name": value} if isinstance(value, str) else dict(value)
+        raw: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
         known = list(cls.__dataclass_fields__)
         for key in raw:
             if key not in known:

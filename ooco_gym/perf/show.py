@@ -28,17 +28,18 @@ def summary_lines(figures: dict[str, Any]) -> list[str]:
     """The figures that are one number each, as sentences."""
     capacity, saturation, rate = figures["capacity"], figures["saturation"], figures["throughput"]
     prefill = saturation["prefill_tokens"]
-    prefill_from = f"Prefill saturates at {prefill} tokens: from there on" if prefill else "Prefill never saturates: nowhere do"
+    prefill_from = (f"Prefill saturates at {prefill} tokens: from there on" if prefill
+                    else "Prefill never saturates: nowhere do")
     lines = [
         (f"KV capacity: {capacity['kv_tokens']:,} tokens of {capacity['kv_bytes_per_token']:,} bytes beside "
          f"{capacity['weight_bytes'] / 1e9:.1f} GB of weights ({capacity['parameters'] / 1e9:.2f} billion parameters)"),
         (f"Decode GEMMs saturate at a batch of {saturation['decode_gemm_batch']} (bs_sat): from there on every linear "
          "layer is bound by compute"),
-        (f"{prefill_from} compute-bound operators take more than half of the operators' time (overhead and links left "
-         "out)"),
-        (f"Throughput, prefill and decode in turn at a batch of {rate['batch']}: {rate['tokens_per_s']:,.0f} prompt and "
-         f"output tokens/s, {rate['output_tokens_per_s']:,.0f} of them output; {rate['prefill_share']:.0%} of the time "
-         "goes to prefill"),
+        (f"{prefill_from} compute-bound operators take more than half of the operators' time "
+         "(overhead and links left out)"),
+        (f"Throughput, prefill and decode in turn at a batch of {rate['batch']}: {rate['tokens_per_s']:,.0f} prompt "
+         f"and output tokens/s, {rate['output_tokens_per_s']:,.0f} of them output; {rate['prefill_share']:.0%} of "
+         "the time goes to prefill"),
     ]
     other = figures["comparison"]
     if other:
@@ -83,7 +84,8 @@ def _title(figures: dict[str, Any]) -> str:
 def _decode_table(figures: dict[str, Any]) -> Table:
     rows = figures["decode"]
     contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
-    table = Table(title=f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", title_justify="left")
+    title = f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}"
+    table = Table(title=title, title_justify="left")
     table.add_column("batch", justify="right")
     for context in contexts:
         table.add_column(f"{context:,}", justify="right", no_wrap=True)

@@ -43,7 +43,7 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The arrival process: mean rate over a day (1/s), 24 hourly rates relative to it (mean 1), and what rides on it."""
+    """The arrival process: mean rate over a day (1/s), 24 hourly rates relative to it (mean 1), what rides on it."""
 
     mean_rate_per_s: float
     tide: tuple[float, ...]
@@ -64,7 +64,7 @@ def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
 
 
 def peak_start_s(tide: tuple[float, ...], duration_s: float = 4 * 3600.0, step_s: float = BLOCK_S) -> float:
-    """Returns the time of day at which the busiest `duration_s` around the day's highest rate begin (s, on `step_s`)."""
+    """Returns when the busiest `duration_s` around the day's highest rate begin (s of the day, on `step_s`)."""
     middles = np.arange(0.0, DAY_S, step_s) + step_s / 2
     level = tide_at(tide, middles)
     width = max(1, min(len(level), round(duration_s / step_s)))
@@ -121,7 +121,7 @@ def draw_requests(arrivals: Arrivals, lengths: LengthModel, *, start_s: float, d
 
 def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream: str, block: int,
                     rate_scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted arrival times float64[n] of one block and the length draws float64[4, n] that belong to them."""
+    """Returns the sorted arrival times float64[n] of one block and the length draws float64[4, n] that go with them."""
     cell_s = BLOCK_S / len(rate)
     total = np.concatenate([[0.0], np.cumsum(rate)])
     expected = mean_rate_per_s * total[-1] * cell_s

@@ -179,7 +179,7 @@ def _check_source(source: str) -> None:
 def _is_trace_file(source: str) -> bool:
     if source.lower().endswith(_YAML):
         return False
-    return source.lower().endswith(_TRACES) or ("/" in source or "." in source) and _is_file(source)
+    return source.lower().endswith(_TRACES) or (("/" in source or "." in source) and _is_file(source))
 
 
 def _is_file(text: str) -> bool:

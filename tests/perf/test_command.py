@@ -54,7 +54,8 @@ def test_names_instead_of_mappings_and_no_folder(capsys):
 
 
 def test_a_comparison_that_does_not_fit_is_a_note_and_no_error(capsys):
-    figures = main(config(chip="h200", model="llama_2_7b", compare_chip=load_yaml("chip", "a40") | {"memory_bytes": 9e9}))
+    small = load_yaml("chip", "a40") | {"memory_bytes": 9e9}
+    figures = main(config(chip="h200", model="llama_2_7b", compare_chip=small))
     assert figures["comparison"] is None
     assert "no comparison: model 'llama_2_7b' does not fit" in " ".join(capsys.readouterr().out.split())
 

@@ -25,7 +25,8 @@ from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck, inte
 
 # OOCO, Table 5: mean prompt and output tokens.
 TABLE_5 = {"ooc": (1892.47, 1062.62), "azure_conv": (1512.30, 98.75), "azure_code": (2317.18, 22.74)}
-BUSY = {"mean_rate_per_s": 2.0, "tide": list(range(1, 25)), "ou": [{"sigma": 0.3, "tau_s": 900}, {"sigma": 0.2, "tau_s": 5}],
+BUSY = {"mean_rate_per_s": 2.0, "tide": list(range(1, 25)),
+        "ou": [{"sigma": 0.3, "tau_s": 900}, {"sigma": 0.2, "tau_s": 5}],
         "bursts": {"factor": 3.0, "on_s": 5.0, "off_s": 40.0},
         "lengths": {"prompt": {"quantiles": [0, 1], "tokens": [1, 1000]}, "output": {"constant": 7}}}
 
@@ -234,13 +235,16 @@ def test_mistakes_in_offline_load_are_named(arguments: dict, message: str) -> No
 @settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_any_specification_ends_in_a_trace_or_a_user_error(data: st.DataObject) -> None:
-    values = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(-5, 10**12), st.floats(), st.text("abc01.+*/ \0é", max_size=5)),
-                          lambda inner: st.one_of(st.lists(inner, max_size=3),
-                                                  st.dictionaries(st.sampled_from(["sigma", "tau_s", "prompt", "mu"]),
-                                                                  inner, max_size=3)), max_leaves=6)
+    leaves = st.one_of(st.none(), st.booleans(), st.integers(-5, 10**12), st.floats(),
+                       st.text("abc01.+*/ \0é", max_size=5))
+    keys = st.sampled_from(["sigma", "tau_s", "prompt", "mu"])
+    values = st.recursive(leaves, lambda inner: st.one_of(st.lists(inner, max_size=3),
+                                                          st.dictionaries(keys, inner, max_size=3)), max_leaves=6)
     spec = {**BUSY, data.draw(st.sampled_from([*BUSY, "scale", "rate_scale", "path", "mix", "peak_start_s", "other"])):
             data.draw(values)}
+    message = ""
     try:
         load_workload(spec, duration_s=30, seed=1, rate_scale=0.01)
     except UserError as error:
-        assert "\n" not in str(error)
+        message = str(error)
+    assert "\n" not in message

@@ -99,7 +99,8 @@ OWN_HEAD = "arrival_s,prompt_tokens,output_tokens\n"
     ("arrival_s,prompt_token,output_tokens\n0,1,1\n", ["'prompt_tokens'", "did you mean 'prompt_token'"]),
     ("TIMESTAMP,ContextToken,GeneratedTokens\n0,1,1\n", ["'ContextTokens'", "did you mean 'ContextToken'", "azure"]),
     ("arrival_s,arrival_s,output_tokens\n0,1,1\n", ["two columns named 'arrival_s'"]),
-    (OWN_HEAD[:-1] + ",class\n0,1,1,online\n1,1,1,ofline\n", ["line 3", "'class'", "'ofline'", "did you mean 'offline'"]),
+    (OWN_HEAD[:-1] + ",class\n0,1,1,online\n1,1,1,ofline\n",
+     ["line 3", "'class'", "'ofline'", "did you mean 'offline'"]),
     (OWN_HEAD[:-1] + ",tpot_slo_s\n0,1,1,0\n", ["line 2", "'tpot_slo_s'", "> 0"]),
     (OWN_HEAD[:-1] + ",session\n0,1,1,x\n", ["line 2", "'session'"]),
     (OWN_HEAD[:-1] + ",prefix_hashes\n0,1,1,1 b\n", ["line 2", "'prefix_hashes'", "'1 b'"]),
@@ -110,7 +111,8 @@ OWN_HEAD = "arrival_s,prompt_tokens,output_tokens\n"
     (MOONCAKE + '{"timestamp": 5, "output_length": 1}\n', ["line 4", "'input_length'", "nothing"]),
     (MOONCAKE + '{"timestamp": "soon", "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "'soon'"]),
     (MOONCAKE + '{"timestamp": NaN, "input_length": 1, "output_length": 1}\n', ["line 4", "'timestamp'", "NaN"]),
-    (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}\n', ["line 4", "'hash_ids'"]),
+    (MOONCAKE + '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": ["a"]}\n',
+     ["line 4", "'hash_ids'"]),
     (BURSTGPT.splitlines()[0] + "\n5,GPT,1,0,1,API log\n", ["no request with output tokens"]),
     (gzip.compress(OWN.encode())[:-9], ["cannot be read"]),
     (b"PAR1 and then nothing", ["cannot be read"]),
@@ -151,23 +153,28 @@ def test_parquet_mistakes_name_the_row(tmp_path: Path) -> None:
 
 @settings(deadline=None, max_examples=150)
 @given(st.data())
-def test_mangled_files_end_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_mangled_files_end_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
+                                                      data: st.DataObject) -> None:
+    characters = st.text("0123456789,.-+eE\"'{}[]: \r\n\tnaif", max_size=6)
     text = data.draw(st.sampled_from([AZURE_2023, AZURE_2024, MOONCAKE, BURSTGPT, OWN])).encode()
     for _ in range(data.draw(st.integers(1, 4))):
         at = data.draw(st.integers(0, len(text)))
         end = data.draw(st.integers(at, min(len(text), at + 8)))
-        new = data.draw(st.one_of(st.binary(max_size=6), st.text("0123456789,.-+eE\"'{}[]: \r\n\tnaif", max_size=6).map(str.encode)))
+        new = data.draw(st.one_of(st.binary(max_size=6), characters.map(str.encode)))
         text = text[:at] + new + text[end:]
     path = put(tmp_path_factory.getbasetemp(), text, "mangled")
+    requests, message = 0, ""
     try:
-        assert len(read_trace(path)) > 0
+        requests = len(read_trace(path))
     except UserError as error:
-        assert str(path) in str(error) and "\n" not in str(error)
+        message = str(error)
+    assert requests > 0 or (str(path) in message and "\n" not in message)
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_mangled_parquet_ends_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+def test_mangled_parquet_ends_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
+                                                         data: st.DataObject) -> None:
     path = tmp_path_factory.getbasetemp() / "mangled.parquet"
     write_trace(Trace([0.0, 1.0], [1, 2], [3, 4]), path)  # type: ignore[arg-type]
     raw = path.read_bytes()
