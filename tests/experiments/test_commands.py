@@ -1,0 +1,99 @@
+"""simulate, compare and capacity from the front door, on minutes of simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pyarrow.parquet as parquet
+import pytest
+
+from ooco_gym.cli import main
+
+LOAD = ["workload=azure_conv", "rate_scale=0.05", "duration_s=200", "protocol=brief.yaml"]
+RESULT = {"policy", "workload", "cluster", "seeds", "max_offline_rate", "max_offline_tokens_per_s", "violation_rate",
+          "ratio_to_best_baseline", "tpot_from"}
+
+
+@pytest.fixture(autouse=True)
+def own_folders(tmp_path, monkeypatch):
+    """A folder and a cache of one's own, and a protocol with a short warm-up and drain."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+    Path("brief.yaml").write_text("version: 1\nwarmup_s: 20.0\ndrain_s: 30.0\nviolation_budget: 0.03\ngate_poll_s: 0.1\n"
+                                  "prior_output_tokens: 512\n")
+
+
+def summary(folder):
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+def test_simulate_writes_the_same_bytes_twice(capsys):
+    for folder in ("a", "b"):
+        assert main(["simulate", "policy=ooco", *LOAD, "seed=1", f"out={folder}"]) == 0
+    assert Path("a/requests.parquet").read_bytes() == Path("b/requests.parquet").read_bytes()
+    rows, found = parquet.read_table("a/requests.parquet").to_pylist(), summary("a")
+    online = [row for row in rows if row["class"] == "online"]
+    assert found["schema"] == "ooco-gym/simulate/1"
+    assert found["online"]["arrived"] == len(online) > 100
+    assert found["online"]["violation_rate"] == sum(row["violated"] for row in online) / len(online)
+    assert "violations" in capsys.readouterr().out
+
+
+def test_simulate_takes_single_slo_values_and_the_clusters_preset():
+    assert main(["simulate", *LOAD, "slo.ttft_s=0.15", "out=tight"]) == 0
+    assert main(["simulate", *LOAD, "slo=xllm", "out=preset"]) == 0
+    tight, preset = summary("tight"), summary("preset")
+    assert tight["scenario"]["slo"]["ttft_s"] == 0.15
+    assert tight["scenario"]["slo"]["tpot_s"] == 0.05
+    assert preset["scenario"]["slo"]["name"] == "xllm"
+    assert tight["online"]["ttft_attainment"] < preset["online"]["ttft_attainment"]
+
+
+def test_compare_pairs_policies_on_seeds():
+    arguments = ["compare", "policies=[ooco,base_pd]", "seeds=2", *LOAD, "workers=1"]
+    assert main([*arguments, "out=first"]) == 0
+    assert main([*arguments, "out=again"]) == 0
+    first, again = summary("first"), summary("again")
+    assert first["seeds"] == [1, 2]
+    assert first["results"] == again["results"]
+    metrics = {row["metric"] for row in first["results"]}
+    assert {"online.violation_rate", "offline.output_tokens_per_s"} <= metrics
+    assert len(first["results"]) == 2 * len(metrics)
+    assert "plotly" in Path("first/compare.html").read_text().lower()
+
+
+def test_capacity_of_one_policy_runs_its_baselines():
+    arguments = ["capacity", "policy=ooco", *LOAD, "seeds=[1]", "workers=1", "search.first=2", "search.factor=4",
+                 "search.precision=0.6", "search.last=8", "tuning.seeds=[101]", "tuning.policies={}", "limits.kept_up=0.3"]
+    assert main([*arguments, "out=cap"]) == 0
+    found = summary("cap")
+    assert [row["tpot_from"] for row in found["results"]] == ["first_token", "first_decode"]
+    for row in found["results"]:
+        assert RESULT <= set(row)
+        assert row["policy"] == "ooco" and row["best_baseline"] in ("base_pd", "online_priority")
+        assert row["max_offline_rate"] > 0
+        assert row["violation_rate"] <= 0.03
+    assert Path("cap/capacity.html").is_file()
+    assert main([*arguments, "out=cached"]) == 0
+    assert summary("cached")["simulated_anew"] == 0
+    assert summary("cached")["results"] == found["results"]
+
+
+@pytest.mark.parametrize(("arguments", "sentence"), [
+    (["simulate", "policy=oco"], "did you mean 'ooco'"),
+    (["simulate", *LOAD, "offline.rate=-1"], "offline.rate"),
+    (["simulate", *LOAD, "slo.tpot_s=0.001"], "slo.tpot_s"),
+    (["compare", "policies=[ooco,base_p]", *LOAD], "did you mean 'base_pd'"),
+    (["compare", "policies=[ooco]", "baseline=base_pd", *LOAD], "baseline"),
+    (["compare", "policies=[ooco]", "seeds=0", *LOAD], "seeds"),
+    (["compare", "policies=[ooco]", "metrics=[online.violations]", "seeds=1", "workers=1", *LOAD], "online.violation"),
+    (["capacity", "policy=ooco", "tpot_from=first_tokn", *LOAD], "did you mean 'first_token'"),
+    (["capacity", "policy=ooco", "limits.violation=0.1", *LOAD], "limits.violations"),
+])
+def test_mistakes_are_one_sentence(arguments, sentence, capsys):
+    assert main([*arguments, "out=bad"]) == 2
+    error = capsys.readouterr().err.strip()
+    assert sentence in error
+    assert len(error.splitlines()) == 1
+    assert not Path("bad/summary.json").exists()
