@@ -22,7 +22,8 @@ def own_folders(tmp_path, monkeypatch):
     """A folder and a cache of one's own, and a protocol with a short warm-up and drain."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
-    Path("brief.yaml").write_text(yaml.safe_dump({**load_yaml("protocol", "default"), "warmup_s": 20.0, "drain_s": 30.0}))
+    brief = {**load_yaml("protocol", "default"), "warmup_s": 20.0, "drain_s": 30.0}
+    Path("brief.yaml").write_text(yaml.safe_dump(brief))
 
 
 def summary(folder):
