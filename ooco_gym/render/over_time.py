@@ -43,6 +43,7 @@ def load_figure(records: Sequence[Record]) -> Any:
     for row, title in ((1, "online arrivals<br>(requests/s)"), (2, "offline completions<br>(requests/s)"),
                        (3, "waiting for prefill<br>(requests)")):
         figure.update_yaxes(title_text=title, rangemode="tozero", row=row, col=1)
+    figure.update_xaxes(dtick=axis.tick)
     figure.update_xaxes(title_text=axis.title, row=3, col=1)
     return layout(figure, 700)
 
@@ -87,6 +88,7 @@ def latency_figure(records: Sequence[Record], budget: float) -> Any:
     figure.update_yaxes(title_text="violating (%)", rangemode="tozero", row=3, col=1)
     figure.update_yaxes(dtick=1, minor={"showgrid": False}, tickformat="~g", row=1, col=1)
     figure.update_yaxes(tickformat="~g", dtick="D2", row=2, col=1)
+    figure.update_xaxes(dtick=axis.tick)
     figure.update_xaxes(title_text=axis.title, row=3, col=1)
     return layout(figure, 860, top=90)
 
@@ -104,30 +106,37 @@ def instance_figure(records: Sequence[Record]) -> Any:
               zip(records, shown, strict=True) for col in range(width)]
     figure = make_subplots(rows=len(records), cols=width, shared_xaxes=True, shared_yaxes=True, subplot_titles=titles,
                            vertical_spacing=0.22 / max(1, len(records)), horizontal_spacing=0.04)
-    axis = TimeAxis(records[0])
+    axis, named = TimeAxis(records[0]), set()
     for row, (record, columns) in enumerate(zip(records, shown, strict=True), start=1):
         for col, (_, members) in enumerate(columns, start=1):
-            first = row == col == 1
-            parts = {key.removesuffix("_share").replace("_", " "): _binned(record, key, members=members)
-                     for key in WORK}
+            parts = {work_name(key, record): _binned(record, key, members=members) for key in WORK
+                     if key != "offline_prefill_share" or not record.class_blind}
             at = axis.at(next(iter(parts.values()))[0])
             busy = sum(100 * values for _, values in parts.values())
             areas = {name: 100 * values for name, (_, values) in parts.items()}
             for name, values in {**areas, "idle": np.maximum(0.0, 100.0 - busy)}.items():
                 figure.add_scatter(x=at, y=lean(values), mode="lines", stackgroup=f"{row},{col}", name=name,
-                                   legendgroup=name, showlegend=first, fillcolor=WORK_COLOURS[name], row=row, col=col,
-                                   line={"width": 0, "color": WORK_COLOURS[name]},
+                                   legendgroup=name, showlegend=name not in named, fillcolor=WORK_COLOURS[name],
+                                   row=row, col=col, line={"width": 0, "color": WORK_COLOURS[name]},
                                    hovertemplate=f"{name} %{{y:.1f}} %<extra></extra>")
+                named.add(name)
             memory = 100 * _binned(record, "kv_share", members=members)[1]
             figure.add_scatter(x=at, y=lean(memory), mode="lines", name="KV memory in use", legendgroup="kv",
-                               showlegend=first, line={"color": KV_COLOUR, "width": 1.6}, row=row, col=col,
+                               showlegend=row == col == 1, line={"color": KV_COLOUR, "width": 1.6}, row=row, col=col,
                                hovertemplate="KV memory %{y:.1f} %<extra></extra>")
         figure.update_yaxes(title_text="share (%)", row=row, col=1)
     figure.update_yaxes(range=[0, 102])
+    figure.update_xaxes(dtick=axis.tick)
     figure.update_xaxes(title_text=axis.title, row=len(records))
     layout(figure, 130 + 230 * len(records), top=90)
     figure.update_layout(legend_y=1.0 + 40 / (230 * len(records)))
     return figure
+
+
+def work_name(key: str, record: Record) -> str:
+    """What a share of the samples is called; a policy that knows no classes has one kind of prefill."""
+    name = key.removesuffix("_share").replace("_", " ")
+    return "prefill of either class" if record.class_blind and name == "online prefill" else name
 
 
 def online_quality(record: Record) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:

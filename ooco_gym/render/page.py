@@ -27,7 +27,7 @@ from ooco_gym.version import __version__
 if TYPE_CHECKING:
     from ooco_gym.sim.driver import Run
 
-PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "showLink": False}
+PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,15 @@ def _section(place: int, part: Section) -> str:
     return "\n".join([*pieces, "</section>"])
 
 
+def _cell(text: str) -> str:
+    """A cell; its interval goes on a line of its own."""
+    value, bracket, interval = text.partition(" [")
+    return html.escape(value) + (f'<br><span class="ci">[{html.escape(interval)}</span>' if bracket else "")
+
+
 def _table(table: Table) -> str:
     head = "".join(f"<th>{html.escape(cell)}</th>" for cell in table.head)
-    rows = "".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
+    rows = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in table.rows)
     title = f"<h3>{html.escape(table.title)}</h3>" if table.title else ""
     note = f'<p class="note">{html.escape(table.note)}</p>' if table.note else ""
     kind = ' class="words"' if len(table.head) == 2 else ""

@@ -59,6 +59,14 @@ class Record:
         return float(self.summary["window_s"])
 
     @property
+    def class_blind(self) -> bool:
+        """Whether the policy treats offline requests as online ones, so that their prefills are not told apart."""
+        from ooco_gym.policy import get_policy, list_policies
+
+        name = self.summary["policy"]
+        return name in list_policies() and get_policy(name).class_blind
+
+    @property
     def scenario(self) -> Mapping[str, Any]:
         """The scenario as it was described with the summary."""
         return self.summary["scenario"]

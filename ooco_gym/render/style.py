@@ -13,12 +13,14 @@ from ooco_gym.render.record import Record
 POLICY_COLOURS = {"ooco": "#0072B2", "ooco_xllm": "#56B4E9", "base_pd": "#D55E00", "online_priority": "#009E73",
                   "always": "#E69F00", "never": "#7F7F7F", "random": "#000000"}
 OTHER_COLOURS = ("#CC79A7", "#332288", "#117733", "#882255", "#999933", "#88CCEE")
-WORK_COLOURS = {"online prefill": "#882255", "offline prefill": "#DDCC77", "decode": "#44AA99", "idle": "#ECECEC"}
+WORK_COLOURS = {"online prefill": "#882255", "offline prefill": "#DDCC77", "decode": "#44AA99", "idle": "#ECECEC",
+                "prefill of either class": "#CC6677"}
 KV_COLOUR, LIMIT_COLOUR, GRID_COLOUR = "#111111", "#B00020", "#E3E3E3"
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 BINS_S = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
 MOST_BINS = 300
 FEW_MINUTES_S = 120.0
+DAY_LIKE_S = (12 * 3600.0, 36 * 3600.0)  # windows with a tick every three hours
 
 
 def colours(labels: Sequence[str]) -> dict[str, str]:
@@ -50,6 +52,11 @@ class TimeAxis:
         self.title = ("time since the window's start (min)" if self.short
                       else "time in the trace (h)" if path else "time of day (h; over 24 is the next day)"
                       if (record.day_start_s + record.window_s) > 25 * 3600 else "time of day (h)")
+
+    @property
+    def tick(self) -> float | None:
+        """Distance of ticks that suits a day; None leaves it to the figure."""
+        return 3.0 if not self.short and DAY_LIKE_S[0] <= self.window_s <= DAY_LIKE_S[1] else None
 
     def at(self, seconds: np.ndarray) -> np.ndarray:
         """Seconds since the window's start as places on the axis."""

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.metrics.statistics import interval, paired_interval
-from ooco_gym.render.record import Record
-from ooco_gym.render.totals import values_of, within_budget
-
-Groups = Mapping[str, Sequence[Record]]
+from ooco_gym.render.totals import Groups, values_of, within_budget
 
 
 @dataclass(frozen=True)

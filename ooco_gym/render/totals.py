@@ -41,19 +41,17 @@ def violation_figure(groups: Groups, budget: float) -> Any:
     for label, members in groups.items():
         rates = values_of(members, "online", "violation_rate")
         mean, low, high = (max(LEAST_RATE, value) for value in interval(rates))
-        low, high = (mean if np.isnan(edge) else edge for edge in (low, high))
+        error = None if np.isnan(low) else {
+            "type": "data", "symmetric": False, "array": [100 * (high - mean)], "arrayminus": [100 * (mean - low)],
+            "thickness": 2, "width": 7}
         figure.add_scatter(
             x=[100 * mean], y=[label], mode="markers+text", name=label, text=[percent(float(rates.mean()))],
             textposition="top center", cliponaxis=False, marker={"size": 12, "color": colour[label]},
-            error_x={"type": "data", "symmetric": False, "array": [100 * (high - mean)],
-                     "arrayminus": [100 * (mean - low)], "thickness": 2, "width": 7},
-            hovertemplate=f"{label} %{{text}}<extra></extra>")
+            error_x=error, hovertemplate=f"{label} %{{text}}<extra></extra>")
         figure.add_scatter(x=100 * np.maximum(rates, LEAST_RATE), y=[label] * len(rates), mode="markers",
                            name=f"{label}, each seed", hovertemplate="%{x:.3g} %<extra>one seed</extra>",
                            marker={"size": 7, "symbol": "circle-open", "color": colour[label]})
-    figure.add_scatter(x=[100 * budget] * 2, y=[labels[0], labels[-1]], mode="lines", name="budget",
-                       line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6},
-                       hovertemplate=f"budget {percent(budget, 0)}<extra></extra>")
+    figure.add_vline(x=100 * budget, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6})
     figure.add_annotation(x=np.log10(100 * budget), y=1.0, yref="paper", yanchor="bottom", showarrow=False,
                           text=f"budget {percent(budget, 0)}", font={"color": LIMIT_COLOUR})
     figure.update_xaxes(type="log", range=[np.log10(100 * LEAST_RATE), np.log10(130)], tickformat="~g", dtick=1,
@@ -73,28 +71,30 @@ def throughput_figure(groups: Groups, budget: float) -> Any:
     from plotly.subplots import make_subplots
 
     figure, colour = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.05), colours(list(groups))
+    most: dict[int, float] = {}
     for label, members in groups.items():
         ranked = within_budget(members, budget)
         for col, name in ((1, "output_tokens_per_s"), (2, "wasted_tokens_per_s")):
             mean, low, high = interval(values_of(members, "offline", name))
-            low, high = (mean if np.isnan(edge) else edge for edge in (low, high))
+            error = None if np.isnan(low) else {"type": "data", "symmetric": False, "array": [high - mean],
+                                                "arrayminus": [mean - low], "color": "#222"}
             figure.add_bar(
-                x=[mean], y=[label], orientation="h", name=label, showlegend=False, row=1, col=col,
+                x=[mean], y=[label], orientation="h", name=label, showlegend=False, row=1, col=col, error_x=error,
                 marker={"color": colour[label], "line": {"color": colour[label], "width": 1},
-                        "pattern": {"shape": "" if ranked else "/", "fgcolor": "white"}},
-                error_x={"type": "data", "symmetric": False, "array": [high - mean], "arrayminus": [mean - low],
-                         "color": "#222"},
-                text=[f"{mean:,.0f}" if ranked or col == 2 else f"{mean:,.0f} (not ranked)"], textposition="inside",
-                insidetextanchor="start", textfont={"color": "#111", "size": 13}, textangle=0,
+                        "pattern": {"shape": "" if ranked else "/", "fgcolor": "white", "solidity": 0.4}},
                 hovertemplate=f"{label} %{{x:,.1f}} tokens/s<extra></extra>")
+            text = f"{mean:,.0f}" if ranked or col == 2 else f"{mean:,.0f}, not ranked"
+            figure.add_annotation(x=mean if np.isnan(high) else high, y=label, text=text, showarrow=False,
+                                  xanchor="left", xshift=8, bgcolor="white", row=1, col=col)
+            most[col] = max(most.get(col, 0.0), mean)
     offered = offered_tokens_per_s(next(iter(groups.values())))
     if offered is not None:
-        names = list(groups)
-        figure.add_scatter(x=[offered] * 2, y=[names[0], names[-1]], mode="lines", name="offered", row=1, col=1,
-                           showlegend=True, line={"color": "#111", "dash": "dash", "width": 1.6},
-                           hovertemplate=f"offered {offered:,.0f} tokens/s<extra></extra>")
-    figure.update_xaxes(title_text="offline output, completed (tokens/s)", rangemode="tozero", row=1, col=1)
-    figure.update_xaxes(title_text="recomputed (tokens/s)", rangemode="tozero", row=1, col=2)
+        figure.add_vline(x=offered, line={"color": "#111", "dash": "dash", "width": 1.6}, row=1, col=1)  # type: ignore
+        figure.add_annotation(x=offered, y=1.0, yref="y domain", yanchor="bottom", showarrow=False, row=1, col=1,
+                              text=f"offered {offered:,.0f}")
+    ends = 1.35 * max(most[1], offered or 0.0, 1.0)
+    figure.update_xaxes(title_text="offline output, completed (tokens/s)", range=[0, ends], row=1, col=1)
+    figure.update_xaxes(title_text="recomputed (tokens/s)", range=[0, 1.35 * max(most[2], 1.0)], row=1, col=2)
     figure.update_yaxes(autorange="reversed", type="category")
     figure.update_yaxes(title_text="policy", row=1, col=1)
     layout(figure, 170 + 60 * len(groups), top=50)

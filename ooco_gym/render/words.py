@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.metrics.statistics import interval, paired_interval
-from ooco_gym.render.over_time import online_quality
+from ooco_gym.render.over_time import WORK, online_quality, work_name
 from ooco_gym.render.record import Record
 from ooco_gym.render.style import TimeAxis, percent
-from ooco_gym.render.totals import values_of, within_budget
+from ooco_gym.render.totals import Groups, values_of, within_budget
 
-Groups = Mapping[str, Sequence[Record]]
 KEPT_UP = 0.98  # PROTOCOL, capacity: the backlog holds if this share of what arrived in the second half is completed
 THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
+EQUAL = 0.001  # of the offline output: differences below are not spelled out
 MUCH_WASTE = 0.2  # recomputed over served tokens
 
 
@@ -59,8 +59,11 @@ def _service_difference(groups: Groups, first: str, other: str, unranked: Sequen
     mine, theirs = (values_of(groups[label], "offline", "output_tokens_per_s") for label in (first, other))
     mean, low, high = paired_interval(mine, theirs)
     base = float(theirs.mean())
-    size = f"{abs(mean):,.0f} offline output tokens a second" + (f" ({abs(mean) / base:.1%})" if base > 0 else "")
-    if np.isnan(low):
+    size = f"{abs(mean):,.0f} offline output tokens a second" + (
+        f" ({percent(abs(mean) / base, 1)})" if base > 0 else "")
+    if np.isnan(low) and abs(mean) < EQUAL * base:
+        text = f"On one seed, {first} and {other} complete the same offline output to within {percent(EQUAL, 1)}"
+    elif np.isnan(low):
         text = f"On one seed, {first} completes {size} {'more' if mean >= 0 else 'fewer'} than {other}"
     elif low > 0 or high < 0:
         text = (f"{first} completes {size} {'more' if mean > 0 else 'fewer'} than {other} "
@@ -144,10 +147,9 @@ def instance_words(records: Sequence[Record]) -> list[str]:
         for role, members in roles.items():
             mean = {key: float(np.mean([one[key] for one in members])) for key in (
                 "busy_share", "online_prefill_share", "offline_prefill_share", "decode_share", "kv_mean_share")}
-            parts.append(f"{role}: busy {percent(mean['busy_share'], 0)} (online prefill "
-                         f"{percent(mean['online_prefill_share'], 0)}, offline prefill "
-                         f"{percent(mean['offline_prefill_share'], 0)}, decode {percent(mean['decode_share'], 0)}), "
-                         f"KV memory {percent(mean['kv_mean_share'], 0)}")
+            kinds = ", ".join(f"{work_name(key, record)} {percent(mean[key], 0)}" for key in WORK if mean[key] > 0)
+            parts.append(f"{role} busy {percent(mean['busy_share'], 0)} of the time ({kinds or 'idle'}), KV memory "
+                         f"{percent(mean['kv_mean_share'], 0)} full on average")
         lines.append(f"{record.label}: {'; '.join(parts)}.")
     return lines
 
