@@ -19,6 +19,18 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f" (did you mean '{close[0]}'?)" if close else ""
 
 
+def check_keys(where: str, keys: Iterable[object], known: Iterable[str]) -> None:
+    """Refuses the first of `keys` that is not among `known`; `where` names the mapping, such as `slo`.
+
+    Raises:
+        UserError: an unknown key, with the nearest known one.
+    """
+    names = list(known)
+    for key in keys:
+        if key not in names:
+            raise UserError(f"{where}: unknown key '{key}'{nearest(str(key), names)}")
+
+
 def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """Builds the error for a name that is not among `known`: names the kind, the nearest and all valid names."""
     names = sorted(known)

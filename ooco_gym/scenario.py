@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import stored_peak_factor
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.resources import load_yaml
@@ -70,10 +70,7 @@ class Cluster:
             UserError: unknown name or key, an empty pool, or a figure out of range.
         """
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
-        known = list(cls.__dataclass_fields__)
-        for key in raw:
-            if key not in known:
-                raise UserError(f"cluster '{raw.get('name', value)}': unknown key '{key}'{nearest(key, known)}")
+        check_keys(f"cluster '{raw.get('name', value)}'", raw, cls.__dataclass_fields__)
         for role in ("relaxed", "strict"):
             raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
             if not raw[role]:
@@ -95,10 +92,7 @@ class Cluster:
 def _pool(group: Any, role: str) -> Pool:
     if not isinstance(group, Mapping):
         raise UserError(f"cluster pool '{role}': each group must be a mapping with chip, tp, pp and count")
-    known = list(Pool.__dataclass_fields__)
-    for key in group:
-        if key not in known:
-            raise UserError(f"cluster pool '{role}': unknown key '{key}'{nearest(str(key), known)}")
+    check_keys(f"cluster pool '{role}'", group, Pool.__dataclass_fields__)
     pool = Pool(**{str(key): item for key, item in group.items()})
     if pool.count < 1:
         raise UserError(f"cluster pool '{role}': count={pool.count} must be at least 1")
@@ -121,10 +115,7 @@ class Predictor:
     def load(cls, value: Any) -> Predictor:
         """Reads `exact`, or a mapping such as `{name: biased, factor: 1.05, noise: 0.02}`."""
         raw: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
-        known = list(cls.__dataclass_fields__)
-        for key in raw:
-            if key not in known:
-                raise UserError(f"predictor: unknown key '{key}'{nearest(str(key), known)}")
+        check_keys("predictor", raw, cls.__dataclass_fields__)
         predictor = cls(**raw)
         if predictor.name not in ("exact", "biased"):
             raise UserError(f"predictor.name='{predictor.name}' must be exact or biased")
@@ -205,10 +196,7 @@ class Scenario:
         """The SLO, loaded; the cluster's own preset where none is named."""
         value = self.slo if self.slo is not None else self.load_cluster().slo
         raw = dict(value) if isinstance(value, Mapping) else _yaml_copy("slo", value)
-        known = list(Slo.__dataclass_fields__)
-        for key in raw:
-            if key not in known:
-                raise UserError(f"slo: unknown key '{key}'{nearest(str(key), known)}")
+        check_keys("slo", raw, Slo.__dataclass_fields__)
         for key in ("ttft_s", "tpot_s"):
             if key not in raw:
                 raise UserError(f"slo: key '{key}' is missing (seconds)")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.envs.stepping import PARTS
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.errors import UserError, check_keys, nearest
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
 
@@ -60,10 +60,7 @@ def episode_config(scenario: Any, partner: str | None, window_s: float | None, w
     base = load_yaml("env", default if not isinstance(scenario, str) else scenario)
     fields = dict(base.get("scenario") or {})
     if isinstance(scenario, Mapping):
-        known = list(Scenario.__dataclass_fields__)
-        for key in scenario:
-            if key not in known:
-                raise UserError(f"env scenario: unknown key '{key}'{nearest(str(key), known)}")
+        check_keys("env scenario", scenario, Scenario.__dataclass_fields__)
         fields.update(scenario)
     chosen = scenario if isinstance(scenario, Scenario) else Scenario.from_config(fields)
     size = int(candidates if candidates is not None else base.get("candidates", 8))
