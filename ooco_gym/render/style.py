@@ -44,6 +44,7 @@ class TimeAxis:
     """Places of a record on the time axis: time of day for hours, minutes since the window's start for less."""
 
     def __init__(self, record: Record) -> None:
+        self.window_s = record.window_s
         self.short = record.window_s < 7200.0
         self.origin_s = 0.0 if self.short else record.day_start_s
         self.unit_s = 60.0 if self.short else 3600.0
