@@ -36,6 +36,14 @@ class Command:
         raise UserError(f"command '{self.name}' has no configuration: expected '{self.roots[0] / self.name}.yaml'")
 
     @property
+    def positional(self) -> tuple[str, ...]:
+        """The keys that words without `=` set, in their order: the configuration's list `positional`."""
+        import yaml
+
+        values = yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}
+        return tuple(str(key) for key in values.get("positional") or ())
+
+    @property
     def description(self) -> str:
         """One line: the first comment of its configuration."""
         try:

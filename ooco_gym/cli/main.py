@@ -62,7 +62,7 @@ def _dispatch(words: list[str]) -> int:
     from ooco_gym.cli import overrides, run
 
     multirun = options.multirun or "hydra.mode=MULTIRUN" in options.overrides
-    request = overrides.read(options.overrides, multirun)
+    request = overrides.read(overrides.name_words(command, options.overrides), multirun)
     if options.cfg:
         run.show(command, request, options.cfg)
         return 0
@@ -114,7 +114,8 @@ def _print_help(command: Command) -> None:
     from ooco_gym.cli.choices import names
 
     text = command.config.read_text(encoding="utf-8")
-    print(f"usage: ooco-gym {command.name} [key=value …] [-m] [--cfg job] [--config-dir DIR]\n\n"
+    words = "".join(f"[{key.upper()}] " for key in command.positional)
+    print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job] [--config-dir DIR]\n\n"
           f"{command.description}.\n\nKeys and their defaults ({command.config.name}):\n")
     print("\n".join(f"  {line}".rstrip() for line in text.splitlines()[1:]))
     groups = [key for entry in (yaml.safe_load(text) or {}).get("defaults", ()) for key in _group(entry)]

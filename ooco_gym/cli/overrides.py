@@ -66,6 +66,33 @@ def read(words: Iterable[str], multirun: bool) -> Request:
     return Request(overrides, out, swept)
 
 
+def name_words(command: Command, words: Iterable[str]) -> list[str]:
+    """Gives words without `=` the keys that the command's configuration lists for them under `positional`.
+
+    With `positional: [action, target]`, `fetch azure` becomes `action='fetch' target='azure'`. A command without that
+    list takes no such words.
+
+    Raises:
+        UserError: more words than the list has keys.
+    """
+    keys = command.positional
+    if not keys:
+        return list(words)
+    named: list[str] = []
+    unused = iter(keys)
+    for word in words:
+        if "=" in word or word.startswith("~"):
+            named.append(word)
+            continue
+        key = next(unused, None)
+        if key is None:
+            raise UserError(f"{command.name} takes at most {len(keys)} words without '=' ({', '.join(keys)}); "
+                            f"'{word}' is one more")
+        text = word.replace("'", "\\'")
+        named.append(f"{key}='{text}'")
+    return named
+
+
 def _parse(parser: OverridesParser, word: str) -> Override:
     key, equals, value = word.partition("=")
     if not equals and not word.startswith("~"):

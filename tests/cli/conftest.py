@@ -1,4 +1,4 @@
-"""A small package that brings two commands with a configuration of its own, installed for one test."""
+"""A small package that brings a few commands with a configuration of its own, installed for one test."""
 
 from __future__ import annotations
 
@@ -29,6 +29,10 @@ def play(cfg):
         raise KeyboardInterrupt
     return {"values": values, "pid": os.getpid(), "cwd": os.getcwd()}
 
+def speak(cfg):
+    """Prints what it was given."""
+    print(f"{cfg.verb}|{cfg.file}|{cfg.loud}")
+
 def quiet(cfg):
     """Returns nothing."""
 '''
@@ -53,6 +57,8 @@ size: small          # a plain value, although there is a group of that name
 fail: null
 out: null
 """,
+    "toy_commands/conf/speak.yaml": "# ooco-gym speak: takes words.\npositional: [verb, file]\nverb: list\nfile: null\n"
+                                    "loud: false\nout: null\n",
     "toy_commands/conf/quiet.yaml": "# ooco-gym quiet: says nothing.\nfruit: ???\nout: null\n",
     "toy_commands/conf/fruit/apple.yaml": "name: apple\nweight_g: 150\npath: null\ncore: {seeds_in_it: 5}\n",
     "toy_commands/conf/fruit/pear.yaml": "name: pear\nweight_g: 180\nbrown_spots: 2\npath: null\n",
@@ -62,6 +68,7 @@ out: null
     "toy_commands-1.0.dist-info/entry_points.txt": """[ooco_gym.commands]
 play = toy_commands.functions:play
 quiet = toy_commands.functions:quiet
+speak = toy_commands.functions:speak
 lost = toy_commands.functions:lost
 shadowed = agents.nothing:main
 """,

@@ -57,6 +57,8 @@ MISTAKES = [
     (["play", "fail=extra"], ["needs the package 'torch'", "ooco-gym[train]"]),
     (["play", "hydra.run.dir=here"], ["out=DIR"]),
     (["quiet"], ["fruit is required"]),
+    (["speak", "show", "a.csv", "b.csv"], ["at most 2 words", "(verb, file)", "'b.csv' is one more"]),
+    (["speak", "show", "verb=list"], ["verb is given twice"]),
     (["lost"], ["'lost' has no configuration", "lost.yaml"]),
 ]
 

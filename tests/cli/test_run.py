@@ -93,6 +93,20 @@ def test_lists_numbers_and_added_keys(toy: SimpleNamespace) -> None:
     assert play(toy, "words=[pear,apple:a=1,b=2,plum]")["words"] == ["pear", "apple:a=1,b=2", "plum"]
 
 
+@pytest.mark.parametrize(("words", "said"), [
+    (["speak"], "list|None|False"), (["speak", "show"], "show|None|False"),
+    (["speak", "loud=true", "show", "it's in/a folder,x+y.csv"],
+     "show|it's in/a folder,x+y.csv|True"),
+    (["speak", "show", "file=a.csv"], "show|a.csv|False"),
+    (["speak", "0.5*ooc+azure_conv"], "0.5*ooc+azure_conv|None|False"),
+])
+def test_words_of_a_command_that_declares_them(toy: SimpleNamespace, words: list[str], said: str) -> None:
+    code, out, err = toy.run(*words)
+    assert code == 0, err
+    assert out.startswith(said + "\n")
+    assert "usage: ooco-gym speak [VERB] [FILE] [key=value …]" in toy.run("speak", "--help")[1]
+
+
 def test_show_configuration(toy: SimpleNamespace) -> None:
     code, out, _ = toy.run("play", "--cfg", "job", "fruit=pear", "out=results")
     assert code == 0
