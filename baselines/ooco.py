@@ -62,7 +62,8 @@ PARAMS = (
     Param("max_pull", "requests in one pull (Algorithm 1 leaves the number open)", 1, 1024),
     Param("interrupt", "3.4.1: stop offline work for an online arrival", choices=("always", "slack", "never")),
     Param("interrupt_decode", "whether offline decode is interrupted too, or only prefill", 0, 1),
-    Param("slack_factor", "interrupt=slack: predicted time to first token is stretched by this before comparing", 0, 100),
+    Param("slack_factor", "interrupt=slack: predicted time to first token is stretched by this before"
+          " comparing", 0, 100),
     Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
     Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
     Param("overload", "3.4.4: online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),
@@ -104,7 +105,7 @@ def first_token_at_risk(state, instance, slot, factor):
 
 @hook(INTERRUPT)
 def preempt(view):
-    """An online arrival stops offline work at the next layer boundary: always (the paper), or when its TTFT needs it."""
+    """An online arrival stops offline work at the next layer boundary: always (the paper), or if its TTFT needs it."""
     state, spec = view.state, view.state.instances[view.instance]
     mode = state.params[P.interrupt]
     if mode == 2 or (spec.activity == DECODE and state.params[P.interrupt_decode] == 0):
@@ -188,14 +189,14 @@ def preferred_length(state, instance, source, batch, context, bound):
     if batch >= saturated:  # compute is saturated: fill the memory with the longest that fits
         return longest_that_fits(state, instance, batch, context, 1, bound, free_tokens)
     group = saturated - batch
-    if group_reaches_saturation(state, instance, source, batch, context, group, bound):
+    if group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
         return longest_that_fits(state, instance, batch, context, group, bound, free_tokens // group)
     return 0
 
 
 @inner
-def group_reaches_saturation(state, instance, source, batch, context, group, bound):
-    """Line 7: whether enough requests exist on the relaxed instance to reach saturation within the bound."""
+def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
+    """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
     spec, count = state.instances[source], 0
     for i in range(spec.offline_members):
         slot = state.members[OFFLINE, source, i]
@@ -209,7 +210,7 @@ def group_reaches_saturation(state, instance, source, batch, context, group, bou
     total = 0
     for i in range(group):
         total += state.scratch[0, i]
-    return predict_decode(state, instance, batch + group, context + total) <= bound
+    return total <= free_tokens and predict_decode(state, instance, batch + group, context + total) <= bound
 
 
 @inner

@@ -4,7 +4,7 @@
 from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
-from ooco_gym.sim.decode import settle
+from ooco_gym.sim.decode import settle, urgent_load
 from ooco_gym.sim.state import (
     ALL,
     DEFAULT_TPOT_PS,
@@ -13,6 +13,9 @@ from ooco_gym.sim.state import (
     NEVER,
     NOW,
     OFFLINE,
+    OWN_TPOT,
+    PREFILL_OFFLINE,
+    PREFILL_ONLINE,
     RELAXED_COUNT,
     RESIDENT,
     STAY,
@@ -26,15 +29,11 @@ __all__ = ["blocks_for", "length", "predict_decode", "predict_prefill", "settle"
 # --- What a rule may ask about an instance --------------------------------------------------------------------------
 @inner
 def decodable(state, instance, row):
-    """(How many requests of a class decode on an instance, the sum of their context lengths in tokens)."""
-    spec, count, context = state.instances[instance], 0, 0
-    members = spec.urgent_members if row == URGENT else spec.offline_members
-    for i in range(members):
-        slot = state.members[row, instance, i]
-        if state.requests[slot].status == RESIDENT:
-            count += 1
-            context += length(state, slot)
-    return count, context
+    """(How many requests of a class decode on a settled instance, the sum of their context lengths in tokens)."""
+    spec = state.instances[instance]
+    if row == URGENT:
+        return spec.urgent_decodable, spec.urgent_context
+    return spec.decodable - spec.urgent_decodable, spec.offline_context
 
 
 @inner
@@ -47,6 +46,8 @@ def saturated_batch(state, instance):
 def tpot_bound(state, instance):
     """The TPOT SLO that binds on an instance, in ps: the tightest of its online requests, else the scenario's."""
     bound = state.counters[DEFAULT_TPOT_PS]
+    if state.counters[OWN_TPOT] == 0:
+        return bound
     for i in range(state.instances[instance].urgent_members):
         request = state.requests[state.members[URGENT, instance, i]]
         if request.online:
@@ -94,8 +95,8 @@ def least_backlog(state, online):
         spec = state.instances[instance]
         tokens = spec.online_waiting_tokens if online else spec.online_waiting_tokens + spec.offline_waiting_tokens
         backlog = predict_prefill(state, instance, tokens) if tokens > 0 else 0
-        if spec.end_ps > state.counters[NOW] and spec.activity != 0:
-            backlog += spec.end_ps - state.counters[NOW] if online else 0
+        if online and (spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE):
+            backlog += spec.end_ps - state.counters[NOW]
         if backlog < least:
             best, least = instance, backlog
     return best
@@ -107,7 +108,7 @@ def lightest_strict(state, slot, bound_ps):
     best, least = state.counters[RELAXED_COUNT], NEVER
     for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
         spec = state.instances[instance]
-        online, context = decodable(state, instance, URGENT)
+        online, context = urgent_load(state, instance)
         latency = predict_decode(state, instance, online + spec.arriving + 1,
                                  context + spec.arriving_context + length(state, slot))
         if latency <= bound_ps:

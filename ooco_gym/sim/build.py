@@ -101,6 +101,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     Raises:
         UserError: the SLO cannot be met even by one token.
     """
+    if rules.max_batch > s.TASKS // 2:
+        raise UserError(f"max_batch={rules.max_batch} must be at most {s.TASKS // 2}")
     tables = [_table(machine.deployment, rules.max_batch) for machine in machines]
     unique = list({id(table): table for table in tables}.values())
     _check_slo(unique, rules)
@@ -206,7 +208,8 @@ def _price_requests(state: s.State, relaxed: int) -> None:
     entry = state.tables[prefill]
     last = state.prefill_ps.shape[1] - 1
     tokens = requests["prompt_tokens"].astype(np.int64)
-    linear = state.prefill_ps[prefill][np.minimum(tokens, last)] + np.maximum(0, tokens - last) * entry["prefill_slope_ps"]
+    beyond = np.maximum(0, tokens - last) * entry["prefill_slope_ps"]
+    linear = state.prefill_ps[prefill][np.minimum(tokens, last)] + beyond
     roofs = entry["prefill_attention"]
     attention = np.maximum(*(roofs[j, 0] * prompt * prompt + (roofs[j, 1] + roofs[j, 2]) * prompt for j in range(2)))
     size = min(step, state.decode_ps.shape[1] - 1)
@@ -237,5 +240,7 @@ def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[floa
     counters[s.RELAXED_COUNT] = relaxed
     counters[s.DEFAULT_TTFT_PS] = round(rules.ttft_s * s.PS_PER_S)
     counters[s.DEFAULT_TPOT_PS] = round(rules.tpot_s * s.PS_PER_S)
+    online = state.requests["online"] == 1
+    counters[s.OWN_TPOT] = int((state.requests["tpot_slo_ps"][online] != counters[s.DEFAULT_TPOT_PS]).any())
     state.stats[s.OFFLINE_OUTPUT_MEAN] = rules.prior_output_tokens
     state.stats[s.ONLINE_OUTPUT_MEAN] = rules.prior_output_tokens

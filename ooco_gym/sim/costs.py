@@ -88,8 +88,8 @@ def steps_within(state, table, batch_size, context, bound_ps):
 def prefill_latency(state, table, pair_sum, tokens, context, sequences):
     """Latency of a prefill batch, in ps.
 
-    `pair_sum` is the sum of new tokens times context over its prompts, `tokens` the sum of new tokens, `context` the sum
-    of contexts, `sequences` the number of prompts.
+    `pair_sum` is the sum of new tokens times context over its prompts, `tokens` the sum of new tokens, `context` the
+    sum of contexts, `sequences` the number of prompts.
     """
     row = state.tables[table]
     last = state.prefill_ps.shape[1] - 1

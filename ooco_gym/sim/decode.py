@@ -22,11 +22,12 @@ from ooco_gym.sim.memory import (
     TPOT_BIT,
     cancel_reservation,
     check_token,
+    count,
     finish,
     finish_deadline,
     take_blocks,
 )
-from ooco_gym.sim.queues import LOG_DECODE_RUN, add_dispatch, log_event, remove_member, schedule
+from ooco_gym.sim.queues import LOG_DECODE_RUN, add_dispatch, leave_decodable, log_event, remove_member, schedule
 from ooco_gym.sim.state import (
     BATCH,
     BULK,
@@ -42,6 +43,7 @@ from ooco_gym.sim.state import (
     STOP,
     TPOT_FROM_DECODE,
     URGENT,
+    WASTED_PS,
 )
 
 ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
@@ -63,15 +65,33 @@ def _past(state, instance):
 
 
 @inner
+def _fill_picked(state, instance, picks):
+    """Writes the picked slots that are residents here to the batch row, each once; returns how many."""
+    spec, count = state.instances[instance], 0
+    seen = state.scratch  # by place in the member lists
+    seen[URGENT, : spec.urgent_members] = 0
+    seen[OFFLINE, : spec.offline_members] = 0
+    for i in range(picks):
+        slot = state.picks[i]
+        if slot < 0 or slot >= state.requests.size:
+            continue
+        request = state.requests[slot]
+        if request.status != RESIDENT or request.instance != instance:
+            continue
+        row = URGENT if request.urgent else OFFLINE
+        if seen[row, request.position] == 0:
+            seen[row, request.position] = 1
+            state.members[BATCH, instance, count] = slot
+            count += 1
+    return count
+
+
+@inner
 def fill_batch(state, instance, picks):
     """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
     spec, count = state.instances[instance], 0
     if picks >= 0:
-        for i in range(min(picks, state.picks.size)):
-            slot = state.picks[i]
-            if state.requests[slot].status == RESIDENT and state.requests[slot].instance == instance:
-                state.members[BATCH, instance, count] = slot
-                count += 1
+        count = _fill_picked(state, instance, min(picks, state.picks.size))
     else:
         for row in (URGENT, OFFLINE):
             members = spec.urgent_members if row == URGENT else spec.offline_members
@@ -115,11 +135,12 @@ def _steps_in_memory(state, instance, most):
 def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
     spec, counters = state.instances[instance], state.counters
-    n, context, steps, miss_ps = spec.running, 0, MAX_STEPS, NEVER
+    n, context, urgent, steps, miss_ps = spec.running, 0, 0, MAX_STEPS, NEVER
     for i in range(n):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
         context += length(state, slot)
+        urgent += request.urgent
         steps = min(steps, request.output_tokens - request.generated_tokens)
         if request.first_decode_ps == 0:
             request.first_decode_ps = counters[NOW]
@@ -144,6 +165,7 @@ def start_run(state, instance):
     spec.start_ps = counters[NOW]
     spec.steps = steps
     spec.batch_size = n
+    spec.urgent_running = urgent
     spec.context = context
     spec.interrupted = 0
     spec.end_ps = spec.start_ps + _duration(state, instance, steps)
@@ -181,7 +203,7 @@ def _advance(state, instance, steps, end_ps):
     if steps > 1:
         first = decode_latency(state, spec.table, spec.batch_size, spec.context)
         last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
-    continuing = 0
+    continuing, residents = 0, 0
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
@@ -193,10 +215,13 @@ def _advance(state, instance, steps, end_ps):
                 state.itl[itl_bin(gap)] += 1
         request.generated_tokens += steps
         request.last_token_ps = end_ps
+        residents += request.status == RESIDENT
         if request.online and request.generated_tokens < request.output_tokens:
             check_token(state, slot, end_ps)
     if steps > 1 and continuing > 0:
         _count_gaps(state, instance, steps, continuing)
+    spec.urgent_context += steps * spec.urgent_running
+    spec.offline_context += steps * (residents - spec.urgent_running)
     spec.decoded_tokens += steps * spec.running
     spec.decode_steps += steps
     spec.decode_ps += end_ps - spec.start_ps
@@ -236,6 +261,18 @@ def settle(state, instance):
 
 
 @inner
+def urgent_load(state, instance):
+    """(Urgent requests that decode on an instance, the sum of their context lengths now), in O(1)."""
+    spec = state.instances[instance]
+    context = spec.urgent_context
+    if spec.activity == DECODE and spec.steps > 1:
+        elapsed = state.counters[NOW] - spec.start_ps
+        context += spec.urgent_running * (steps_to_reach(
+            state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps, _past(state, instance)) - 1)
+    return spec.urgent_decodable, context
+
+
+@inner
 def cut(state, instance):
     """Lets a run end with the step in progress: something changed that its next step must see."""
     spec = state.instances[instance]
@@ -269,6 +306,7 @@ def leave_batch(state, instance, slot):
             for j in range(i, spec.running - 1):
                 state.members[BATCH, instance, j] = state.members[BATCH, instance, j + 1]
             spec.running -= 1
+            spec.urgent_running -= state.requests[slot].urgent
             return
 
 
@@ -279,6 +317,7 @@ def end_run(state, instance):
     if spec.interrupted:
         spec.decode_ps += spec.end_ps - spec.start_ps
         spec.wasted_ps += spec.end_ps - spec.start_ps
+        count(state, WASTED_PS, spec.end_ps - spec.start_ps)
         spec.steps_begun += 1
         spec.activity = IDLE
         return 0
@@ -292,7 +331,7 @@ def end_run(state, instance):
         request = state.requests[slot]
         if request.generated_tokens >= request.output_tokens:
             if request.status == RESIDENT:
-                spec.decodable -= 1
+                leave_decodable(state, instance, slot)
             else:
                 spec.leaving -= 1
                 target = request.target

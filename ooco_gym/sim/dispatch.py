@@ -11,11 +11,12 @@ from ooco_gym.compile import inner
 from ooco_gym.sim.decode import cut, fill_batch, first_step_fits, leave_batch, settle, start_run, wake
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
-from ooco_gym.sim.queues import add_task, cancel, join_push_queue, leave_push_queue, schedule
+from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
     ASK,
+    BATCH,
     COMPOSE,
     DECISIONS,
     EVICT,
@@ -40,7 +41,6 @@ from ooco_gym.sim.state import (
     RELAXED,
     RELAXED_COUNT,
     RESIDENT,
-    RETRY_PUSHES,
     ROUTE,
     STAY,
     STRICT,
@@ -100,8 +100,7 @@ def evict_from(state, instance, slot):
     evict(state, slot)
     state.instances[instance].pull_due = 1
     wake(state, instance)
-    if state.counters[PUSH_HEAD] >= 0 or state.counters[OFFLINE_PUSH_HEAD] >= 0:
-        add_task(state, RETRY_PUSHES, -1, -1)
+    retry_waiting(state)
     wake(state, origin)
 
 
@@ -262,7 +261,7 @@ def _make_room(state, instance, evict_hook):
     found, _ = gather_evictable(state, instance, OFFLINE)
     if found == 0:
         found, _ = gather_evictable(state, instance, URGENT)
-    if found == 0 or (found == 1 and spec.running == 1):
+    if found == 0 or (found == 1 and spec.running == 1 and state.picks[0] == state.members[BATCH, instance, 0]):
         _rest(state, instance)  # the memory is held by transfers: their end wakes it
         return DONE
     answer = ask(state, EVICT, instance, -1, found, evict_hook)
@@ -289,7 +288,7 @@ def place(state, slot, queued, route, evict_hook):
             if queued:
                 leave_push_queue(state, slot)
             request.status = RESIDENT
-            state.instances[request.instance].decodable += 1
+            join_decodable(state, request.instance, slot)
             _tell_hungry(state)
             wake(state, request.instance)
             return DONE
@@ -323,6 +322,8 @@ def _choose_target(state, slot, route):
     answer = ask(state, ROUTE, -1, slot, 0, route)
     if answer >= 0 and not relaxed <= answer < instances:
         return relaxed
+    if answer == STAY and state.requests[slot].urgent:
+        return relaxed  # online requests never decode on a relaxed instance
     return answer
 
 
@@ -337,18 +338,12 @@ def _tell_hungry(state):
 
 
 @inner
-def retry_pushes(state, route, evict_hook):
-    """Tries the heads of the queues for decode instances again, online first, until one has to wait on."""
-    counters = state.counters
-    for queue in (PUSH_HEAD, OFFLINE_PUSH_HEAD):
-        while counters[queue] >= 0:
-            slot = counters[queue]
-            placed = place(state, slot, True, route, evict_hook)
-            if placed == UNANSWERED:
-                return UNANSWERED
-            if placed < 0:
-                break
-    return DONE
+def retry_pushes(state, queue, route, evict_hook):
+    """Tries the heads of a queue for decode instances again, until one has to wait on."""
+    placed = DONE
+    while state.counters[queue] >= 0 and placed == DONE:
+        placed = place(state, state.counters[queue], True, route, evict_hook)
+    return UNANSWERED if placed == UNANSWERED else DONE
 
 
 @inner

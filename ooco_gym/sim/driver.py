@@ -232,7 +232,8 @@ class Sampler:
         self.state, self.sample_s = state, sample_s
         self.rows: list[dict[str, Any]] = []
         self._busy = {key: state.instances[key].copy() for key in self._BUSY}
-        self._arrived = self._finished = 0
+        self._seen = 0
+        self._finished = 0.0
 
     def take(self, time_s: float) -> None:
         """Adds the sample at `time_s`."""
@@ -246,12 +247,10 @@ class Sampler:
         row["offline"] = instances["offline_members"].copy()
         row["online_waiting"] = instances["online_waiting"].copy()
         row["offline_waiting"] = instances["offline_waiting"].copy()
-        seen = self.state.requests[: int(self.state.counters[s.NEXT_ARRIVAL])]
-        arrived = int(np.count_nonzero(seen["online"]))
-        finished = int(np.count_nonzero((seen["online"] == 0) & (seen["status"] == s.FINISHED)))
-        row["online_arrivals_per_s"] = (arrived - self._arrived) / self.sample_s
+        seen, finished = int(self.state.counters[s.NEXT_ARRIVAL]), float(self.state.stats[s.OFFLINE_SEEN])
+        row["online_arrivals_per_s"] = np.count_nonzero(self.state.requests["online"][self._seen:seen]) / self.sample_s
         row["offline_finished_per_s"] = (finished - self._finished) / self.sample_s
-        self._arrived, self._finished = arrived, finished
+        self._seen, self._finished = seen, finished
         self.rows.append(row)
 
     def arrays(self) -> dict[str, np.ndarray]:

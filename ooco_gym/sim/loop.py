@@ -15,7 +15,7 @@ from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_outstanding, charge_miss, count
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
-from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event
+from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
@@ -37,7 +37,6 @@ from ooco_gym.sim.state import (
     NO_POINT,
     NOW,
     OFFLINE_ARRIVED,
-    OFFLINE_PUSH_HEAD,
     ONLINE_ARRIVED,
     ONLINE_RATE_FAST,
     ONLINE_RATE_SLOW,
@@ -47,7 +46,6 @@ from ooco_gym.sim.state import (
     PREFILL_OFFLINE,
     PREFILL_ONLINE,
     PS_PER_S,
-    PUSH_HEAD,
     RATE_PS,
     REJECTED,
     RELAXED,
@@ -55,10 +53,10 @@ from ooco_gym.sim.state import (
     RETRY_PUSHES,
     ROUTE,
     RULES_TYPE,
+    SETTLED_PS,
     SOURCE,
     STATE_TYPE,
     STOP,
-    STRICT,
     TASK_HEAD,
     TASK_TAIL,
     TASKS,
@@ -73,16 +71,25 @@ LOG_MARGIN = 4096  # entries that one event may write at most
 
 
 @inner
+def end_of_episode(state):
+    """When the window is over and every counted online request has finished or certainly missed; NEVER if open yet."""
+    if state.counters[OPEN_ONLINE] > 0:
+        return NEVER
+    return max(state.counters[WINDOW_END], state.counters[SETTLED_PS])
+
+
+@inner
 def sweep_deadlines(state, time_ps):
-    """Charges the TTFT misses of all deadlines before `time_ps`."""
+    """Charges the TTFT misses of all deadlines before `time_ps`, or before the end of the episode."""
     counters = state.counters
     while counters[NEXT_DEADLINE] < state.deadlines.size:
         slot = state.deadlines[counters[NEXT_DEADLINE]]
         request = state.requests[slot]
-        if request.arrival_ps + request.ttft_slo_ps >= time_ps:
+        deadline_ps = request.arrival_ps + request.ttft_slo_ps
+        if deadline_ps >= min(time_ps, end_of_episode(state)):
             return
         if request.first_token_ps == 0:
-            charge_miss(state, slot, TTFT_BIT)
+            charge_miss(state, slot, TTFT_BIT, deadline_ps + 1)
         counters[NEXT_DEADLINE] += 1
 
 
@@ -119,7 +126,7 @@ def _arrive(state, slot, route):
     if _too_large(state, request):
         request.status = REJECTED
         if request.online:
-            charge_miss(state, slot, TTFT_BIT)
+            charge_miss(state, slot, TTFT_BIT, counters[NOW])
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)
@@ -165,14 +172,13 @@ def _interrupt(state, instance, slot, hook):
 @inner
 def _end_iteration(state, instance):
     """An instance's iteration or run is over, or its alarm rings."""
-    spec, counters = state.instances[instance], state.counters
+    spec = state.instances[instance]
     if spec.activity == DECODE:
         finished = end_run(state, instance)
         send_leaving(state, instance)
-        if finished > 0 and spec.role == STRICT:
+        if finished > 0:
             spec.pull_due = 1
-            if counters[PUSH_HEAD] >= 0 or counters[OFFLINE_PUSH_HEAD] >= 0:
-                add_task(state, RETRY_PUSHES, -1, -1)
+            retry_waiting(state)  # of a relaxed instance too: the room reserved for one that was leaving is free again
     elif spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
         end_prefill(state, instance)
     add_dispatch(state, instance)
@@ -192,7 +198,7 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
         elif kind == PLACE:
             done = place_new(state, slot, route, evict)
         elif kind == RETRY_PUSHES:
-            done = retry_pushes(state, route, evict)
+            done = retry_pushes(state, instance, route, evict)
         else:
             done = dispatch(state, instance, gate, compose, evict, pull)
             if done != UNANSWERED:
@@ -213,9 +219,6 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
     while True:
         if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
             return ASKED
-        if counters[NOW] >= counters[WINDOW_END] and counters[OPEN_ONLINE] <= 0:
-            settle_all(state)
-            return DONE
         if state.log.size > 0 and counters[LOG_USED] + LOG_MARGIN > state.log.size:
             return LOG_FULL
         arrival_ps = NEVER
@@ -223,13 +226,13 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             arrival_ps = state.requests[counters[NEXT_ARRIVAL]].arrival_ps
         event_ps = state.heap[0, state.heap[1, 0]] if counters[HEAP_SIZE] > 0 else NEVER
         time_ps = min(arrival_ps, event_ps)
-        if time_ps > until_ps or time_ps >= NEVER:
-            sweep_deadlines(state, until_ps)
-            counters[NOW] = max(counters[NOW], until_ps)
+        sweep_deadlines(state, min(time_ps, until_ps))
+        stop_ps = min(until_ps, end_of_episode(state))
+        if time_ps > stop_ps or time_ps >= NEVER:
+            counters[NOW] = max(counters[NOW], stop_ps)
             counters[SOURCE] = state.heap.shape[1]  # all events up to now are dealt with
             settle_all(state)
-            return HORIZON
-        sweep_deadlines(state, time_ps)
+            return HORIZON if stop_ps < end_of_episode(state) else DONE
         counters[NOW] = time_ps
         counters[EVENTS] += 1
         if arrival_ps <= event_ps:

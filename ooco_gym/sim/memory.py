@@ -3,7 +3,15 @@
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.queues import LOG_EVICT, LOG_FINISH, enqueue, leave_push_queue, log_event, remove_member
+from ooco_gym.sim.queues import (
+    LOG_EVICT,
+    LOG_FINISH,
+    enqueue,
+    leave_decodable,
+    leave_push_queue,
+    log_event,
+    remove_member,
+)
 from ooco_gym.sim.state import (
     EVICTIONS,
     FINISHED,
@@ -24,6 +32,7 @@ from ooco_gym.sim.state import (
     PUSH_WAITING,
     RESIDENT,
     SERVICE_PS,
+    SETTLED_PS,
     TPOT_FROM_DECODE,
     TPOT_MIN_TOKENS,
     TPOT_MISSES,
@@ -98,14 +107,22 @@ def finish_deadline(state, slot, first_decode):
     tokens = request.output_tokens - 1
     if request.output_tokens < counters[TPOT_MIN_TOKENS]:
         return request.arrival_ps + request.ttft_slo_ps + tokens * request.tpot_slo_ps
-    if first_decode:
+    if first_decode and request.first_decode_ps > 0:
         return request.first_decode_ps + tokens * request.tpot_slo_ps
     return request.first_token_ps + tokens * request.tpot_slo_ps
 
 
 @inner
-def charge_miss(state, slot, bit):
-    """Marks an SLO miss that has become certain; counts it where the request counts."""
+def settle_online(state, time_ps):
+    """One counted online request less is open: it has finished in time, or its miss is certain since `time_ps`."""
+    counters = state.counters
+    counters[OPEN_ONLINE] -= 1
+    counters[SETTLED_PS] = max(counters[SETTLED_PS], time_ps)
+
+
+@inner
+def charge_miss(state, slot, bit, time_ps):
+    """Marks an SLO miss that is certain since `time_ps`; counts it where the request counts."""
     request, counters = state.requests[slot], state.counters
     if request.violated & bit:
         return
@@ -119,7 +136,7 @@ def charge_miss(state, slot, bit):
         counters[TPOT_MISSES] += 1
     if clean:
         counters[VIOLATIONS] += 1
-        counters[OPEN_ONLINE] -= 1
+        settle_online(state, time_ps)
 
 
 @inner
@@ -129,7 +146,7 @@ def check_token(state, slot, time_ps):
     if request.violated & TPOT_BIT:
         return
     if time_ps > finish_deadline(state, slot, state.counters[TPOT_FROM_DECODE]):
-        charge_miss(state, slot, TPOT_BIT)
+        charge_miss(state, slot, TPOT_BIT, time_ps)
 
 
 @inner
@@ -159,7 +176,7 @@ def finish(state, slot):
         if request.counted:
             counters[ONLINE_FINISHED] += 1
             if request.violated == 0:
-                counters[OPEN_ONLINE] -= 1
+                settle_online(state, now)
     else:
         change_outstanding(state, -request.service_ps)
         count(state, OFFLINE_FINISHED, 1)
@@ -178,7 +195,7 @@ def evict(state, slot):
     instance = request.instance
     remove_member(state, instance, slot)
     if request.status == RESIDENT:
-        state.instances[instance].decodable -= 1
+        leave_decodable(state, instance, slot)
     elif request.status == PUSH_WAITING:
         leave_push_queue(state, slot)
     log_event(state, LOG_EVICT, instance, slot, length(state, slot))

@@ -144,12 +144,17 @@ def drop_suspended(state, instance):
     """Gives up a suspended prefill: its memory is needed, the layers done are lost."""
     spec = state.instances[instance]
     layers = state.tables[spec.table].layers
+    spec.context = 0
     for i in range(spec.suspended):
-        state.members[BATCH, instance, i] = state.members[SUSPENDED, instance, i]
+        slot = state.members[SUSPENDED, instance, i]
+        state.members[BATCH, instance, i] = slot
+        spec.context += length(state, slot)
     spec.running = spec.suspended
     spec.suspended = 0
+    _waste_time(state, instance, spec.suspended_ps)
     _give_back(state, instance, spec.suspended_layers, layers)
     spec.suspended_layers = 0
+    spec.suspended_ps = 0
 
 
 @inner
@@ -181,6 +186,7 @@ def _end_interrupted(state, instance):
             state.members[SUSPENDED, instance, i] = state.members[BATCH, instance, i]
         spec.suspended = spec.running
         spec.suspended_layers += spec.steps
+        spec.suspended_ps += elapsed
         return
     _waste_time(state, instance, elapsed)
     _give_back(state, instance, spec.steps, layers)
@@ -219,7 +225,9 @@ def end_prefill(state, instance):
         spec.online_prefill_ps += elapsed
     else:
         spec.offline_prefill_ps += elapsed
-    spec.suspended_layers = 0
+    if not online:
+        spec.suspended_layers = 0
+        spec.suspended_ps = 0
     log_event(state, LOG_PREFILL_END, instance, state.members[BATCH, instance, 0], spec.running)
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]

@@ -15,6 +15,7 @@ from ooco_gym.sim.state import (
     OFFLINE_PUSH_TAIL,
     PUSH_HEAD,
     PUSH_TAIL,
+    RETRY_PUSHES,
     TASK_HEAD,
     TASK_TAIL,
     TASKS,
@@ -111,7 +112,7 @@ def dequeue(state, instance, slot):
 # --- Prefilled and waiting for room on a decode instance ------------------------------------------------------------
 @inner
 def join_push_queue(state, slot, front):
-    """Puts a prefilled request into the queue for a decode instance; online work has a queue of its own, served first."""
+    """Puts a prefilled request into the queue for a decode instance; online work has its own, served first."""
     counters = state.counters
     head, tail = (PUSH_HEAD, PUSH_TAIL) if state.requests[slot].urgent else (OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL)
     if front:
@@ -166,6 +167,32 @@ def remove_member(state, instance, slot):
         spec.urgent_members -= 1
     else:
         spec.offline_members -= 1
+
+
+@inner
+def join_decodable(state, instance, slot):
+    """A member can decode from now on: counts it and its context length."""
+    spec, request = state.instances[instance], state.requests[slot]
+    tokens = request.prompt_tokens + request.generated_tokens
+    spec.decodable += 1
+    if request.urgent:
+        spec.urgent_decodable += 1
+        spec.urgent_context += tokens
+    else:
+        spec.offline_context += tokens
+
+
+@inner
+def leave_decodable(state, instance, slot):
+    """A member, settled, no longer decodes here."""
+    spec, request = state.instances[instance], state.requests[slot]
+    tokens = request.prompt_tokens + request.generated_tokens
+    spec.decodable -= 1
+    if request.urgent:
+        spec.urgent_decodable -= 1
+        spec.urgent_context -= tokens
+    else:
+        spec.offline_context -= tokens
 
 
 @inner
@@ -253,6 +280,17 @@ def add_dispatch(state, instance):
     if state.instances[instance].queued == 0:
         state.instances[instance].queued = 1
         add_task(state, DISPATCH, instance, NONE)
+
+
+@inner
+def retry_waiting(state):
+    """Memory is free again: the queues for decode instances are tried anew, online first, each in a task of its own.
+
+    (In one task, an answer from outside for the second queue would be taken by the first one's decision, asked again.)
+    """
+    for queue in (PUSH_HEAD, OFFLINE_PUSH_HEAD):
+        if state.counters[queue] >= 0:
+            add_task(state, RETRY_PUSHES, queue, NONE)
 
 
 # --- Log ------------------------------------------------------------------------------------------------------------

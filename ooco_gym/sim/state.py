@@ -121,12 +121,17 @@ INSTANCE = np.dtype(
         ("urgent_members", np.int64),
         ("offline_members", np.int64),
         ("decodable", np.int64),  # members with status RESIDENT
+        ("urgent_decodable", np.int64),  # of those, urgent ones
+        ("urgent_context", np.int64),  # sum of the context lengths of the urgent ones, as far as settled
+        ("offline_context", np.int64),  # and of the others
+        ("urgent_running", np.int64),  # urgent members in the running batch
         ("arriving", np.int64),  # requests whose transfer to here is reserved or under way
         ("arriving_pulls", np.int64),  # of those, pulled offline ones
         ("arriving_context", np.int64),  # their context lengths in all
         ("leaving", np.int64),  # pulled requests whose step here is still in progress
         ("suspended", np.int64),  # requests of an interrupted prefill kept for resumption
-        ("suspended_layers", np.int64),
+        ("suspended_layers", np.int64),  # layers that they have done
+        ("suspended_ps", np.int64),  # instance time spent on these layers
         ("pull_wake_ps", np.int64),  # ask for a pull again at this time
         ("last_pull_ps", np.int64),
         ("pull_due", np.int32),  # something changed since the last pull decision
@@ -184,11 +189,11 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
- DEFAULT_TTFT_PS, DEFAULT_TPOT_PS,
+ DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(57)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(59)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
 # of offline work in the system, times seconds) -----------------------------------------

@@ -17,6 +17,8 @@ from ooco_gym.sim.queues import (
     append,
     cancel,
     has_room,
+    join_decodable,
+    leave_decodable,
     log_event,
     remove_member,
     schedule,
@@ -130,7 +132,7 @@ def end_transfer(state, index):
         count(state, MIGRATIONS, 1)
     settle(state, link.target)
     add_member(state, link.target, slot)
-    target.decodable += 1
+    join_decodable(state, link.target, slot)
     target.all_included = 0
     target.pull_due = 1
     wake(state, link.target)
@@ -146,6 +148,8 @@ def accept_pull(state, slot, target):
 
     Returns 1 where it goes ahead, 0 where the request may not move or does not fit.
     """
+    if slot < 0 or slot >= state.requests.size:
+        return 0
     request = state.requests[slot]
     source = state.instances[request.instance]
     if request.status != RESIDENT or request.urgent or source.role == STRICT:
@@ -154,7 +158,7 @@ def accept_pull(state, slot, target):
     if not can_reserve(state, slot, target):
         return 0
     reserve(state, slot, target)
-    source.decodable -= 1
+    leave_decodable(state, request.instance, slot)
     if source.activity == DECODE and _runs(state, request.instance, slot):
         cut(state, request.instance)
         request.status = LEAVING

@@ -1,0 +1,67 @@
+"""Hypothesis strategies: random clusters, traces, policies and protocols, small enough to play in milliseconds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from harness import BASELINES, POINT_NAMES, Setup
+from hypothesis import strategies as st
+
+CHIPS = (("ascend_910c", 1), ("ascend_910c", 2), ("h800", 1), ("a100_40g_sxm", 1))
+VALUES: dict[str, dict[str, Any]] = {
+    "ooco": {
+        "slo_margin": st.sampled_from((0.5, 0.9, 1.0)), "pull_margin": st.sampled_from((0.0, 0.05)),
+        "random_tries": st.integers(0, 8), "stop_on_first_fail": st.integers(0, 1), "max_pull": st.integers(1, 8),
+        "interrupt": st.sampled_from(("always", "slack", "never")), "interrupt_decode": st.integers(0, 1),
+        "gate": st.sampled_from(("cost", "saturation", "always")),
+        "overload": st.sampled_from(("best_effort", "sacrifice")),
+        "evict": st.sampled_from(("bottleneck", "longest", "shortest")), "gate_window": st.integers(1, 8),
+        "prefill_tokens": st.sampled_from((1, 512, 2048)), "layer_resume": st.integers(0, 1)},
+    "ooco_xllm": {
+        "stop_share": st.sampled_from((0.5, 0.98)), "estimate_every": st.integers(1, 3),
+        "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "slo_unit_bug": st.integers(0, 1),
+        "service_routing": st.sampled_from(("slo_aware", "round_robin")), "gate_window": st.integers(1, 8),
+        "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
+    "base_pd": {"routing": st.sampled_from(("least_loaded", "round_robin")),
+                "prefill_tokens": st.sampled_from((512, 2048))},
+    "online_priority": {"batch_cap": st.sampled_from((0, 1, 3, 8)), "interrupt": st.sampled_from(("never", "always")),
+                        "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
+}
+
+
+@st.composite
+def traces(draw: st.DrawFn, most: int = 60) -> tuple[tuple[float, int, int, bool], ...]:
+    """Bursts of requests, many at equal times, outputs of one token among them."""
+    rows = []
+    for _ in range(draw(st.integers(1, 6))):
+        at = draw(st.sampled_from((0.0, 0.25, 1.0, 2.0, 5.0, 11.0)))
+        gap = draw(st.sampled_from((0.0, 0.0, 0.013, 0.11)))
+        online = draw(st.booleans())
+        prompt = draw(st.sampled_from((1, 15, 16, 200, 900, 2500)))
+        output = draw(st.sampled_from((1, 2, 15, 16, 40, 150)))
+        spread = draw(st.integers(0, 9))
+        for i in range(draw(st.integers(1, most // 6))):
+            rows.append((round(at + i * gap, 9), prompt + spread * (i % 3), max(1, output - spread * (i % 2)), online))
+    return tuple(sorted(rows))
+
+
+@st.composite
+def setups(draw: st.DrawFn, policies: tuple[str, ...] = BASELINES, noisy: bool = True, random_rules: bool = True,
+           **fixed: Any) -> Setup:
+    """A random episode. `noisy` allows jitter and noisy beliefs; `random_rules` replaces rules of some points."""
+    policy = draw(st.sampled_from(policies))
+    values = tuple((name, draw(values)) for name, values in sorted(VALUES[policy].items()))
+    pool = st.lists(st.sampled_from(CHIPS), min_size=1, max_size=3).map(tuple)
+    rules: dict[str, Any] = {
+        "max_batch": draw(st.sampled_from((4, 12, 64))), "tpot_s": draw(st.sampled_from((0.03, 0.05, 0.1))),
+        "ttft_s": draw(st.sampled_from((0.2, 2.0))), "tpot_min_tokens": draw(st.sampled_from((2, 16))),
+        "tpot_from_decode": draw(st.booleans()), "kv_link_bytes_per_s": draw(st.sampled_from((25e9, 3e8)))}
+    if noisy and draw(st.integers(0, 3)) == 0:
+        rules |= {"jitter": draw(st.sampled_from((0.0, 0.1))), "belief_noise": draw(st.sampled_from((0.0, 0.1))),
+                  "belief_factor": draw(st.sampled_from((1.0, 1.3)))}
+    points = draw(st.sets(st.sampled_from(POINT_NAMES))) if random_rules and draw(st.booleans()) else set()
+    setup = Setup(requests=draw(traces()), relaxed=draw(pool), strict=draw(pool),
+                  kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))), policy=policy, values=values,
+                  random_points=tuple(sorted(points)), seed=draw(st.integers(0, 2**40)),
+                  window_s=draw(st.sampled_from(((0.0, 20.0), (0.2, 3.0)))), rules=rules)
+    return setup.with_(**fixed)

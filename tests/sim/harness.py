@@ -1,0 +1,148 @@
+"""Small episodes for the simulator's tests: build one, drive it in any way, compare two."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import random_rules
+
+from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.policy import Policy, get_policy
+from ooco_gym.sim import state as s
+from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
+from ooco_gym.sim.loop import run as run_loop
+from ooco_gym.workload import Trace
+
+BASELINES = ("ooco", "ooco_xllm", "base_pd", "online_priority")
+POINT_NAMES = tuple(point.name for point in POINTS)
+# What a run leaves behind, whichever way it was driven. Links in queues, and what decision counts say, are no result.
+REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
+INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
+                   "arriving", "leaving", "suspended", "online_prefill_ps", "offline_prefill_ps", "decode_ps",
+                   "wasted_ps", "decode_steps", "decoded_tokens", "steps_begun")
+SUMS = tuple(slot for slot in range(s.ONLINE_ARRIVED, s.COUNTERS) if slot not in (s.DECISIONS, s.EVENTS))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """An episode to be. Requests are rows of (arrival_s, prompt, output, online), sorted by arrival."""
+
+    requests: tuple[tuple[float, int, int, bool], ...]
+    relaxed: tuple[tuple[str, int], ...] = (("ascend_910c", 1),)  # (chip, tensor parallelism)
+    strict: tuple[tuple[str, int], ...] = (("ascend_910c", 1),)
+    kv_tokens: int | None = None  # memory of each instance; None: what the chip has
+    policy: str | Policy = "ooco"
+    values: tuple[tuple[str, Any], ...] = ()
+    random_points: tuple[str, ...] = ()  # decided by the random rules
+    seed: int = 1
+    window_s: tuple[float, float] = (0.0, 60.0)
+    rules: dict[str, Any] = field(default_factory=dict)
+
+    def trace(self) -> Trace:
+        """The requests as a trace."""
+        rows = list(self.requests)
+        return Trace(arrival_s=np.array([row[0] for row in rows], np.float64),
+                     prompt_tokens=np.array([row[1] for row in rows], np.int32),
+                     output_tokens=np.array([row[2] for row in rows], np.int32),
+                     online=np.array([row[3] for row in rows], bool))
+
+    def with_(self, **changes: Any) -> Setup:
+        """A copy with some fields changed."""
+        return replace(self, **changes)
+
+
+DEFAULT_RULES = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": 16, "tpot_from_decode": False, "max_batch": 64,
+                 "block_tokens": 16, "kv_link_bytes_per_s": 25e9, "gate_poll_s": 0.1, "prior_output_tokens": 64.0}
+
+
+def machines_of(setup: Setup) -> list[Machine]:
+    """The instances, relaxed ones first."""
+    model = load_model("qwen2_5_7b")
+    return [Machine(role, Deployment(load_chip(chip), model, tp))
+            for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict)) for chip, tp in pool]
+
+
+class Episode:
+    """One episode: `play` runs it; `outside` names the points that `play` answers by the policy's own rules."""
+
+    def __init__(self, setup: Setup, *, outside: tuple[str, ...] = (), bulk: bool = True, log: int = 0,
+                 trace: Trace | None = None) -> None:
+        self.setup, trace = setup, setup.trace() if trace is None else trace
+        rules = Rules(**{**DEFAULT_RULES, **setup.rules})
+        machines = machines_of(setup)
+        policy = get_policy(setup.policy) if isinstance(setup.policy, str) else setup.policy
+        policy = policy.with_values(dict(setup.values))
+        facts: Facts = facts_of(machines, trace, rules)
+        if policy.prepare is not None:
+            policy = policy.with_values(policy.prepare(policy, facts))
+        policy = replace(policy, **{name: getattr(random_rules.policy, name) for name in setup.random_points})
+        self.policy = policy
+        self.state = build_state(machines, trace, rules, seed=setup.seed, window_s=setup.window_s,
+                                 params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
+                                 bulk=bulk, log_capacity=log)
+        if setup.kv_tokens is not None:
+            for name in ("total_blocks", "free_blocks"):
+                self.state.instances[name] = setup.kv_tokens // rules.block_tokens
+        self.hooks = policy.hooks()
+        self.rules = addresses([ask_outside if name in outside else hook
+                                for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])
+        self.end_ps = round((setup.window_s[1] + 600.0) * s.PS_PER_S)
+        self.answers = 0
+
+    def advance(self, until_ps: int | None = None, answer: int = s.ASK) -> int:
+        """Calls the loop once; returns why it came back."""
+        return int(run_loop(self.state, self.rules, self.end_ps if until_ps is None else until_ps, answer))
+
+    def rule_answer(self) -> int:
+        """What the policy's own rule answers to the open decision."""
+        counters = self.state.counters
+        rule = self.hooks[int(counters[s.PENDING]) - 1]
+        return call_rule(self.state, rule, int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST]),
+                         int(counters[s.PENDING_COUNT]))
+
+    def play(self, until_ps: int | None = None) -> Episode:
+        """Runs to the end, or to `until_ps`, answering what is asked by the policy's own rules."""
+        answer = s.ASK
+        while True:
+            why = self.advance(until_ps, answer)
+            if why != s.ASKED:
+                return self
+            answer = self.rule_answer()
+            self.answers += 1
+
+    def next_event_ps(self) -> int:
+        """When the next event happens."""
+        state = self.state
+        times = [int(s.NEVER)]
+        if state.counters[s.HEAP_SIZE] > 0:
+            times.append(int(state.heap[0, state.heap[1, 0]]))
+        if state.counters[s.NEXT_ARRIVAL] < state.requests.size:
+            times.append(int(state.requests[state.counters[s.NEXT_ARRIVAL]]["arrival_ps"]))
+        return min(times)
+
+
+def play(setup: Setup, **options: Any) -> Episode:
+    """Builds and plays an episode."""
+    return Episode(setup, **options).play()
+
+
+def differences(a: s.State, b: s.State) -> list[str]:
+    """What two episodes' results differ in: names of fields, and how many rows."""
+    found = []
+    for name in REQUEST_FIELDS:
+        wrong = int(np.count_nonzero(a.requests[name] != b.requests[name]))
+        if wrong:
+            found.append(f"requests.{name}: {wrong}")
+    for name in INSTANCE_FIELDS:
+        if not np.array_equal(a.instances[name], b.instances[name]):
+            found.append(f"instances.{name}: {a.instances[name]} {b.instances[name]}")
+    if not np.array_equal(a.itl, b.itl):
+        found.append("itl")
+    found += [f"counters[{slot}]: {a.counters[slot]} {b.counters[slot]}" for slot in (*SUMS, s.NOW, s.OPEN_ONLINE)
+              if a.counters[slot] != b.counters[slot]]
+    if not np.array_equal(a.stats, b.stats):
+        found.append(f"stats: {a.stats} {b.stats}")
+    return found

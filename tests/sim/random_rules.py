@@ -1,0 +1,105 @@
+"""A random rule for each decision point, keyed so that it answers alike however the loop is driven."""
+
+from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.bundle import Policy
+from ooco_gym.sim.costs import random_below
+from ooco_gym.sim.decode import settle
+from ooco_gym.sim.state import (
+    ALL,
+    FULL,
+    HOLD,
+    KEEP,
+    NEVER,
+    OFFLINE,
+    RELAXED_COUNT,
+    RESIDENT,
+    STAY,
+    STOP,
+    STRICT,
+    URGENT,
+    WAIT,
+    WAITING,
+)
+
+STREAM = 900
+
+
+@hook(ROUTE)
+def route(view):
+    """Any instance; offline requests also stay or, where somebody decodes on a strict instance, wait."""
+    state, request = view.state, view.state.requests[view.request]
+    relaxed = state.counters[RELAXED_COUNT]
+    if request.status < WAITING:
+        return random_below(state, STREAM, view.request, 0, 0, relaxed)
+    strict = relaxed + random_below(state, STREAM, view.request, request.evictions, 1, state.instances.size - relaxed)
+    if request.urgent:
+        return strict
+    answer = random_below(state, STREAM, view.request, request.evictions, 2, 3)
+    if answer == 0:
+        return STAY
+    if answer == 1 and state.instances[strict].decodable > 0:
+        return WAIT
+    return strict
+
+
+@hook(INTERRUPT)
+def interrupt(view):
+    """Stop or keep."""
+    return STOP if random_below(view.state, STREAM + 1, view.instance, view.request, 0, 2) == 0 else KEEP
+
+
+@hook(GATE)
+def gate(view):
+    """Hold, or any candidate."""
+    step = view.state.instances[view.instance].steps_begun
+    answer = random_below(view.state, STREAM + 2, view.instance, step, view.candidates.size, view.candidates.size + 1)
+    return answer if answer < view.candidates.size else HOLD
+
+
+@hook(COMPOSE)
+def compose(view):
+    """On even instances everybody, on odd ones a random half, at least one."""
+    state, instance = view.state, view.instance
+    spec, count = state.instances[instance], 0
+    if instance % 2 == 0:
+        spec.bound_ps = NEVER
+        return ALL
+    spec.bound_ps = 0
+    for row in (URGENT, OFFLINE):
+        members = spec.urgent_members if row == URGENT else spec.offline_members
+        for i in range(members):
+            slot = state.members[row, instance, i]
+            if state.requests[slot].status != RESIDENT:
+                continue
+            if count == 0 or random_below(state, STREAM + 3, instance, spec.steps_begun, slot, 2) == 0:
+                state.picks[count] = slot
+                count += 1
+    return count
+
+
+@hook(EVICT)
+def evict(view):
+    """Any candidate."""
+    step = view.state.instances[view.instance].steps_begun
+    return random_below(view.state, STREAM + 4, view.instance, step, view.candidates.size, view.candidates.size)
+
+
+@hook(PULL)
+def pull(view):
+    """Up to three of the requests that decode on a random relaxed instance; now and then nobody."""
+    state = view.state
+    step = state.instances[view.instance].steps_begun
+    if random_below(state, STREAM + 5, view.instance, step, 0, 4) == 0:
+        return FULL
+    source, count = random_below(state, STREAM + 5, view.instance, step, 1, state.counters[RELAXED_COUNT]), 0
+    settle(state, source)
+    for i in range(state.instances[source].offline_members):
+        slot = state.members[OFFLINE, source, i]
+        if count < 3 and random_below(state, STREAM + 5, view.instance, step, slot + 2, 2) == 0:
+            state.picks[count] = slot
+            count += 1
+    return count
+
+
+assert STRICT == 1
+policy = Policy("random_rules", route=route, interrupt=interrupt, gate=gate, compose=compose, evict=evict, pull=pull)

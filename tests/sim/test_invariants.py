@@ -1,0 +1,237 @@
+"""What must hold after every event, whatever cluster, trace and rules: tokens, memory, lists, roles."""
+
+from __future__ import annotations
+
+import numpy as np
+from episodes import setups
+from harness import POINT_NAMES, Episode, Setup, play
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ooco_gym.sim import state as s
+
+MANY_EVENTS = 6000
+HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
+LISTED = (s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
+
+
+def chain(requests: np.ndarray, head: int, tail: int) -> list[int]:
+    """The slots of a linked queue, checked from both ends."""
+    slots, slot, before = [], head, -1
+    while slot >= 0:
+        assert requests[slot]["previous"] == before
+        slots.append(int(slot))
+        before, slot = slot, requests[slot]["next"]
+    assert tail == before
+    return slots
+
+
+def check_memory(state: s.State) -> None:
+    requests = state.requests
+    holds = np.isin(requests["status"], HOLDING)
+    assert (requests["blocks"][~holds] == 0).all()
+    assert (requests["target_blocks"][~np.isin(requests["status"], (s.LEAVING, s.MOVING))] == 0).all()
+    for i, spec in enumerate(state.instances):
+        held = int(requests["blocks"][holds & (requests["instance"] == i)].sum())
+        reserved = int(requests["target_blocks"][requests["target"] == i].sum())
+        assert held + reserved == spec["total_blocks"] - spec["free_blocks"]
+        assert spec["free_blocks"] >= 0
+        assert (requests["blocks"][holds & (requests["instance"] == i)] > 0).all()
+    size = state.counters[s.BLOCK_TOKENS]
+    resident = np.isin(requests["status"], (s.RESIDENT, s.PUSH_WAITING))
+    tokens = requests["prompt_tokens"] + requests["generated_tokens"]
+    assert (requests["blocks"] * size >= tokens)[resident].all()
+
+
+def check_lists(state: s.State) -> None:
+    requests, places = state.requests, []
+    status = requests["status"]
+    for i, spec in enumerate(state.instances):
+        waiting = {}
+        for name, urgent in (("online", 1), ("offline", 0)):
+            slots = chain(requests, int(spec[f"{name}_head"]), int(spec[f"{name}_tail"]))
+            assert len(slots) == spec[f"{name}_waiting"]
+            assert all(status[slot] == s.WAITING and requests["instance"][slot] == i for slot in slots)
+            assert all(requests["urgent"][slot] == urgent for slot in slots)
+            tokens = requests["prompt_tokens"][slots].sum() + requests["generated_tokens"][slots].sum()
+            assert tokens == spec[f"{name}_waiting_tokens"]
+            waiting[name] = slots
+            places += slots
+        listed = []
+        for row, count in ((s.URGENT, spec["urgent_members"]), (s.OFFLINE, spec["offline_members"])):
+            slots = [int(slot) for slot in state.members[row, i, :count]]
+            assert [int(requests["position"][slot]) for slot in slots] == list(range(count))
+            assert all(status[slot] in LISTED and requests["instance"][slot] == i for slot in slots)
+            assert all(requests["urgent"][slot] == (row == s.URGENT) for slot in slots)
+            listed += slots
+        places += listed
+        decodes = [slot for slot in listed if status[slot] == s.RESIDENT]
+        urgent = [slot for slot in decodes if requests["urgent"][slot]]
+        tokens = requests["prompt_tokens"] + requests["generated_tokens"]
+        assert spec["decodable"] == len(decodes)
+        assert spec["urgent_decodable"] == len(urgent)
+        assert spec["urgent_context"] == tokens[urgent].sum()
+        assert spec["offline_context"] == tokens[decodes].sum() - tokens[urgent].sum()
+        coming = np.flatnonzero((requests["target"] == i) & (requests["target_blocks"] > 0))
+        assert spec["arriving"] == len(coming)
+        assert spec["arriving_pulls"] == np.count_nonzero(requests["urgent"][coming] == 0)
+        assert spec["arriving_context"] == requests["target_context"][coming].sum()
+        assert spec["leaving"] == np.count_nonzero((status == s.LEAVING) & (requests["instance"] == i))
+        assert len(listed) + spec["arriving"] + spec["suspended"] <= state.members.shape[2]
+    queued = []
+    for head, tail in ((s.PUSH_HEAD, s.PUSH_TAIL), (s.OFFLINE_PUSH_HEAD, s.OFFLINE_PUSH_TAIL)):
+        queued += chain(requests, int(state.counters[head]), int(state.counters[tail]))
+    assert sorted(queued) == sorted(np.flatnonzero(status == s.PUSH_WAITING).tolist())
+    assert len(places) == len(set(places)), "a request in two places"
+    assert sorted(places) == sorted(np.flatnonzero(np.isin(status, (s.WAITING, *LISTED))).tolist())
+
+
+def check_running(state: s.State) -> None:
+    for i, spec in enumerate(state.instances):
+        batch = [int(slot) for slot in state.members[s.BATCH, i, : spec["running"]]]
+        if spec["activity"] == s.DECODE:
+            assert len(batch) == len(set(batch))
+            assert all(state.requests["status"][slot] in (s.RESIDENT, s.LEAVING) for slot in batch)
+            assert all(state.requests["instance"][slot] == i for slot in batch)
+            assert spec["urgent_running"] == sum(int(state.requests["urgent"][slot]) for slot in batch)
+            if spec["role"] == s.RELAXED:
+                assert not any(state.requests["urgent"][slot] for slot in batch), "online decode on relaxed"
+        elif spec["activity"] != s.IDLE:
+            assert spec["role"] == s.RELAXED, "a strict instance prefills"
+            assert all(state.requests["status"][slot] == s.PREFILLING for slot in batch)
+            urgent = spec["activity"] == s.PREFILL_ONLINE
+            assert all(state.requests["urgent"][slot] == urgent for slot in batch)
+        suspended = state.members[s.SUSPENDED, i, : spec["suspended"]]
+        assert (state.requests["status"][suspended] == s.PREFILLING).all()
+
+
+def check_tokens(state: s.State) -> None:
+    requests, now = state.requests, state.counters[s.NOW]
+    status, made, asked = requests["status"], requests["generated_tokens"], requests["output_tokens"]
+    arrived = int(state.counters[s.NEXT_ARRIVAL])
+    assert (status[:arrived] != s.FUTURE).all() and (status[arrived:] == s.FUTURE).all()
+    assert (made <= asked).all() and (made >= 0).all()
+    assert (made[status == s.FINISHED] == asked[status == s.FINISHED]).all()
+    assert (made[status != s.FINISHED] < asked[status != s.FINISHED]).all()
+    assert ((made > 0) == (requests["first_token_ps"] > 0)).all()
+    assert (requests["first_token_ps"] <= now).all() and (requests["finish_ps"] <= now).all()
+    assert (requests["kv_lost"][np.isin(status, LISTED)] == 0).all()
+    strict = state.instances["role"][requests["instance"]] == s.STRICT
+    assert not (strict & (status == s.PREFILLING)).any()
+    decoded = int(state.instances["decoded_tokens"].sum())
+    prefilled = int(made.sum()) - decoded
+    assert prefilled >= np.count_nonzero(made > 0)
+    assert prefilled <= np.count_nonzero(made > 0) + int(requests["evictions"].sum())
+
+
+def check(state: s.State) -> None:
+    """All of them."""
+    check_memory(state)
+    check_lists(state)
+    check_running(state)
+    check_tokens(state)
+
+
+@given(setups())
+def test_everything_holds_after_every_event(setup: Setup) -> None:
+    episode = Episode(setup)
+    for _ in range(MANY_EVENTS):
+        at_ps = episode.next_event_ps()
+        if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
+            break
+        check(episode.state)
+    episode.play()
+    check(episode.state)
+
+
+@given(setups())
+def test_everything_holds_at_open_decisions(setup: Setup) -> None:
+    """Answered from outside, memory and queues also hold in the middle of an event."""
+    episode, answer = Episode(setup, outside=POINT_NAMES), s.ASK
+    for _ in range(400):
+        if episode.advance(None, answer) != s.ASKED:
+            break
+        assert (episode.state.instances["free_blocks"] >= 0).all()
+        answer = episode.rule_answer()
+
+
+@given(setups(random_rules=False), st.booleans())
+def test_everything_ends(setup: Setup, late: bool) -> None:
+    """Every request that could run has run once the load is over; nobody starves, nobody is forgotten."""
+    end_s = max(row[0] for row in setup.requests) + (0.5 if late else 0.0)
+    episode = Episode(setup.with_(window_s=(0.0, end_s + 1.0)))
+    episode.state.counters[s.OPEN_ONLINE] = 1 << 30
+    episode.play(round((end_s + 3600.0) * s.PS_PER_S))
+    status = episode.state.requests["status"]
+    assert np.isin(status, (s.FINISHED, s.REJECTED)).all(), np.unique(status)
+    assert (episode.state.instances["free_blocks"] == episode.state.instances["total_blocks"]).all()
+
+
+def expected_misses(state: s.State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(TTFT missed, TPOT missed, whether the latter is settled) from the times alone, in whole picoseconds."""
+    requests, counters = state.requests, state.counters
+    deadline = requests["arrival_ps"] + requests["ttft_slo_ps"]
+    first = requests["first_token_ps"]
+    ttft = np.where(first > 0, first > deadline, deadline < counters[s.NOW]) | (requests["status"] == s.REJECTED)
+    tokens, finish = requests["output_tokens"].astype(np.int64) - 1, requests["finish_ps"]
+    begin = first
+    if counters[s.TPOT_FROM_DECODE]:
+        begin = np.where(requests["first_decode_ps"] > 0, requests["first_decode_ps"], first)
+    few = requests["output_tokens"] < counters[s.TPOT_MIN_TOKENS]
+    latest = np.where(few, deadline, begin) + tokens * requests["tpot_slo_ps"]
+    return ttft, (finish > latest) & (tokens > 0), requests["status"] == s.FINISHED
+
+
+@given(setups())
+def test_misses_are_charged_as_the_protocol_says(setup: Setup) -> None:
+    state = play(setup).state
+    requests, online = state.requests, state.requests["online"] == 1
+    ttft, tpot, finished = expected_misses(state)
+    arrived = requests["status"] != s.FUTURE
+    assert (((requests["violated"] & 1) > 0) == ttft)[online & arrived].all()
+    assert (((requests["violated"] & 2) > 0) == tpot)[online & finished].all()
+    assert (requests["violated"][~online & (requests["status"] != s.REJECTED)] == 0).all()
+    counted = online & (requests["counted"] == 1)
+    assert state.counters[s.TTFT_MISSES] == np.count_nonzero(requests["violated"][counted] & 1)
+    assert state.counters[s.TPOT_MISSES] == np.count_nonzero(requests["violated"][counted] & 2)
+    assert state.counters[s.VIOLATIONS] == np.count_nonzero(requests["violated"][counted])
+    done = (requests["status"] == s.FINISHED) | (requests["violated"] > 0)
+    assert state.counters[s.OPEN_ONLINE] == np.count_nonzero(counted & ~done)
+
+
+@given(setups())
+def test_sums_are_those_of_the_requests(setup: Setup) -> None:
+    state = play(setup).state
+    requests, counters = state.requests, state.counters
+    start, end = counters[s.WINDOW_START], counters[s.WINDOW_END]
+    done = ((requests["online"] == 0) & (requests["status"] == s.FINISHED) & (requests["finish_ps"] >= start)
+            & (requests["finish_ps"] < end))
+    assert counters[s.OFFLINE_FINISHED] == np.count_nonzero(done)
+    assert counters[s.OFFLINE_OUTPUT_TOKENS] == requests["output_tokens"][done].sum()
+    assert counters[s.SERVICE_PS] == requests["service_ps"][done].sum()
+    counted = (requests["online"] == 1) & (requests["counted"] == 1)
+    assert counters[s.ONLINE_FINISHED] == np.count_nonzero(counted & (requests["status"] == s.FINISHED))
+    gaps = np.maximum(requests["generated_tokens"][counted] - 1, 0).sum()
+    assert state.itl.sum() == gaps, "an inter-token time for each token after the first"
+    for key, slot in (("wasted_tokens", s.WASTED_TOKENS), ("evictions", s.EVICTIONS), ("migrations", s.MIGRATIONS)):
+        assert counters[slot] <= requests[key].sum()
+    busy = sum(state.instances[key] for key in ("online_prefill_ps", "offline_prefill_ps", "decode_ps"))
+    assert (busy <= counters[s.NOW]).all()
+
+
+@given(setups(), st.lists(st.integers(-5, 2**31 - 1) | st.integers(-5, 12), min_size=1, max_size=30))
+def test_illegal_answers_do_no_harm(setup: Setup, answers: list[int]) -> None:
+    """Whatever comes from outside, in the answer and in State.picks, the books stay right."""
+    episode, answer = Episode(setup, outside=POINT_NAMES), s.ASK
+    for i in range(1500):
+        if episode.advance(None, answer) != s.ASKED:
+            check(episode.state)
+            break
+        answer = answers[i % len(answers)]
+        if answer == s.ASK:
+            answer = s.HOLD
+        picks = episode.state.picks
+        picks[: len(answers)] = np.array(answers)[: picks.size]
+        if i % 2:
+            answer = episode.rule_answer()
+    assert (episode.state.instances["free_blocks"] >= 0).all()
