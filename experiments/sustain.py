@@ -60,8 +60,9 @@ def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Po
         return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)
 
     tokens = column("offline", "prompt_tokens_per_s") + column("offline", "output_tokens_per_s")
-    return Point(rate, column("online", f"violation_rate_{tpot_from}"), column("offline", "kept_up_share", 1.0), tokens,
-                 column("offline", "reference_gpu_s_per_s"), column("offline", "wasted_tokens_per_s"))
+    return Point(rate, column("online", f"violation_rate_{tpot_from}"), column("offline", "kept_up_share", 1.0),
+                 column("offline", "kept_up_service_share", 1.0), tokens, column("offline", "reference_gpu_s_per_s"),
+                 column("offline", "wasted_tokens_per_s"))
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:
         "ratio_to_best_baseline": ratio, **_ratio_interval(found, best),
         "curve": [{"offline_rate": point.rate, "violation_rate": float(point.violations.mean()),
                    "violation_rates": point.violations.tolist(), "kept_up_share": float(point.kept_up.mean()),
+                   "kept_up_service_share": float(point.kept_up_service.mean()),
                    "tokens_per_s": float(point.tokens_per_s.mean()),
                    "wasted_tokens_per_s": float(point.wasted_per_s.mean())} for point in crossing.points],
     }

@@ -35,9 +35,9 @@ class Direct:
 
 
 def jobs_with(tmp_path, run):
-    jobs = Jobs(1, Cache(tmp_path), run)
-    jobs._pool = Direct()  # type: ignore[assignment]
-    return jobs, jobs._pool
+    jobs, pool = Jobs(1, Cache(tmp_path), run), Direct()
+    jobs._pool = pool  # type: ignore[assignment]
+    return jobs, pool
 
 
 def test_the_same_question_is_answered_from_the_cache(tmp_path):

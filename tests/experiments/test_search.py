@@ -17,7 +17,8 @@ PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)
 def point(rate, violations, kept_up=1.0):
     violations, kept_up = np.atleast_1d(violations), np.broadcast_to(kept_up, np.shape(np.atleast_1d(violations)))
     served = np.full(violations.shape, 1000.0 * rate)
-    return Point(rate, violations, np.array(kept_up, float), served, served / 1e4, 0 * served)
+    kept_up = np.array(kept_up, float)
+    return Point(rate, violations, kept_up, kept_up, served, served / 1e4, 0 * served)
 
 
 @given(st.floats(0.2, 15.0))

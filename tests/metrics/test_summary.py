@@ -60,14 +60,17 @@ def test_offline_service_counts_at_completion_within_the_window():
     assert offline["age_max_s"] == pytest.approx(3000.0)  # the one that got its first token at 3500 waited longest
 
 
-def test_keeping_up_is_the_worse_of_requests_and_service():
+def test_keeping_up_by_requests_and_by_service():
     easy = [request(online=0, arrival_s=2000.0 + i, finish_s=2100.0 + i, first_s=2050.0, service_s=0.1)
             for i in range(9)]
     hard = request(online=0, arrival_s=2500.0, service_s=0.9)
     early = request(online=0, arrival_s=100.0, first_s=1900.0, finish_s=2000.0, service_s=0.9)
-    assert summarise(run_of(table(*easy, hard)))["offline"]["kept_up_share"] == pytest.approx(0.5)
-    assert summarise(run_of(table(*easy, hard, early)))["offline"]["kept_up_share"] == pytest.approx(1.0)
-    assert summarise(run_of(table(early)))["offline"]["kept_up_share"] is None
+    growing, level, none = (summarise(run_of(table(*rows)))["offline"] for rows in (
+        (*easy, hard), (*easy, hard, early), (early,)))
+    assert growing["kept_up_share"] == pytest.approx(0.9)
+    assert growing["kept_up_service_share"] == pytest.approx(0.5)
+    assert (level["kept_up_share"], level["kept_up_service_share"]) == (pytest.approx(1.0), pytest.approx(1.0))
+    assert none["kept_up_share"] is None
 
 
 def test_nothing_arrived_gives_nulls_not_zeros():
