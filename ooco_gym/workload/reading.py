@@ -38,18 +38,22 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto") -> Trace:
     if format != "auto" and format not in FORMATS:
         raise unknown("trace format", format, ["auto", *FORMATS])
     table = open_table(Path(path))
-    chosen = _recognise(table) if format == "auto" else FORMATS[format]
-    for column in chosen.required:
+    return trace_of(table, _recognise(table) if format == "auto" else FORMATS[format])
+
+
+def trace_of(table: Table, form: TraceFormat) -> Trace:
+    """Returns the trace in an open table, repairs and refusals as `read_trace` has them."""
+    for column in form.required:
         if column not in table.columns:
-            raise UserError(f"trace file '{path}' has no column '{column}'{nearest(column, table.columns)}; format "
-                            f"'{chosen.name}' needs: {', '.join(chosen.required)}; found: {_few(table.columns)}")
+            raise UserError(f"trace file '{table.path}' has no column '{column}'{nearest(column, table.columns)}; "
+                            f"format '{form.name}' needs: {', '.join(form.required)}; found: {_few(table.columns)}")
     if table.rows == 0:
-        raise UserError(f"trace file '{path}' holds no request")
+        raise UserError(f"trace file '{table.path}' holds no request")
     notes = []
-    left_out = [name for name in table.columns if name not in chosen.required + chosen.optional]
+    left_out = [name for name in table.columns if name not in form.required + form.optional]
     if left_out:
         notes.append(f"columns left out: {_few(left_out)}")
-    return _finish(table, chosen.read(table), Path(path), notes)
+    return _finish(table, form.read(table), table.path, notes)
 
 
 def _recognise(table: Table) -> TraceFormat:

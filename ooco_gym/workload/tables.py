@@ -80,6 +80,19 @@ class Table:
         """Returns a column as text; an empty field is None."""
         return [None if value is None or value == "" else str(value).strip() for value in _listed(self.columns[field])]
 
+    def holds_dates(self, field: str) -> bool:
+        """Tells whether a column holds dates (as such or as text) rather than numbers."""
+        column = self.columns[field]
+        if isinstance(column, pa.ChunkedArray) and not (pa.types.is_string(column.type)
+                                                        or pa.types.is_large_string(column.type)):
+            return bool(pa.types.is_temporal(column.type))
+        first = next((value for value in _listed(column) if value not in (None, "")), "")
+        try:
+            float(first)
+        except (TypeError, ValueError):
+            return isinstance(first, str) and any(mark in first for mark in "-:/")
+        return False
+
     def timestamps_ns(self, field: str, expected: str) -> np.ndarray:
         """Returns a column of dates with times as int64[rows] nanoseconds since 1970."""
         column = self.columns[field]

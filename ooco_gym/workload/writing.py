@@ -30,14 +30,30 @@ def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
     Raises:
         UserError: another ending, or the folder cannot be written.
     """
+    return _write(trace_table(trace), Path(path))
+
+
+def write_lengths(prompt_tokens: np.ndarray | None, output_tokens: np.ndarray | None,
+                  path: str | os.PathLike[str]) -> Path:
+    """Writes a set of lengths without arrivals: the columns `prompt_tokens` and `output_tokens`, int32.
+
+    Raises:
+        UserError: another ending than `write_trace` knows, or the folder cannot be written.
+    """
     import pyarrow as pa
 
-    path = Path(path)
+    columns = {"prompt_tokens": prompt_tokens, "output_tokens": output_tokens}
+    return _write(pa.table({name: pa.array(values, pa.int32()) for name, values in columns.items()
+                            if values is not None}), Path(path))
+
+
+def _write(table: Any, path: Path) -> Path:
+    import pyarrow as pa
+
     ending = next((item for item in sorted(_ENDINGS, key=len, reverse=True) if path.name.endswith(item)), None)
     if ending is None:
         raise UserError(f"cannot write trace '{path}': its ending must be one of {', '.join(_ENDINGS)}"
                         f"{nearest(path.suffix, _ENDINGS)}")
-    table = trace_table(trace)
     try:
         with atomic_write(path) as temporary:
             if ending == ".parquet":
