@@ -41,6 +41,7 @@ class Section:
     note: str = ""
     commands: Sequence[str] = ()
     warning: str = ""
+    more_figures: Sequence[Any] = ()
 
 
 def report(path: str | os.PathLike[str], runs: Sequence[Run | Record], extra_tables: Sequence[Section | Table] = (),
@@ -150,9 +151,10 @@ def _section(place: int, part: Section) -> str:
         seen = "".join(f"<li>{html.escape(line)}</li>" for line in part.sentences)
         pieces.append(f'<ul class="seen">{seen}</ul>')
     pieces += [_table(table) for table in part.tables]
-    if part.figure is not None:
-        pieces.append(part.figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{place}",
-                                          config=PLOT_OPTIONS, default_width="100%"))
+    for number, figure in enumerate([part.figure, *part.more_figures]):
+        if figure is not None:
+            pieces.append(figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{place}-{number}",
+                                         config=PLOT_OPTIONS, default_width="100%"))
     if part.note:
         pieces.append(f'<p class="note">{html.escape(part.note)}</p>')
     if part.commands:

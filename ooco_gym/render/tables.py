@@ -27,15 +27,18 @@ class Table:
                 raise ValueError(f"table '{self.title}': a row has {len(row)} cells, its head {len(self.head)}")
 
     def show(self, console: Any = None) -> None:
-        """Prints the table with rich."""
+        """Prints the table with rich; one with more columns than rows on its side, as a terminal is narrow."""
         from rich.console import Console
         from rich.markup import escape
         from rich.table import Table as View
 
+        head, rows = self.head, self.rows
+        if len(head) > len(rows) + 1:
+            head, *rows = zip(self.head, *self.rows, strict=True)
         view = View(title=self.title, title_justify="left", caption=self.note or None, caption_justify="left")
-        for place, column in enumerate(self.head):
-            view.add_column(column, justify="left" if place == 0 else "right", overflow="fold")
-        for row in self.rows:
+        for place, column in enumerate(head):
+            view.add_column(escape(column), justify="left" if place == 0 else "right", overflow="fold")
+        for row in rows:
             view.add_row(*map(escape, row))
         (console or Console()).print(view)
 
@@ -46,6 +49,10 @@ def _seconds(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.2f} %"
+
+
+def _points(value: float) -> str:
+    return f"{100 * value:.2f} points"
 
 
 def _number(value: float) -> str:
@@ -114,4 +121,6 @@ def _cell(figures: tuple[float, float, float], show: Show, with_interval: bool) 
 
 
 def _signed(show: Show) -> Show:
-    return lambda value: f"{'+' if value > 0 else '−' if value < 0 else ''}{show(abs(value))}"
+    """A difference's sign, figure and, between percentages, its unit."""
+    plain = _points if show is _percent else show
+    return lambda value: f"{'+' if value > 0 else '−' if value < 0 else ''}{plain(abs(value))}"

@@ -40,7 +40,7 @@ def violation_figure(groups: Groups, budget: float) -> Any:
     figure, colour = go.Figure(), colours(labels)
     for label, members in groups.items():
         rates = values_of(members, "online", "violation_rate")
-        mean, low, high = (max(LEAST_RATE, value) for value in interval(rates))
+        mean, low, high = (float(np.maximum(LEAST_RATE, value)) for value in interval(rates))
         error = None if np.isnan(low) else {
             "type": "data", "symmetric": False, "array": [100 * (high - mean)], "arrayminus": [100 * (mean - low)],
             "thickness": 2, "width": 7}
