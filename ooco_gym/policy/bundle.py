@@ -52,7 +52,7 @@ def slots(params: tuple[Param, ...]) -> Any:
     """Names the places of parameters in State.params: `P.slo_margin` is an index, also inside compiled rules."""
     if len(params) > s.PARAMS:
         raise ValueError(f"a policy has room for {s.PARAMS} parameters, not {len(params)}")
-    return namedtuple("Slots", [p.name for p in params])(*range(len(params)))  # noqa: PYI024
+    return namedtuple("Slots", [p.name for p in params])(*range(len(params)))
 
 
 @dataclass(frozen=True)

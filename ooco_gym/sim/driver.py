@@ -237,7 +237,8 @@ class Sampler:
 
     def take(self, time_s: float) -> None:
         """Adds the sample at `time_s`."""
-        instances, row = self.state.instances, {"t_s": time_s}
+        instances = self.state.instances
+        row: dict[str, Any] = {"t_s": time_s}
         for key in self._BUSY:
             share = (instances[key] - self._busy[key]) / (self.sample_s * s.PS_PER_S)
             row[key.replace("_ps", "_share")] = np.clip(share, 0.0, 1.0)

@@ -256,8 +256,8 @@ class View(NamedTuple):
     """What a rule sees at one decision."""
 
     state: State
-    instance: int  # where the decision is taken, or -1
-    request: int  # whom it is about, or -1
+    instance: int | np.int64  # where the decision is taken, or -1
+    request: int | np.int64  # whom it is about, or -1
     candidates: np.ndarray  # int32[k], what may be chosen; its meaning depends on the point
 
 
