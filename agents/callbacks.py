@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from agents.networks import ObservationEncoder
+from agents.networks import Gate, ObservationEncoder
 from ooco_gym.cli.progress import progress
 from ooco_gym.files import atomic_write
 
@@ -117,11 +117,13 @@ class Validation(BaseCallback):
         path: where the best policy is saved.
         every_steps: decisions between two validations.
         limit: the violation rate that still counts as feasible.
+        first: whether to validate before learning too, because the policy already knows something.
     """
 
-    def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float) -> None:
+    def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
+                 first: bool = False) -> None:
         super().__init__()
-        self._play, self._path, self._every, self._limit = play, path, every_steps, limit
+        self._play, self._path, self._every, self._limit, self._first = play, path, every_steps, limit, first
         self._next = every_steps
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
@@ -129,6 +131,10 @@ class Validation(BaseCallback):
 
     def _on_step(self) -> bool:
         return True
+
+    def _on_training_start(self) -> None:
+        if self._first:
+            self.validate()
 
     def _on_rollout_start(self) -> None:
         if self.num_timesteps >= self._next:
@@ -156,6 +162,25 @@ class Validation(BaseCallback):
 
     def _rank(self, entry: dict[str, float]) -> tuple[bool, float]:
         return entry["violation_rate"] <= self._limit, entry["reward"]
+
+
+class CriticFirst(BaseCallback):
+    """Leaves the actor as it is for the first `updates` updates, until the critic can judge it.
+
+    An imitated actor would otherwise be undone by the advantages of a critic that has seen nothing.
+    """
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self._updates, self._rollouts = updates, 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._rollouts += 1
+        for parameter in Gate(self.model.policy).actor_parameters():  # type: ignore[arg-type]
+            parameter.requires_grad_(self._rollouts > self._updates)
 
 
 class Checkpoints(BaseCallback):

@@ -55,7 +55,9 @@ def make_env(config: Mapping[str, Any]) -> gym.Env:
     spec = plain(config)
     if not spec.get("id"):
         raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
-    import ooco_gym.envs  # noqa: F401  registers our environments
+    from ooco_gym.envs import register_all
+
+    register_all()
 
     arguments = {key: value for key, value in spec.items() if key not in _NOT_ARGUMENTS}
     try:
@@ -119,9 +121,20 @@ class SplitEpisodes(gym.Wrapper):
         return self.env.get_wrapper_attr("action_masks")()
 
 
-def training_makers(config: Mapping[str, Any], count: int, seed: int) -> list[Callable[[], gym.Env]]:
-    """Returns `count` functions that each make an environment over the training split, with streams of their own."""
+def training_makers(
+    config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None
+) -> list[Callable[[], gym.Env]]:
+    """Returns `count` functions that each make an environment over the training split, with streams of their own.
+
+    Args:
+        config: the `env` configuration.
+        count: number of environments.
+        seed: keys which windows each of them plays.
+        window_s: length of their episodes; None leaves the configuration's.
+    """
     seeds = split_seeds(config, "train")
+    if window_s is not None:
+        config = {**plain(config), "window_s": window_s}
 
     def maker(index: int) -> Callable[[], gym.Env]:
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))

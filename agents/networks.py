@@ -201,6 +201,12 @@ class Gate(nn.Module):
         self.scorer = policy.mlp_extractor
         self.head = policy.action_net
 
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The parameters that decide; actor and critic share none."""
+        value = ("critic.", "value.", "value_net.")  # of CandidateScorer, and of SB3's MlpExtractor
+        named = [*self.scorer.named_parameters(), *self.head.named_parameters()]
+        return [parameter for name, parameter in named if not name.startswith(value)]
+
     def forward(
         self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:

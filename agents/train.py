@@ -84,8 +84,11 @@ class _Trainer:
         self.config, self.agent, self.out = config, agent, out
         self.started = started
         self.interrupted = False
+        self.imitation: dict[str, Any] | None = None
         self.env = self._vector_env()
         self.model = self._model()
+        self.env.venv.reset()
+        self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self.logger = build_logger(out, config.get("logger"), config)
@@ -97,7 +100,8 @@ class _Trainer:
 
         from agents.vector import LeanVecEnv
 
-        makers = training_makers(self.config["env"], self.agent["n_envs"], int(self.config["seed"]))
+        makers = training_makers(self.config["env"], self.agent["n_envs"], int(self.config["seed"]),
+                                 self.config.get("window_s"))
         # Rewards only: observations are scaled inside the network, where export finds the scaling again.
         return VecNormalize(LeanVecEnv(makers), norm_obs=False, norm_reward=True, gamma=0.999, clip_reward=np.inf)
 
@@ -129,6 +133,7 @@ class _Trainer:
     def _callbacks(self) -> list[Any]:
         from agents.callbacks import (
             Checkpoints,
+            CriticFirst,
             Figures,
             ObservationStatistics,
             Progress,
@@ -139,22 +144,27 @@ class _Trainer:
 
         config, settings = self.config, plain(self.config.get("validation") or {})
         limit = config.get("max_wall_s")
-        self.clock = WallClock(None if limit is None else self.started + float(limit), self._reserve_s)
+        self.clock = WallClock(None if limit is None else self.ready + float(limit), self._reserve_s)
         self.figures = Figures()
         self.progress = Progress(config["total_timesteps"], limit)
         self.validation: Validation | None = None
         callbacks: list[Any] = [self.clock, TimedTransitions(), self.figures]
+        if self._imitated_rule() is not None:
+            callbacks.append(CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
             self.validation_windows = windows(split_seeds(config["env"], "validation"), int(settings["windows"]))
             self.validation_envs: list[Any] = []
             self.validation = Validation(
                 self._play_validation, self.out / POLICY_FILE, int(settings["every_steps"]),
-                float(settings["violation_limit"]))
+                float(settings["violation_limit"]), first=self._imitated_rule() is not None)
             callbacks.append(self.validation)
         if config.get("checkpoint_every_steps"):
             callbacks.append(Checkpoints(self.out / "checkpoints", int(config["checkpoint_every_steps"])))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
         return [*callbacks, ObservationStatistics(), self.progress]
+
+    def _imitated_rule(self) -> str | None:
+        return plain(self.agent.get("imitate") or {}).get("rule")
 
     def _reserve_s(self) -> float:
         """Seconds to leave for the last validation: what one took, or a tenth of the limit before the first."""
@@ -182,9 +192,9 @@ class _Trainer:
         return BatchPlayer("training", decide)
 
     def learn(self) -> None:
-        """Scales observations on random play, learns, and saves; an interrupt saves too."""
+        """Learns and saves; an interrupt saves too."""
         try:
-            self._scale()
+            self.imitation = self._prepare()
             self.model.learn(int(self.config["total_timesteps"]), callback=self.callbacks, log_interval=1)
             if self.validation is not None and self._unjudged():
                 self.validation.validate()
@@ -192,19 +202,19 @@ class _Trainer:
             self.interrupted = True
         self._save()
 
-    def _scale(self) -> None:
-        """Plays random legal actions to have a scaling of observations before the first update."""
-        from agents.networks import ObservationEncoder
+    def _prepare(self) -> dict[str, Any] | None:
+        """Scales observations and, if the agent asks for it, imitates a heuristic; returns how well."""
+        from agents.imitation import imitate, play_and_scale
 
-        encoder = self.model.policy.features_extractor
-        assert isinstance(encoder, ObservationEncoder)
-        random = np.random.default_rng((int(self.config["seed"]), 7))
-        env = self.env.venv
-        observation = env.reset()
-        for _ in range(max(1, int(self.agent["scale_decisions"]) // env.num_envs)):
-            encoder.update(observation)
-            keys = np.where(observation["action_mask"] > 0, random.random(observation["action_mask"].shape), -1.0)
-            observation, _, _, _ = env.step(keys.argmax(axis=1))
+        a, settings = self.agent, plain(self.agent.get("imitate") or {})
+        rule, seed = self._imitated_rule(), int(self.config["seed"])
+        decisions = int(a["scale_decisions"] if rule is None else settings["decisions"])
+        seen = play_and_scale(self.model, self.env.venv, rule, decisions, seed)
+        if rule is None:
+            return None
+        agreement = imitate(self.model, seen, int(settings["epochs"]), int(a["batch_size"]) // 4,
+                            float(settings["learning_rate"]))
+        return {"rule": rule, "decisions": len(seen["answer"]), "agreement": agreement}
 
     def _unjudged(self) -> bool:
         """True if the policy learned on since it was last validated."""
@@ -229,6 +239,7 @@ class _Trainer:
     def summary(self) -> dict[str, Any]:
         """The machine-readable account of the run."""
         wall_s = time.monotonic() - self.started
+        setup_s = self.ready - self.started
         validation_s = self.validation.wall_s if self.validation is not None else 0.0
         steps = int(self.model.num_timesteps)
         reason = "interrupt" if self.interrupted else "max_wall_s" if self.clock.expired else "total_timesteps"
@@ -236,9 +247,9 @@ class _Trainer:
             "command": "train", "agent": self.agent["name"], "network": self.agent["network"],
             "env": self.config["env"]["id"], "seed": int(self.config["seed"]), "timesteps": steps,
             "stopped_by": reason, "episodes": self.figures.episodes, "updates": int(self.model._n_updates),
-            "wall_s": wall_s, "validation_wall_s": validation_s,
-            "decisions_per_s": steps / max(wall_s - validation_s, 1e-9),
-            "best": self.validation.best if self.validation is not None else None,
+            "wall_s": wall_s, "setup_wall_s": setup_s, "validation_wall_s": validation_s,
+            "decisions_per_s": steps / max(wall_s - setup_s - validation_s, 1e-9),
+            "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
             "validation": self.validation.history if self.validation is not None else [],
             "logger": plain(self.config.get("logger") or {"name": "none"})["name"],
             "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
@@ -261,7 +272,8 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
 
     console = Console(soft_wrap=True)
     console.print(f"trained {summary['timesteps']:,} decisions in {summary['wall_s']:.0f} s "
-                  f"({summary['decisions_per_s']:,.0f} decisions/s), stopped by {summary['stopped_by']}")
+                  f"({summary['decisions_per_s']:,.0f} decisions/s beside validation), "
+                  f"stopped by {summary['stopped_by']}")
     best = summary["best"]
     if best:
         console.print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

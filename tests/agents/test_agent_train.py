@@ -81,6 +81,23 @@ def test_mlp_network_trains_too(tmp_path):
     assert summary["network"] == "mlp" and len(actions(tmp_path, 1)) == 40
 
 
+def test_imitation_starts_from_the_rule_and_the_critic_goes_first(tmp_path):
+    imitated = {"rule": "best", "decisions": 1500, "epochs": 25, "learning_rate": 1e-2, "critic_first_updates": 2}
+    quick = {"imitate": imitated, "batch_size": 400, "n_epochs": 1}
+    summary = train.main(train_config(tmp_path, total_timesteps=150, checkpoint_every_steps=75, agent=quick))
+    assert summary["imitation"]["rule"] == "best" and summary["imitation"]["agreement"] > 0.8
+    assert summary["validation"][0]["timesteps"] == 0
+
+    def weights(name):
+        from sb3_contrib import MaskablePPO
+
+        return MaskablePPO.load(tmp_path / name, device="cpu").policy.mlp_extractor.state_dict()
+
+    before, after = weights("checkpoints/step_0000000075.zip"), weights("policy_last.zip")
+    moved = {key.split(".")[0] for key in before if not np.array_equal(before[key].numpy(), after[key].numpy())}
+    assert moved == {"critic", "value"}
+
+
 def test_wall_clock_ends_training(tmp_path):
     summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=0.5))
     assert summary["stopped_by"] == "max_wall_s" and (tmp_path / "policy.zip").is_file()
