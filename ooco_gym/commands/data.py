@@ -9,8 +9,16 @@ from typing import TYPE_CHECKING, Any
 from rich.box import SIMPLE_HEAD
 
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.workload.catalogue import data_folder, find_source, list_datasets, load_dataset, local_file
+from ooco_gym.workload.catalogue import (
+    data_folder,
+    find_source,
+    list_datasets,
+    load_dataset,
+    local_file,
+    what_to_put_where,
+)
 from ooco_gym.workload.describe import describe
+from ooco_gym.workload.download import Unreachable, download
 from ooco_gym.workload.sample import Sample, read_sample
 from ooco_gym.workload.writing import write_lengths, write_trace
 
@@ -35,12 +43,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-        "list": _list, "import": _import, "describe": _describe}
+        "list": _list, "fetch": _fetch, "import": _import, "describe": _describe}
     action, target = str(values["action"]), values.get("target")
     if action not in actions:
         raise unknown("action of ooco-gym data", action, actions)
     if target is None and action != "list":
-        raise UserError(f"ooco-gym data {action} needs a file, or a dataset's name, such as "
+        what = "a dataset's name" if action == "fetch" else "a file, or a dataset's name"
+        raise UserError(f"ooco-gym data {action} needs {what}, such as "
                         f"'ooco-gym data {action} azure_conv_2023'; datasets: {', '.join(list_datasets())}")
     return {"action": action, "target": target, **actions[action](values)}
 
@@ -55,6 +64,33 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
         _print(_catalogue(found))
         print(f"here: in '{data_folder()}'; ooco-gym data list NAME shows address, digest and what to know")
     return {"folder": data_folder(), "datasets": found}
+
+
+def _fetch(values: dict[str, Any]) -> dict[str, Any]:
+    from ooco_gym.cli.progress import progress
+
+    dataset = load_dataset(str(values["target"]))
+    address = str(values["address"] or dataset.address or "")
+    if not address or dataset.file is None:
+        raise UserError(what_to_put_where(dataset))
+    with progress(f"fetching {dataset.name} (MB)", (dataset.size_bytes or 0) / 1e6 or None) as bar:
+        seen = 0.0
+
+        def report(there: int, total: int | None) -> None:
+            nonlocal seen
+            bar.advance(there / 1e6 - seen)
+            seen = there / 1e6
+
+        try:
+            got = download(address, data_folder() / dataset.file, size_bytes=dataset.size_bytes,
+                           sha256=dataset.sha256, git_blob=dataset.git_blob, report=report)
+        except Unreachable as error:
+            raise UserError(f"{error}; without a network, {what_to_put_where(dataset)}") from None
+    checked = {"sha256": "its SHA-256 is right", "git_blob": "its git blob is right", "size": "its size is right"}
+    print(f"{got.path}: {got.size_bytes:,} bytes, {got.received_bytes:,} of them received now; "
+          f"{checked.get(got.verified, 'not verified, its publisher gives no digest')}; SHA-256 {got.sha256}")
+    print(f"licence: {dataset.licence}; ooco-gym data describe {dataset.name} shows what it looks like")
+    return {**vars(got), "address": address, "licence": dataset.licence}
 
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:

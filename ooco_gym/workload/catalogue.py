@@ -109,7 +109,8 @@ def find_source(text: str) -> tuple[Path, Dataset | None]:
         if path is None and dataset.address is None:
             raise UserError(what_to_put_where(dataset))
         if path is None:
-            raise UserError(f"dataset '{text}' is not in '{data_folder()}': {what_to_put_where(dataset)}")
+            raise UserError(f"dataset '{text}' is not in '{data_folder()}': run 'ooco-gym data fetch {text}', or "
+                            f"{what_to_put_where(dataset)}")
         return path, dataset
     path = Path(text).expanduser()
     if path.is_file():
