@@ -15,8 +15,8 @@ def folders(tmp_path_factory):
     from ooco_gym.cli import main
 
     root = tmp_path_factory.mktemp("gate")
-    train = ["train", "env=gating", "agent=maskable_ppo", *SHORT, "window_s=60", "total_timesteps=256", "agent.n_envs=4",
-             "agent.n_steps=32", "agent.batch_size=64", "agent.imitate.decisions=256", "validation.windows=2",
+    train = ["train", "env=gating", "agent=maskable_ppo", *SHORT, "window_s=60", "total_timesteps=256",
+             "agent.n_envs=4", "agent.n_steps=32", "agent.batch_size=64", "agent.imitate.decisions=256", "validation.windows=2",
              "validation.every_steps=200", f"out={root / 'run'}"]
     assert main(train) == 0
     assert main(["export", f"policy={root / 'run'}", "checks=50", f"out={root / 'gate'}"]) == 0
@@ -26,7 +26,8 @@ def folders(tmp_path_factory):
 
 
 def test_every_step_leaves_its_summary(folders):
-    schemas = {name: json.loads((folders / name / "summary.json").read_text())["schema"] for name in ("run", "gate", "e")}
+    names = ("run", "gate", "e")
+    schemas = {name: json.loads((folders / name / "summary.json").read_text())["schema"] for name in names}
     assert schemas == {"run": "ooco-gym/train/1", "gate": "ooco-gym/export/1", "e": "ooco-gym/evaluate/1"}
 
 
