@@ -9,7 +9,7 @@ instance never decodes. The paper gives no cap; `batch_cap: auto` is the largest
 
 from ooco_gym.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
-from ooco_gym.policy.rules import least_backlog, lightest_strict, write_urgent
+from ooco_gym.policy.rules import route_by_class, write_urgent
 from ooco_gym.sim.state import (
     ALL,
     DEFAULT_TPOT_PS,
@@ -19,9 +19,9 @@ from ooco_gym.sim.state import (
     PUSH_HEAD,
     RELAXED_COUNT,
     RESIDENT,
+    STAY,
     STOP,
     WAIT,
-    WAITING,
 )
 
 PARAMS = (
@@ -37,11 +37,10 @@ P = slots(PARAMS)
 @hook(ROUTE)
 def route(view):
     """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
-    state, request = view.state, view.state.requests[view.request]
-    if request.status < WAITING:
-        return least_backlog(state, request.urgent)
-    if request.urgent:
-        return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    state = view.state
+    chosen = route_by_class(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    if chosen != STAY:
+        return chosen
     if state.counters[PUSH_HEAD] >= 0:
         return WAIT
     best, fewest = WAIT, int(state.params[P.batch_cap])

@@ -11,16 +11,16 @@ from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import (
+    all_fit,
     already,
     blocks_for,
     decodable,
-    least_backlog,
     length,
-    lightest_strict,
     longest,
     longest_that_fits,
     predict_decode,
     predict_prefill,
+    route_by_class,
     saturated_batch,
     settle,
     shortest,
@@ -46,10 +46,8 @@ from ooco_gym.sim.state import (
     RELAXED,
     RELAXED_COUNT,
     RESIDENT,
-    STAY,
     STOP,
     URGENT,
-    WAITING,
 )
 
 MIX_STREAM = 1  # of Algorithm 2's random draws
@@ -62,8 +60,7 @@ PARAMS = (
     Param("max_pull", "requests in one pull (Algorithm 1 leaves the number open)", 1, 1024),
     Param("interrupt", "3.4.1: stop offline work for an online arrival", choices=("always", "slack", "never")),
     Param("interrupt_decode", "whether offline decode is interrupted too, or only prefill", 0, 1),
-    Param("slack_factor", "interrupt=slack: predicted time to first token is stretched by this before"
-          " comparing", 0, 100),
+    Param("slack_factor", "interrupt=slack: predicted TTFT is stretched by this before comparing", 0, 100),
     Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
     Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
     Param("overload", "3.4.4: online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),
@@ -85,12 +82,7 @@ def push_bound(state):
 @hook(ROUTE)
 def route(view):
     """Arrivals to the least prefill backlog; online requests are pushed at once; offline ones decode where they are."""
-    state, request = view.state, view.state.requests[view.request]
-    if request.status < WAITING:
-        return least_backlog(state, request.urgent)
-    if request.urgent:
-        return lightest_strict(state, view.request, push_bound(state))
-    return STAY
+    return route_by_class(view.state, view.request, push_bound(view.state))
 
 
 # --- Online request preemption (3.4.1) ------------------------------------------------------------------------------
@@ -324,12 +316,9 @@ def mix(view):
         spec.bound_ps = NEVER
         return ALL
     bound = int(state.params[P.slo_margin] * tpot_bound(state, instance))
-    online, online_context = decodable(state, instance, URGENT)
-    offline, offline_context = decodable(state, instance, OFFLINE)
-    if predict_decode(state, instance, online + offline, online_context + offline_context) <= bound:
-        spec.bound_ps = bound
+    if all_fit(state, instance, bound):
         return ALL
-    spec.bound_ps = 0
+    online, online_context = decodable(state, instance, URGENT)
     count = write_urgent(state, instance)
     if predict_decode(state, instance, online, online_context) > bound:
         return overload(state, instance, count, online_context, bound)

@@ -13,6 +13,7 @@ from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import (
+    all_fit,
     blocks_for,
     decodable,
     least_backlog,
@@ -122,12 +123,8 @@ def fill_in_order(view):
         spec.bound_ps = NEVER
         return ALL
     bound = int(state.params[P.stop_share] * tpot_bound(state, instance))
-    online, online_context = decodable(state, instance, URGENT)
-    offline, offline_context = decodable(state, instance, OFFLINE)
-    if predict_decode(state, instance, online + offline, online_context + offline_context) <= bound:
-        spec.bound_ps = bound
+    if all_fit(state, instance, bound):
         return ALL
-    spec.bound_ps = 0
     waiting = write_urgent(state, instance)
     for i in range(spec.offline_members):
         slot = state.members[OFFLINE, instance, i]

@@ -119,6 +119,27 @@ def lightest_strict(state, slot, bound_ps):
 
 
 @inner
+def route_by_class(state, slot, bound_ps):
+    """Arrivals to the least prefill backlog; online requests to the lightest strict instance; offline ones stay."""
+    request = state.requests[slot]
+    if request.status < WAITING:
+        return least_backlog(state, request.urgent)
+    if request.urgent:
+        return lightest_strict(state, slot, bound_ps)
+    return STAY
+
+
+@inner
+def all_fit(state, instance, bound_ps):
+    """Whether a step of all that decode on a settled instance keeps the bound; the loop asks again once it does not."""
+    online, online_context = decodable(state, instance, URGENT)
+    offline, offline_context = decodable(state, instance, OFFLINE)
+    fits = predict_decode(state, instance, online + offline, online_context + offline_context) <= bound_ps
+    state.instances[instance].bound_ps = bound_ps if fits else 0
+    return fits
+
+
+@inner
 def longest_that_fits(state, instance, batch, context, group, bound, most):
     """Largest l with L(B and `group` requests of length l) within the bound, by binary search; -1 if none."""
     low, high = 0, max(0, most)
@@ -156,12 +177,7 @@ def sort_ascending(keys, values, count):
 @hook(ROUTE)
 def route_least_backlog(view):
     """Arrivals to the least prefill backlog; online requests to a strict instance; offline ones stay."""
-    state, request = view.state, view.state.requests[view.request]
-    if request.status < WAITING:
-        return least_backlog(state, request.urgent)
-    if request.urgent:
-        return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
-    return STAY
+    return route_by_class(view.state, view.request, view.state.counters[DEFAULT_TPOT_PS])
 
 
 @hook(INTERRUPT)
