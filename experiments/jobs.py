@@ -85,7 +85,7 @@ class Jobs:
             context = multiprocessing.get_context(method)
             if method == "forkserver":
                 context.set_forkserver_preload(["ooco_gym", "experiments.jobs"])
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context)
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_end_with_the_parent)
         return self._pool
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
@@ -117,6 +117,18 @@ def file_stamps(value: Any) -> list[tuple[str, int, int]]:
 
 def _numbers(values: Any) -> bool:
     return all(isinstance(value, (int, float)) for value in values)
+
+
+def _end_with_the_parent() -> None:
+    """Makes a worker end when the process that asked is gone, however it went: an orphan would wait for ever."""
+
+    def watch() -> None:
+        parent = multiprocessing.parent_process()
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def policy_identity(policy: str) -> dict[str, Any]:
