@@ -34,6 +34,8 @@ class Slo:
                 raise UserError(f"slo.{key}={getattr(self, key)!r} must be a positive number of seconds")
         if self.tpot_from not in ("first_token", "first_decode"):
             raise UserError(f"slo.tpot_from='{self.tpot_from}' must be first_token or first_decode")
+        if self.gap_s is not None and not 0 < self.gap_s < 1e6:
+            raise UserError(f"slo.gap_s={self.gap_s!r} must be a positive number of seconds, or null")
         if self.tpot_min_tokens < 2:
             raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens} must be at least 2")
 
@@ -143,6 +145,8 @@ class Scenario:
         predictor: what policies believe of latencies.
         timing: form of the roofline (`ooco_gym.perf.list_timings()`).
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
+        decision_s: the scheduler's own time, added to every iteration (not to what policies expect of it where the
+            predictor is biased).
         protocol: `conf/protocol` name, path or mapping.
     """
 
@@ -159,10 +163,11 @@ class Scenario:
     predictor: Any = "exact"
     timing: str = "ooco"
     jitter: float = 0.0
+    decision_s: float = 0.0
     protocol: Any = "default"
 
     def __post_init__(self) -> None:
-        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "jitter"):
+        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "jitter", "decision_s"):
             value = getattr(self, key)
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
                 raise UserError(f"{key}={value!r} must be a number of at least 0")

@@ -24,11 +24,13 @@ class Rules:
         tpot_min_tokens: outputs shorter than this are judged by their deadline instead of their TPOT.
         from_decode: TPOT counts from the first decode step on, not from the first token.
         end_ps: when the run ended; what is unfinished then violates if its deadline has passed.
+        gap_ps: longest time between two tokens that is no TPOT miss; None where that is not judged.
     """
 
     tpot_min_tokens: int
     from_decode: bool
     end_ps: int
+    gap_ps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,8 @@ def judge(requests: np.ndarray, rules: Rules) -> Quality:
     over_tpot |= ~started & deadline_missed  # never began, and cannot keep its pace any more
     short = n < rules.tpot_min_tokens
     tpot_missed = np.where(short, deadline_missed, over_tpot) | rejected
+    if rules.gap_ps is not None:
+        tpot_missed |= requests["max_gap_ps"] > rules.gap_ps
 
     several = finished & (n >= 2)  # a single token has no time between tokens
     divisor = np.maximum(steps, 1) * float(PS_PER_S)

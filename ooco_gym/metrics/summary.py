@@ -44,7 +44,8 @@ def summarise(run: Run) -> dict[str, Any]:
 def rules_of(run: Run) -> Rules:
     """The judging rules that a run's scenario sets."""
     slo = run.scenario.load_slo()
-    return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run))
+    return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run),
+                 gap_ps=None if slo.gap_s is None else round(slo.gap_s * PS_PER_S))
 
 
 def end_ps_of(run: Run) -> int:

@@ -46,6 +46,8 @@ class Rules:
     belief_factor: float = 1.0
     belief_noise: float = 0.0
     jitter: float = 0.0
+    gap_s: float | None = None
+    decision_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _fill_links(state, relaxed, rules)
     _fill_requests(state, trace, rules, window_s, class_blind)
     _price_requests(state, relaxed)
+    _charge_decisions(state, len(unique), rules.decision_s)
     _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
     state.params[:] = params
     for slot, value in settings.items():
@@ -221,6 +224,13 @@ def _price_requests(state: s.State, relaxed: int) -> None:
     requests["service_ps"] = np.rint(linear + state.head_ps[prefill, 1] + attention + output * share).astype(np.int64)
 
 
+def _charge_decisions(state: s.State, truths: int, decision_s: float) -> None:
+    """Lets every iteration take the scheduler's own time as well; what a request is worth stays as it is."""
+    extra = round(decision_s * s.PS_PER_S)
+    state.decode_ps[:truths, 1:] += extra
+    state.prefill_ps[:truths, 1:] += extra
+
+
 def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
                    class_blind: bool) -> None:
     counters = state.counters
@@ -238,6 +248,7 @@ def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[floa
     counters[s.TPOT_FROM_DECODE] = int(rules.tpot_from_decode)
     counters[s.GATE_POLL_PS] = round(rules.gate_poll_s * s.PS_PER_S)
     counters[s.RELAXED_COUNT] = relaxed
+    counters[s.GAP_PS] = s.NEVER if rules.gap_s is None else round(rules.gap_s * s.PS_PER_S)
     counters[s.DEFAULT_TTFT_PS] = round(rules.ttft_s * s.PS_PER_S)
     counters[s.DEFAULT_TPOT_PS] = round(rules.tpot_s * s.PS_PER_S)
     online = state.requests["online"] == 1

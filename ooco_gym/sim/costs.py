@@ -173,7 +173,11 @@ def predict_decode(state, instance, batch_size, context):
     if batch_size <= 0:
         return np.int64(0)
     spec = state.instances[instance]
-    latency = decode_latency(state, spec.belief, batch_size, context)
+    largest = state.decode_ps.shape[1] - 1
+    latency = decode_latency(state, spec.belief, min(batch_size, largest), context)
+    if batch_size > largest:  # rules may ask about batches that no list could hold: on along the last step's slope
+        slope = state.decode_ps[spec.belief, largest] - state.decode_ps[spec.belief, largest - 1]
+        latency += (batch_size - largest) * slope
     if state.tables[spec.belief].noise == 0.0:
         return latency
     return np.int64(latency * _spread(state, spec.belief, NOISE_STREAM, instance, spec.steps_begun))

@@ -21,6 +21,7 @@ from ooco_gym.sim.costs import (
 from ooco_gym.sim.memory import (
     TPOT_BIT,
     cancel_reservation,
+    charge_miss,
     check_token,
     count,
     finish,
@@ -32,6 +33,7 @@ from ooco_gym.sim.state import (
     BATCH,
     BULK,
     DECODE,
+    GAP_PS,
     HOLD,
     IDLE,
     ITL_BINS,
@@ -93,11 +95,12 @@ def fill_batch(state, instance, picks):
     if picks >= 0:
         count = _fill_picked(state, instance, min(picks, state.picks.size))
     else:
+        every = spec.decodable == spec.urgent_members + spec.offline_members
         for row in (URGENT, OFFLINE):
             members = spec.urgent_members if row == URGENT else spec.offline_members
             for i in range(members):
                 slot = state.members[row, instance, i]
-                if state.requests[slot].status == RESIDENT:
+                if every or state.requests[slot].status == RESIDENT:
                     state.members[BATCH, instance, count] = slot
                     count += 1
     spec.running = count
@@ -116,8 +119,17 @@ def growth(state, instance, steps):
 
 
 @inner
+def fits_for_sure(state, instance, steps):
+    """Whether the batch can make `steps` more tokens each wherever its requests stand in their last blocks."""
+    spec = state.instances[instance]
+    return spec.running * (steps // state.counters[BLOCK_TOKENS] + 1) <= spec.free_blocks
+
+
+@inner
 def _steps_in_memory(state, instance, most):
     """Largest number of steps, at most `most`, whose growth fits the free blocks; at least 1 (checked before)."""
+    if fits_for_sure(state, instance, most):
+        return most
     free = state.instances[instance].free_blocks
     if growth(state, instance, most) <= free:
         return most
@@ -132,10 +144,31 @@ def _steps_in_memory(state, instance, most):
 
 
 @inner
+def _first_step(state, slot):
+    """A request's first decode step begins: from now on it is known by when it must have finished."""
+    request, counters = state.requests[slot], state.counters
+    request.first_decode_ps = counters[NOW]
+    request.latest_ps = NEVER
+    if request.online and request.violated & TPOT_BIT == 0:
+        request.latest_ps = finish_deadline(state, slot, counters[TPOT_FROM_DECODE])
+
+
+@inner
+def hold_tokens(state, slot, tokens):
+    """Lets a request hold the blocks of `tokens`; returns how many more than before."""
+    request = state.requests[slot]
+    if tokens <= request.blocks * state.counters[BLOCK_TOKENS]:
+        return 0
+    more = blocks_for(state, tokens) - request.blocks
+    request.blocks += more
+    return more
+
+
+@inner
 def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
     spec, counters = state.instances[instance], state.counters
-    n, context, urgent, steps, miss_ps = spec.running, 0, 0, MAX_STEPS, NEVER
+    n, context, urgent, steps, miss_ps, taken = spec.running, 0, 0, MAX_STEPS, NEVER, 0
     for i in range(n):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
@@ -143,10 +176,12 @@ def start_run(state, instance):
         urgent += request.urgent
         steps = min(steps, request.output_tokens - request.generated_tokens)
         if request.first_decode_ps == 0:
-            request.first_decode_ps = counters[NOW]
-        if request.online and request.violated & TPOT_BIT == 0:
-            miss_ps = min(miss_ps, finish_deadline(state, slot, counters[TPOT_FROM_DECODE]))
-    if counters[BULK] == 0 or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
+            _first_step(state, slot)
+        miss_ps = min(miss_ps, request.latest_ps)
+        taken += hold_tokens(state, slot, length(state, slot) + 1)
+    take_blocks(state, instance, taken)
+    spec.left, spec.miss_ps = steps, miss_ps
+    if counters[BULK] == 0 or counters[GAP_PS] < NEVER or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
         steps = 1
     elif spec.bound_ps < NEVER:
         if state.tables[spec.belief].noise > 0.0:
@@ -160,7 +195,6 @@ def start_run(state, instance):
         steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - counters[NOW]), steps, 1)
     if steps > 1:
         steps = _steps_in_memory(state, instance, steps)
-    _reserve(state, instance, 1)
     spec.activity = DECODE
     spec.start_ps = counters[NOW]
     spec.steps = steps
@@ -181,54 +215,62 @@ def _duration(state, instance, steps):
 
 
 @inner
-def _reserve(state, instance, ahead):
-    """Makes every running request hold the memory of `ahead` more tokens."""
-    taken = 0
-    for i in range(state.instances[instance].running):
-        request = state.requests[state.members[BATCH, instance, i]]
-        tokens = request.prompt_tokens + request.generated_tokens + ahead
-        blocks = blocks_for(state, tokens)
-        if blocks > request.blocks:
-            taken += blocks - request.blocks
-            request.blocks = blocks
-    take_blocks(state, instance, taken)
+def _advance(state, instance, steps, end_ps, ahead):
+    """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses.
 
-
-@inner
-def _advance(state, instance, steps, end_ps):
-    """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses."""
+    Every request then holds the memory of its tokens and of `ahead` more (1 where the run goes on).
+    """
     spec = state.instances[instance]
     first = end_ps - spec.start_ps
     last = first
     if steps > 1:
         first = decode_latency(state, spec.table, spec.batch_size, spec.context)
         last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
-    continuing, residents = 0, 0
+    continuing, usual, taken = 0, 0, 0
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
         if request.online:
             gap = spec.start_ps + first - request.last_token_ps
             request.max_gap_ps = max(request.max_gap_ps, max(gap, last))
+            if request.max_gap_ps > state.counters[GAP_PS]:
+                charge_miss(state, slot, TPOT_BIT, end_ps)
             if request.counted:
                 continuing += 1
-                state.itl[itl_bin(gap)] += 1
+                if gap == first:  # it made its last token when this run began
+                    usual += 1
+                else:
+                    state.itl[itl_bin(gap)] += 1
         request.generated_tokens += steps
         request.last_token_ps = end_ps
-        residents += request.status == RESIDENT
-        if request.online and request.generated_tokens < request.output_tokens:
-            check_token(state, slot, end_ps)
+        taken += hold_tokens(state, slot, length(state, slot) + ahead)
+    take_blocks(state, instance, taken)
+    if usual > 0:
+        state.itl[itl_bin(first)] += usual
+    if end_ps > spec.miss_ps:
+        _check_tokens(state, instance, end_ps)
     if steps > 1 and continuing > 0:
         _count_gaps(state, instance, steps, continuing)
     spec.urgent_context += steps * spec.urgent_running
-    spec.offline_context += steps * (residents - spec.urgent_running)
+    spec.offline_context += steps * (spec.running - spec.leaving - spec.urgent_running)
     spec.decoded_tokens += steps * spec.running
     spec.decode_steps += steps
     spec.decode_ps += end_ps - spec.start_ps
     spec.steps_begun += steps
     spec.context += steps * spec.batch_size
     spec.steps -= steps
+    spec.left -= steps
     spec.start_ps = end_ps
+
+
+@inner
+def _check_tokens(state, instance, time_ps):
+    """Charges the TPOT misses of running requests that still lack tokens (finishing ones are judged as they finish)."""
+    for i in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        if request.online and request.generated_tokens < request.output_tokens:
+            check_token(state, slot, time_ps)
 
 
 @inner
@@ -256,8 +298,7 @@ def settle(state, instance):
                              _past(state, instance))
     if current > 1:
         over = decode_sum(state, spec.table, spec.batch_size, spec.context, current - 1)
-        _advance(state, instance, current - 1, spec.start_ps + over)
-        _reserve(state, instance, 1)
+        _advance(state, instance, current - 1, spec.start_ps + over, 1)
 
 
 @inner
@@ -322,10 +363,11 @@ def end_run(state, instance):
         spec.activity = IDLE
         return 0
     log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
-    _advance(state, instance, spec.steps, spec.end_ps)
-    _reserve(state, instance, 0)
+    _advance(state, instance, spec.steps, spec.end_ps, 0)
     spec.activity = IDLE
     finished = 0
+    if spec.left > 0:
+        return finished
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]

@@ -82,7 +82,8 @@ def rules_of(scenario: Scenario) -> Rules:
     predictor = Predictor.load(scenario.predictor)
     return Rules(slo.ttft_s, slo.tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
                  cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol["gate_poll_s"]),
-                 float(protocol["prior_output_tokens"]), predictor.factor, predictor.noise, scenario.jitter)
+                 float(protocol["prior_output_tokens"]), predictor.factor, predictor.noise, scenario.jitter,
+                 slo.gap_s, scenario.decision_s)
 
 
 @dataclass

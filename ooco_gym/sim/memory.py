@@ -15,6 +15,7 @@ from ooco_gym.sim.queues import (
 from ooco_gym.sim.state import (
     EVICTIONS,
     FINISHED,
+    NEVER,
     NOW,
     OFFLINE_EVICTED_SHARE,
     OFFLINE_FINISHED,
@@ -128,6 +129,8 @@ def charge_miss(state, slot, bit, time_ps):
         return
     clean = request.violated == 0
     request.violated |= bit
+    if bit == TPOT_BIT:
+        request.latest_ps = NEVER
     if not (request.counted and request.online):
         return
     if bit == TTFT_BIT:

@@ -4,7 +4,7 @@
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency
 from ooco_gym.sim.decode import itl_bin
-from ooco_gym.sim.memory import count, finish, release, take_blocks
+from ooco_gym.sim.memory import TPOT_BIT, charge_miss, count, finish, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_INTERRUPT,
     LOG_PREFILL_END,
@@ -19,6 +19,7 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
+    GAP_PS,
     IDLE,
     INTERRUPTIONS,
     LAYER_RESUME,
@@ -255,6 +256,8 @@ def _new_token(state, slot, now):
     elif request.online:
         gap = now - request.last_token_ps
         request.max_gap_ps = max(request.max_gap_ps, gap)
+        if gap > state.counters[GAP_PS]:
+            charge_miss(state, slot, TPOT_BIT, now)
         if request.counted:
             state.itl[itl_bin(gap)] += 1
     request.last_token_ps = now

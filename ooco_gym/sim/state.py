@@ -78,6 +78,7 @@ REQUEST = np.dtype(
         ("last_token_ps", np.int64),
         ("finish_ps", np.int64),
         ("max_gap_ps", np.int64),
+        ("latest_ps", np.int64),  # when a TPOT miss becomes certain: known from the first decode step on
         ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
         ("wasted_ps", np.int64),  # instance time spent on them, in proportion
         ("evictions", np.int32),
@@ -107,6 +108,8 @@ INSTANCE = np.dtype(
         ("hold", np.int32),  # the gate's last answer, where it was a hold
         ("interrupted", np.int32),  # ends at a layer boundary before its natural end
         ("natural_end_ps", np.int64),  # when it would have ended
+        ("left", np.int64),  # steps after which the first request of the batch has all its tokens
+        ("miss_ps", np.int64),  # the first of the batch's `latest_ps`
         ("bound_ps", np.int64),  # the composition stays right while the believed latency is within it
         ("steps_begun", np.int64),  # decode steps so far: key of random draws
         # queues (heads and tails of linked lists of requests) and member counts
@@ -189,11 +192,12 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
+ GAP_PS,
  DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(59)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(60)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
 # of offline work in the system, times seconds) -----------------------------------------

@@ -7,7 +7,7 @@ has a link of its own; a link serves pushes before pulls, first come first serve
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.decode import cut, settle, wake
+from ooco_gym.sim.decode import cut, fits_for_sure, settle, wake
 from ooco_gym.sim.memory import count, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_TRANSFER_END,
@@ -47,12 +47,14 @@ def link_of(state, source, target):
 
 @inner
 def reserve(state, slot, target):
-    """Reserves the memory that a request needs at its destination; the run there sees it at its next step."""
+    """Reserves the memory that a request needs at its destination; a run there that needs it ends with its step."""
     request, spec = state.requests[slot], state.instances[target]
-    cut(state, target)
+    settle(state, target)
     request.target = target
     request.target_blocks = blocks_there(state, slot)
     take_blocks(state, target, request.target_blocks)
+    if not fits_for_sure(state, target, spec.steps):
+        cut(state, target)  # the run may not find the memory that it counted on
     request.target_context = length(state, slot)
     spec.arriving += 1
     spec.arriving_context += request.target_context
