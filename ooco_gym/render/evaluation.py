@@ -10,6 +10,7 @@ from ooco_gym.render.style import LIMIT_COLOUR, colours, layout, percent
 PANELS = (("violation_rate", "online requests that violate (%)", 100.0),
           ("offline_reference_gpu_s_per_s", "offline service (reference GPU-s/s)", 1.0),
           ("episode_reward", "reward of an episode", 1.0))
+LIMIT_LINE = {"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}
 
 
 def evaluation_figure(results: Sequence[Mapping[str, Any]], limit: float) -> Any:
@@ -34,8 +35,7 @@ def evaluation_figure(results: Sequence[Mapping[str, Any]], limit: float) -> Any
                                marker={"size": 11, "color": colour[row["policy"]]}, row=1, col=col,
                                hovertemplate=f"{row['policy']} %{{x:.4g}}<extra></extra>")
         figure.update_xaxes(title_text=title, row=1, col=col)
-    figure.add_vline(x=100 * limit, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}, row=1,  # type: ignore
-                     col=1)
+    figure.add_vline(x=100 * limit, line=LIMIT_LINE, row=1, col=1)  # type: ignore
     figure.add_annotation(x=100 * limit, y=1.0, yref="y domain", yanchor="bottom", showarrow=False, row=1, col=1,
                           text=f"limit {percent(limit, 0)}", font={"color": LIMIT_COLOUR})
     figure.update_xaxes(rangemode="tozero", row=1, col=1)
@@ -64,6 +64,5 @@ def training_figure(history: Sequence[Mapping[str, Any]], limit: float) -> Any:
         figure.update_yaxes(title_text=title, row=1, col=col)
         figure.update_xaxes(title_text="decisions", rangemode="tozero", row=1, col=col)
     figure.update_yaxes(rangemode="tozero", row=1, col=2)
-    figure.add_hline(y=100 * limit, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}, row=1,  # type: ignore
-                     col=2)
+    figure.add_hline(y=100 * limit, line=LIMIT_LINE, row=1, col=2)  # type: ignore
     return layout(figure, 330, legend=False, top=30)
