@@ -31,6 +31,7 @@ from ooco_gym.sim.memory import (
 from ooco_gym.sim.queues import LOG_DECODE_RUN, add_dispatch, leave_decodable, log_event, remove_member, schedule
 from ooco_gym.sim.state import (
     BATCH,
+    BLOCK_TOKENS,
     BULK,
     DECODE,
     GAP_PS,
