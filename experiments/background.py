@@ -8,6 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from experiments.jobs import _end_with_the_parent
+
 if TYPE_CHECKING:
     from ooco_gym.render import Record
     from ooco_gym.scenario import Scenario
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 @contextlib.contextmanager
 def process() -> Iterator[ProcessPoolExecutor]:
     """One process that begins afresh; what it has not begun is dropped when the block fails."""
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
+    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_the_parent)
     try:
         yield pool
     except BaseException:

@@ -115,7 +115,7 @@ def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] 
     settings = yaml.safe_load((conf_root() / "evaluate.yaml").read_text(encoding="utf-8"))
     del settings["defaults"]
     return evaluate({**settings, "env": options["env"], "policies": policies, "episodes": options["episodes"],
-                     "out": str(out / "evaluation")})
+                     "workers": options["workers"], "out": str(out / "evaluation")})
 
 
 def _collect(asked: Mapping[str, Sequence[Future[Record]]]) -> list[Record]:

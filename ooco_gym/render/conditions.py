@@ -64,9 +64,9 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
 def command_of(record: Record) -> str | None:
     """The `ooco-gym simulate` that plays a record again, or None where a setting has no short name."""
     scenario = record.scenario
-    words = [f"policy={record.summary['policy'] if record.folder else record.label}"]
-    if record.folder:
-        words = [f"policy={record.label.partition(' (')[0]}"]
+    if scenario["predictor"]["name"] != "exact" or dict(scenario["protocol"]) != load_yaml("protocol", "default"):
+        return None
+    words = [f"policy={record.label.partition(' (')[0]}"]  # without the folder that tells two of them apart
     for group in ("workload", "cluster"):
         name = _short_name(group, scenario[group])
         if name is None:
@@ -80,8 +80,8 @@ def command_of(record: Record) -> str | None:
     words += [f"offline.{key}={offline[key]}" for key in ("mode", "rate", "jobs") if offline.get(key) is not None]
     words += [f"{key}={scenario[key]}" for key in ("rate_scale", "start_s", "duration_s", "seed")
               if scenario[key] is not None]
-    if scenario["jitter"]:
-        words.append(f"jitter={scenario['jitter']}")
+    words += [f"{key}={scenario[key]}" for key, usual in (("timing", "ooco"), ("jitter", 0.0))
+              if scenario[key] != usual]
     return " ".join(["ooco-gym simulate", *map(shlex.quote, words)])
 
 

@@ -43,9 +43,12 @@ def service_words(groups: Groups, budget: float) -> list[str]:
     ranked = [label for label, members in groups.items() if within_budget(members, budget)]
     for label, members in groups.items():
         kept = values_of(members, "offline", "kept_up_share")
-        if not np.isnan(kept).all() and np.nanmin(kept) < KEPT_UP:
-            lines.append(f"{label} does not keep up with the offline load: of what arrived in the window's second "
-                         f"half, {percent(float(np.nanmean(kept)), 1)} was completed in it, and the backlog grows.")
+        behind = kept < KEPT_UP  # NaN, where nothing arrived, is not behind
+        if behind.any():
+            some = "" if behind.all() else f" on {behind.sum()} of {len(kept)} seeds"
+            lines.append(f"{label} does not keep up with the offline load{some}: of what arrived in the window's "
+                         f"second half, {percent(float(kept[behind].mean()), 1)} was completed in it, and the backlog "
+                         "grows.")
     seeds = {label: [record.seed for record in members] for label, members in groups.items()}
     first = next(iter(groups))
     for label in list(groups)[1:]:
