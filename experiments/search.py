@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -22,6 +23,12 @@ class Limits:
     violations: float = 0.03
     kept_up: float = 0.98
     kept_up_service: float = 0.95
+
+    def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
+        """How near figures are to the first limit that they meet: 1 is at the limit."""
+        short = (1.0 - kept_up) / max(1e-9, 1.0 - self.kept_up)
+        easy = (1.0 - kept_up_service) / max(1e-9, 1.0 - self.kept_up_service)
+        return np.maximum(violations / self.violations, np.maximum(short, easy))
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,6 @@ class Point:
         """Whether this rate is sustainable: few violations, and a backlog that does not grow."""
         kept_up = self.kept_up.mean() >= limits.kept_up and self.kept_up_service.mean() >= limits.kept_up_service
         return bool(kept_up and self.violations.mean() <= limits.violations)
-
-    def strain(self, limits: Limits) -> np.ndarray:
-        """How near each seed is to the first limit that it meets: 1 is at the limit, shape (seeds,)."""
-        short = (1.0 - self.kept_up) / max(1e-9, 1.0 - limits.kept_up)
-        easy = (1.0 - self.kept_up_service) / max(1e-9, 1.0 - limits.kept_up_service)
-        return np.maximum(self.violations / limits.violations, np.maximum(short, easy))
 
 
 @dataclass(frozen=True)
@@ -137,22 +138,35 @@ def _reason(failed: Point | None, limits: Limits) -> str:
     return "violations" if failed.violations.mean() > limits.violations else "backlog"
 
 
-def seed_crossings(points: list[Point], limits: Limits) -> tuple[np.ndarray, np.ndarray]:
-    """Where each seed alone crosses, from the rates already evaluated: by straight lines between neighbours.
+def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where resamples of the seeds cross, from the rates already evaluated: by straight lines between neighbours.
 
     Args:
         points: evaluated rates, ascending.
         limits: when a rate holds.
+        draws: seeds of each resample by place, shape (resamples, seeds).
 
     Returns:
-        (rates, tokens_per_s) at each seed's first crossing, shape (seeds,); a seed that never crosses has the last
-        rate, one that is over from the start 0.
+        (rates, tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has the
+        last rate, one that is over from the start 0.
     """
     rates = np.array([point.rate for point in points])
-    strain = np.stack([point.strain(limits) for point in points])
-    tokens = np.stack([point.tokens_per_s for point in points])
-    found = [_cross(rates, strain[:, seed], tokens[:, seed]) for seed in range(strain.shape[1])]
+    means = {name: np.stack([getattr(point, name) for point in points])[:, draws].mean(axis=-1)
+             for name in ("violations", "kept_up", "kept_up_service", "tokens_per_s")}
+    strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
+    found = [_cross(rates, strain[:, place], means["tokens_per_s"][:, place]) for place in range(len(draws))]
     return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
+
+
+def resamples(seeds: int, most: int = 4000) -> np.ndarray:
+    """All ways to draw as many seeds as there are, with replacement; where they are too many, a keyed sample of them.
+
+    Returns:
+        Places of seeds, shape (resamples, seeds).
+    """
+    if seeds**seeds <= most:
+        return np.array(list(itertools.product(range(seeds), repeat=seeds)))
+    return np.random.Generator(np.random.Philox(key=seeds)).integers(seeds, size=(most, seeds))
 
 
 def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[float, float]:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.jobs import Jobs
-from experiments.search import Crossing, Limits, Plan, Point, first_crossing, seed_crossings
-from ooco_gym.metrics.statistics import interval
+from experiments.search import Crossing, Limits, Plan, Point, crossings, first_crossing, resamples
+from ooco_gym.metrics.statistics import resampled_interval
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -72,14 +72,15 @@ class Sustained:
     Attributes:
         policy: with the parameters set, `name:param=value,…`.
         crossing: what the search found.
-        seed_rates: each seed's own crossing, requests per second, shape (seeds,).
-        seed_tokens: offline tokens per second there, shape (seeds,).
+        rates: where resamples of the seeds cross, requests per second, shape (resamples,); the same resamples for
+            every policy.
+        tokens: offline tokens per second there, shape (resamples,).
     """
 
     policy: str
     crossing: Crossing
-    seed_rates: np.ndarray
-    seed_tokens: np.ndarray
+    rates: np.ndarray
+    tokens: np.ndarray
 
     @property
     def rate(self) -> float:
@@ -93,17 +94,21 @@ class Sustained:
 
 
 def sustain(bench: Bench, policy: str) -> Sustained:
-    """Searches what a policy sustains, with each seed's own crossing for the intervals."""
+    """Searches what a policy sustains, with the crossings of resamples of the seeds for the intervals."""
     crossing = bench.search(policy)
-    return Sustained(policy, crossing, *seed_crossings(crossing.points, bench.limits))
+    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(len(bench.seeds))))
 
 
 def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:
     """The figures of one policy as `results[]` holds them; `best` is the better baseline."""
     crossing = found.crossing
     ratio = found.tokens_per_s / best.tokens_per_s if best.tokens_per_s > 0 else None
-    _, rate_low, rate_high = interval(found.seed_rates)
-    _, tokens_low, tokens_high = interval(found.seed_tokens)
+    seeds = len(crossing.points[0].violations)
+    rate_low, rate_high = resampled_interval(found.rates, seeds)
+    tokens_low, tokens_high = resampled_interval(found.tokens, seeds)
+    ratio_low, ratio_high = None, None
+    if (best.tokens > 0).all():
+        ratio_low, ratio_high = resampled_interval(found.tokens / best.tokens, seeds)
     at = crossing.best if crossing.best is not None else crossing.failed
     assert at is not None  # a search always evaluates rate 0
     return {
@@ -115,17 +120,10 @@ def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:
         "wasted_tokens_per_s": float(at.wasted_per_s.mean()),
         "violation_rate": float(at.violations.mean()),
         "limited_by": crossing.reason,
-        "ratio_to_best_baseline": ratio, **_ratio_interval(found, best),
+        "ratio_to_best_baseline": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high,
         "curve": [{"offline_rate": point.rate, "violation_rate": float(point.violations.mean()),
                    "violation_rates": point.violations.tolist(), "kept_up_share": float(point.kept_up.mean()),
                    "kept_up_service_share": float(point.kept_up_service.mean()),
                    "tokens_per_s": float(point.tokens_per_s.mean()),
                    "wasted_tokens_per_s": float(point.wasted_per_s.mean())} for point in crossing.points],
     }
-
-
-def _ratio_interval(found: Sustained, best: Sustained) -> dict[str, float | None]:
-    if not (best.seed_tokens > 0).all():
-        return {"ratio_low": None, "ratio_high": None}
-    _, low, high = interval(found.seed_tokens / best.seed_tokens)
-    return {"ratio_low": low, "ratio_high": high}

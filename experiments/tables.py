@@ -60,8 +60,8 @@ def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[st
         mine = [row for row in rows if row["tpot_from"] == peak["tpot_from"]]
         table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}; ratio over {mine[0]['best_baseline']}",
                       title_justify="left", caption=_peak_line(peak), caption_justify="left")
-        for column in ("policy", "requests/s", "95 %", "tokens/s", "recomputed/s", "violations", "limited by",
-                       "ratio", "95 %"):
+        for column in ("policy", "requests/s", "95 %", "tokens/s", "recomputed", "violations", "limited by", "ratio",
+                       "95 %"):
             table.add_column(column, justify="left" if column in ("policy", "limited by") else "right", no_wrap=True)
         for row in mine:
             table.add_row(*_capacity_cells(row))
@@ -79,11 +79,11 @@ def _peak_line(peak: Mapping[str, Any]) -> str:
 def _capacity_cells(row: Mapping[str, Any]) -> list[str]:
     ratio = row["ratio_to_best_baseline"]
     return [
-        row["tuned_as"] or row["policy"], f"{row['max_offline_rate']:.3f}",
-        _interval(row["max_offline_rate_low"], row["max_offline_rate_high"]),
+        row["tuned_as"] or row["policy"], f"{row['max_offline_rate']:.2f}",
+        _range(row["max_offline_rate_low"], row["max_offline_rate_high"]),
         f"{row['max_offline_tokens_per_s']:,.0f}", f"{row['wasted_tokens_per_s']:,.0f}",
         f"{100 * row['violation_rate']:.2f} %", row["limited_by"], "none holds" if ratio is None else f"{ratio:.2f}",
-        _interval(row["ratio_low"], row["ratio_high"]),
+        _range(row["ratio_low"], row["ratio_high"]),
     ]
 
 
@@ -102,6 +102,10 @@ def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, 
                       _figure(row["difference"], "+"),
                       _interval(row["difference_low"], row["difference_high"], "+"))
     console().print(table)
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "" if _missing(low) else f"{low:.2f}–{high:.2f}"
 
 
 def _missing(value: float | None) -> bool:

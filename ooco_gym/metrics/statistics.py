@@ -71,6 +71,23 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0,
     return mean, low, high
 
 
+def resampled_interval(values: Any, n: int, confidence: float = 0.95) -> tuple[float, float]:
+    """The interval that figures of bootstrap resamples give, where the figure is no mean (a crossing, a ratio).
+
+    Args:
+        values: the figure of each resample, shape (resamples,).
+        n: how many independent figures (seeds) were resampled.
+        confidence: share of the interval.
+
+    Returns:
+        (low, high); NaN where a single figure gives no spread.
+    """
+    if n < 2:
+        return math.nan, math.nan
+    tail = expanded_tail(n, confidence)
+    return float(np.quantile(values, tail)), float(np.quantile(values, 1 - tail))
+
+
 def expanded_tail(n: int, confidence: float = 0.95) -> float:
     """Probability left in each tail of the bootstrap distribution to cover like Student's t with `n` figures."""
     from scipy import stats

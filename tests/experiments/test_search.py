@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.search import Limits, Plan, Point, first_crossing, largest_factor, seed_crossings
+from experiments.search import Limits, Plan, Point, crossings, first_crossing, largest_factor, resamples
 from experiments.tuning import candidates_of, tune
 
 LIMITS = Limits()
@@ -58,11 +58,18 @@ def test_a_knee_below_the_grid_is_bisected_from_zero():
     assert found.best.rate == pytest.approx(0.03, rel=0.03)
 
 
-def test_every_seed_has_its_own_crossing():
+def test_resamples_of_seeds_cross_where_their_mean_does():
     points = [point(rate, np.array([0.01 * rate, 0.02 * rate, 0.001 * rate])) for rate in (0.0, 1.0, 2.0, 4.0)]
-    rates, tokens = seed_crossings(points, LIMITS)
-    assert rates == pytest.approx([3.0, 1.5, 4.0])
-    assert tokens == pytest.approx([3000.0, 1500.0, 4000.0])
+    rates, tokens = crossings(points, LIMITS, np.array([[0, 0, 0], [1, 1, 1], [2, 2, 2], [0, 1, 2], [0, 0, 1]]))
+    assert rates == pytest.approx([3.0, 1.5, 4.0, 0.03 / (0.031 / 3), 0.03 / (0.04 / 3)])
+    assert tokens == pytest.approx(1000 * rates)
+
+
+def test_resamples_are_all_of_few_and_some_of_many():
+    assert len(resamples(3)) == 27 and len(np.unique(resamples(3), axis=0)) == 27
+    assert resamples(1).tolist() == [[0]]
+    assert resamples(10).shape == (4000, 10)
+    assert resamples(10).min() == 0 and resamples(10).max() == 9
 
 
 def test_largest_factor():

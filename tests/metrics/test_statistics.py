@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.metrics.statistics import expanded_tail, interval, paired_interval
+from ooco_gym.metrics.statistics import expanded_tail, interval, paired_interval, resampled_interval
 
 FIGURES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
 
@@ -39,6 +39,14 @@ def test_pairing_removes_what_seeds_share():
 def test_three_seeds_span_themselves():
     assert expanded_tail(3) < 1e-6
     assert interval([1.0, 2.0, 6.0])[1:] == (1.0, 6.0)
+
+
+def test_figures_of_resamples():
+    values = np.arange(27.0)
+    assert resampled_interval(values, 3) == pytest.approx((0.0, 26.0), abs=1e-3)
+    low, high = resampled_interval(np.arange(10_001.0), 30)
+    assert 0.01 < low / 10_000 < 0.025 and 0.975 < high / 10_000 < 0.99
+    assert math.isnan(resampled_interval([1.0], 1)[0])
 
 
 def test_one_figure_has_no_interval():
