@@ -9,22 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from ooco_gym.files import write_json
-from ooco_gym.peak import FILE_NAME, cache_folder
+from ooco_gym.peak import cache_folder
+from ooco_gym.resources import conf_root
 
 SOURCES = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
-           "ooco_gym/metrics", "baselines", "conf")
+           "ooco_gym/metrics", "baselines")
+GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")  # of conf
+SKIPPED = ("statistics.py", "table.py")  # no simulated figure depends on them
 
 
 @lru_cache(maxsize=1)
 def source_digest() -> str:
     """Digest of everything in the package that a simulated figure can depend on: code and configuration."""
-    import conf
     import ooco_gym
 
     root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()
-    folders = [Path(str(conf.__file__)).parent if part == "conf" else root / part for part in SOURCES]
+    folders = [*(root / part for part in SOURCES), *(conf_root() / group for group in GROUPS)]
     files = sorted(path for folder in folders for path in folder.rglob("*")
-                   if path.suffix in (".py", ".yaml") and path.name != FILE_NAME)
+                   if path.suffix in (".py", ".yaml") and path.name not in SKIPPED)
     for path in [root / "ooco_gym" / "scenario.py", *files]:
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
