@@ -43,7 +43,10 @@ def training_words(trained: Mapping[str, Any]) -> list[str]:
     lines = [f"A gate (which waiting offline request a relaxed instance starts, or none) was trained by "
              f"{trained['agent']} on {trained['env']} for {trained['wall_s']:.0f} s: {trained['timesteps']:,} "
              f"decisions in {trained['episodes']:,} finished episodes."]
-    best = trained["best"]
+    copied, best = trained.get("imitation"), trained["best"]
+    if copied:
+        lines.append(f"It began as a copy of the gate of {copied['rule']} ({copied['decisions']:,} decisions watched, "
+                     f"{percent(copied['agreement'], 0)} answered alike), so being close to it is where it started.")
     if best:
         lines.append(f"Of {len(trained['validation'])} validated states, that after {best['timesteps']:,} decisions "
                      "was kept.")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agents.extras
-from experiments.gate_story import evaluation_words, gate_section, missing_section
+from experiments.gate_story import evaluation_words, gate_section, missing_section, training_words
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 
@@ -107,6 +107,9 @@ def test_sections_on_gates_have_tables_and_figures():
     assert [table.title for table in section.tables] == ["Held-out windows", "Differences to ooco, window by window"]
     assert len(section.more_figures) == 1
     assert "ooco-gym train" in section.commands[0]
+    copied = {**trained, "imitation": {"rule": "ooco", "decisions": 1000, "agreement": 0.97}}
+    assert "a copy of the gate of ooco (1,000 decisions watched, 97 %" in " ".join(training_words(copied))
+    assert "copy" not in " ".join(training_words(trained))
     late = {**trained, "validation": [{**one, "timesteps": 100} for one in trained["validation"]]}
     assert gate_section(late, evaluation({}), options).more_figures == []
     assert missing_section("no torch", evaluation({})).warning == "No gate was trained: no torch."
