@@ -58,7 +58,8 @@ def test_demo_refuses_what_makes_no_sense(capsys):
 @pytest.mark.slow
 def test_demo_trains_and_evaluates_a_gate():
     pytest.importorskip("sb3_contrib")
-    small = ["agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.scale_decisions=32"]
+    small = ["agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.scale_decisions=32",
+             "agent.imitate.decisions=256", "agent.imitate.epochs=1"]
     assert main([*SMALL, *TWO, *small, "train_s=2", "out=demo"]) == 0
     summary = json.loads(Path("demo/summary.json").read_text())
     assert summary["train"]["timesteps"] > 0
