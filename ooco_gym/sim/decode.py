@@ -7,6 +7,8 @@ a step runs, its requests already hold the memory of the token that it makes.
 
 import math
 
+import numpy as np
+
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import (
     MAX_STEPS,
@@ -90,20 +92,33 @@ def _fill_picked(state, instance, picks):
 
 
 @inner
+def _fill_all(state, instance):
+    """Writes everything decodable to the batch row, urgent requests first; returns how many."""
+    spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
+    every = spec.decodable == spec.urgent_members + spec.offline_members
+    for row in (URGENT, OFFLINE):
+        size = spec.urgent_members if row == URGENT else spec.offline_members
+        members = state.members[row, instance]
+        if every:
+            for i in range(size):
+                batch[count + i] = members[i]
+            count += size
+            continue
+        for i in range(size):
+            if state.requests[members[i]].status == RESIDENT:
+                batch[count] = members[i]
+                count += 1
+    return count
+
+
+@inner
 def fill_batch(state, instance, picks):
     """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
     spec, count = state.instances[instance], 0
     if picks >= 0:
         count = _fill_picked(state, instance, min(picks, state.picks.size))
     else:
-        every = spec.decodable == spec.urgent_members + spec.offline_members
-        for row in (URGENT, OFFLINE):
-            members = spec.urgent_members if row == URGENT else spec.offline_members
-            for i in range(members):
-                slot = state.members[row, instance, i]
-                if every or state.requests[slot].status == RESIDENT:
-                    state.members[BATCH, instance, count] = slot
-                    count += 1
+        count = _fill_all(state, instance)
     spec.running = count
     spec.all_included = 1 if count == spec.decodable else 0
     return count
@@ -155,12 +170,12 @@ def _first_step(state, slot):
 
 
 @inner
-def hold_tokens(state, slot, tokens):
+def hold_tokens(request, tokens, block_tokens):
     """Lets a request hold the blocks of `tokens`; returns how many more than before."""
-    request = state.requests[slot]
-    if tokens <= request.blocks * state.counters[BLOCK_TOKENS]:
+    lacking = tokens - request.blocks * block_tokens
+    if lacking <= 0:
         return 0
-    more = blocks_for(state, tokens) - request.blocks
+    more = (lacking + block_tokens - 1) // block_tokens
     request.blocks += more
     return more
 
@@ -170,16 +185,18 @@ def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
     spec, counters = state.instances[instance], state.counters
     n, context, urgent, steps, miss_ps, taken = spec.running, 0, 0, MAX_STEPS, NEVER, 0
+    batch, block_tokens = state.members[BATCH, instance], counters[BLOCK_TOKENS]
     for i in range(n):
-        slot = state.members[BATCH, instance, i]
-        request = state.requests[slot]
-        context += length(state, slot)
+        request = state.requests[batch[i]]
+        generated = np.int64(request.generated_tokens)
+        tokens = request.prompt_tokens + generated
+        context += tokens
         urgent += request.urgent
-        steps = min(steps, request.output_tokens - request.generated_tokens)
+        steps = min(steps, request.output_tokens - generated)
         if request.first_decode_ps == 0:
-            _first_step(state, slot)
+            _first_step(state, batch[i])
         miss_ps = min(miss_ps, request.latest_ps)
-        taken += hold_tokens(state, slot, length(state, slot) + 1)
+        taken += hold_tokens(request, tokens + 1, block_tokens)
     take_blocks(state, instance, taken)
     spec.left, spec.miss_ps = steps, miss_ps
     if counters[BULK] == 0 or counters[GAP_PS] < NEVER or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
@@ -228,23 +245,26 @@ def _advance(state, instance, steps, end_ps, ahead):
         first = decode_latency(state, spec.table, spec.batch_size, spec.context)
         last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
     continuing, usual, taken = 0, 0, 0
+    batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
+    first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
     for i in range(spec.running):
-        slot = state.members[BATCH, instance, i]
-        request = state.requests[slot]
+        request = state.requests[batch[i]]
         if request.online:
-            gap = spec.start_ps + first - request.last_token_ps
-            request.max_gap_ps = max(request.max_gap_ps, max(gap, last))
-            if request.max_gap_ps > state.counters[GAP_PS]:
-                charge_miss(state, slot, TPOT_BIT, end_ps)
+            gap = first_ps - request.last_token_ps
+            longest = max(gap, last)
+            request.max_gap_ps = max(request.max_gap_ps, longest)
+            if longest > worst_ps:
+                charge_miss(state, batch[i], TPOT_BIT, end_ps)
             if request.counted:
                 continuing += 1
                 if gap == first:  # it made its last token when this run began
                     usual += 1
                 else:
                     state.itl[itl_bin(gap)] += 1
-        request.generated_tokens += steps
+        generated = request.generated_tokens + steps
+        request.generated_tokens = generated
         request.last_token_ps = end_ps
-        taken += hold_tokens(state, slot, length(state, slot) + ahead)
+        taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
     take_blocks(state, instance, taken)
     if usual > 0:
         state.itl[itl_bin(first)] += usual
@@ -316,14 +336,15 @@ def urgent_load(state, instance):
 
 @inner
 def cut(state, instance):
-    """Lets a run end with the step in progress: something changed that its next step must see."""
+    """Lets a run end with the step in progress: something changed that its next step must see. In O(1): not settled."""
     spec = state.instances[instance]
     if spec.activity != DECODE or spec.steps <= 1:
         return
-    settle(state, instance)
-    if spec.steps > 1:
-        spec.steps = 1
-        spec.end_ps = spec.start_ps + _duration(state, instance, 1)
+    current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, state.counters[NOW] - spec.start_ps,
+                             spec.steps, _past(state, instance))
+    if current < spec.steps:
+        spec.steps = current
+        spec.end_ps = spec.start_ps + _duration(state, instance, current)
         spec.natural_end_ps = spec.end_ps
         schedule(state, instance, spec.end_ps)
 
@@ -389,6 +410,7 @@ def end_run(state, instance):
 @inner
 def interrupt_step(state, instance, layers):
     """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
+    settle(state, instance)
     cut(state, instance)
     spec = state.instances[instance]
     duration = spec.end_ps - spec.start_ps

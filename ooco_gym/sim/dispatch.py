@@ -47,7 +47,7 @@ from ooco_gym.sim.state import (
     URGENT,
     View,
 )
-from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send
+from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 
 DONE, UNANSWERED = 1, 0
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
@@ -94,6 +94,7 @@ def gather_evictable(state, instance, row):
 @inner
 def evict_from(state, instance, slot):
     """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
+    settle(state, instance)
     cut(state, instance)
     leave_batch(state, instance, slot)
     origin = state.requests[slot].origin
@@ -296,7 +297,8 @@ def place(state, slot, queued, route, evict_hook):
             return -1
         request.target = answer
     target = request.target
-    settle(state, target)
+    if not surely_reservable(state, slot, target):
+        settle(state, target)
     while not can_reserve(state, slot, target):
         found, blocks = gather_evictable(state, target, OFFLINE)
         spec = state.instances[target]

@@ -49,24 +49,29 @@ ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
 REQUEST = np.dtype(
     [
+        # what every decode step touches, side by side: one line of the processor's cache
+        ("prompt_tokens", np.int32),
+        ("output_tokens", np.int32),
+        ("generated_tokens", np.int32),
+        ("blocks", np.int32),  # KV blocks held on `instance`
+        ("last_token_ps", np.int64),
+        ("max_gap_ps", np.int64),
+        ("latest_ps", np.int64),  # when a TPOT miss becomes certain: known from the first decode step on
+        ("first_decode_ps", np.int64),
+        ("online", np.int8),
+        ("urgent", np.int8),  # scheduled as online work; differs from `online` only under a class-blind policy
+        ("counted", np.int8),  # arrived in the measured window
+        ("status", np.int8),
+        ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
         # given
         ("arrival_ps", np.int64),
         ("ttft_slo_ps", np.int64),
         ("tpot_slo_ps", np.int64),
         ("service_ps", np.int64),  # reference GPU time of the whole request (PROTOCOL: offline service)
-        ("prompt_tokens", np.int32),
-        ("output_tokens", np.int32),
-        ("online", np.int8),
-        ("urgent", np.int8),  # scheduled as online work; differs from `online` only under a class-blind policy
-        ("counted", np.int8),  # arrived in the measured window
         # progress
-        ("status", np.int8),
-        ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
-        ("generated_tokens", np.int32),
         ("instance", np.int32),  # where its KV memory is, or where it waits
         ("origin", np.int32),  # the relaxed instance that it was routed to
         ("target", np.int32),  # where it is moving to
-        ("blocks", np.int32),  # KV blocks held on `instance`
         ("target_blocks", np.int32),  # KV blocks reserved on `target`
         ("target_context", np.int32),  # context length when they were reserved
         ("previous", np.int32),  # neighbours in the one queue that holds it
@@ -74,11 +79,7 @@ REQUEST = np.dtype(
         ("position", np.int32),  # index in its instance's member list
         ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it
         ("first_token_ps", np.int64),
-        ("first_decode_ps", np.int64),
-        ("last_token_ps", np.int64),
         ("finish_ps", np.int64),
-        ("max_gap_ps", np.int64),
-        ("latest_ps", np.int64),  # when a TPOT miss becomes certain: known from the first decode step on
         ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
         ("wasted_ps", np.int64),  # instance time spent on them, in proportion
         ("evictions", np.int32),

@@ -26,6 +26,7 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
+    BLOCK_TOKENS,
     DECODE,
     LEAVING,
     MIGRATIONS,
@@ -49,11 +50,11 @@ def link_of(state, source, target):
 def reserve(state, slot, target):
     """Reserves the memory that a request needs at its destination; a run there that needs it ends with its step."""
     request, spec = state.requests[slot], state.instances[target]
-    settle(state, target)
     request.target = target
     request.target_blocks = blocks_there(state, slot)
     take_blocks(state, target, request.target_blocks)
     if not fits_for_sure(state, target, spec.steps):
+        settle(state, target)
         cut(state, target)  # the run may not find the memory that it counted on
     request.target_context = length(state, slot)
     spec.arriving += 1
@@ -66,6 +67,16 @@ def reserve(state, slot, target):
 def can_reserve(state, slot, target):
     """Whether a request fits the free memory of an instance."""
     return blocks_there(state, slot) <= state.instances[target].free_blocks and has_room(state, target)
+
+
+@inner
+def surely_reservable(state, slot, target):
+    """Whether a request fits an instance whatever the run there has taken since it was settled."""
+    spec = state.instances[target]
+    if spec.activity != DECODE or spec.steps <= 1:
+        return False
+    growth = spec.running * (spec.steps // state.counters[BLOCK_TOKENS] + 1)
+    return blocks_there(state, slot) + growth <= spec.free_blocks and has_room(state, target)
 
 
 @inner
@@ -132,7 +143,6 @@ def end_transfer(state, index):
         target.arriving_pulls -= 1
         request.migrations += 1
         count(state, MIGRATIONS, 1)
-    settle(state, link.target)
     add_member(state, link.target, slot)
     join_decodable(state, link.target, slot)
     target.all_included = 0

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, Phase, settings
 sys.path.insert(0, str(Path(__file__).parent))
 
 _COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("quick", max_examples=25, derandomize=True, **_COMMON)
+settings.register_profile("quick", max_examples=50, derandomize=True, **_COMMON)
 settings.register_profile("thorough", max_examples=600, **_COMMON)
-settings.register_profile("probe", max_examples=25, derandomize=True, phases=[Phase.generate], **_COMMON)
+settings.register_profile("probe", max_examples=50, derandomize=True, phases=[Phase.generate], **_COMMON)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "quick"))
