@@ -1,0 +1,299 @@
+"""`ooco-gym bench`: how fast the simulator and the environments are on this machine, beside the targets.
+
+Each measurement runs in a fresh process of its own (so that one leaves nothing behind for the next, and the peak of
+memory is its own), several times; the median is reported.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ooco_gym.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.table import Table
+
+    from ooco_gym.sim.driver import Simulation
+    from ooco_gym.workload import Trace
+
+SCHEMA = "ooco-gym/bench/1"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the bench: its target (at least it where `more` is better, else at most), and what it means."""
+
+    name: str
+    target: float | None
+    more: bool
+    unit: str
+    note: str
+
+
+FIGURES = (
+    Figure("decode_iterations_per_s", 1e6, True, "1/s", "decode steps of a strict instance at about 200 requests in "
+           "the batch, finishing and being replaced (base P/D, "
+           "prompts of 480, outputs of 1,000 tokens on average); processor time of the loop alone"),
+    Figure("simulated_tokens_per_s", 2e8, True, "1/s", "output tokens decoded in the same run"),
+    Figure("pure_decode_iterations_per_s", None, True, "1/s", "200 requests that nothing disturbs: closed form alone"),
+    Figure("single_step_iterations_per_s", None, True, "1/s", "the first run, one step at a time (bulk off)"),
+    Figure("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO at one offline request a second, "
+           "generation of the load included"),
+    Figure("fleet_wall_s", 90.0, False, "s", "64 instances (fleet_64), 32 times the pair's online and offline load "
+           "under OOCO, generation included"),
+    Figure("fleet_peak_gb", 2.0, False, "GB", "most memory resident in that process"),
+    Figure("fleet_requests", None, True, "", "requests of that run"),
+    Figure("env_steps_per_s", 60_000.0, True, "1/s", "steps of Gating-v0 from Python through gym.make with its default "
+           "wrappers, a fixed legal action, resets left out"),
+    Figure("vector_decisions_per_s", None, True, "1/s", "not there yet"),
+    Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
+    Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
+)
+DAY_S = 86_400.0
+FLEET_PAIRS = 32
+STEADY_S, STEADY_RATE_PER_S = 7200.0, 5.2
+
+
+# --- The measurements: each runs in a process of its own ------------------------------------------------------------
+def _steady_trace(duration_s: float) -> Trace:
+    """Poisson arrivals and spread lengths at which a strict instance of pair_7b decodes about 200 requests in time."""
+    import numpy as np
+
+    from ooco_gym.workload import Trace
+
+    draws = np.random.Generator(np.random.Philox(7))
+    n = int(STEADY_RATE_PER_S * duration_s)
+    return Trace(arrival_s=np.sort(draws.uniform(0.0, duration_s, n)),
+                 prompt_tokens=draws.lognormal(6.0, 0.6, n).astype(np.int32) + 1,
+                 output_tokens=draws.lognormal(6.78, 0.5, n).astype(np.int32) + 1, online=np.ones(n, bool))
+
+
+def _simulation(trace: Trace, policy: str, bulk: bool = True) -> Simulation:
+    from ooco_gym.scenario import Scenario
+    from ooco_gym.sim.driver import Simulation
+    from ooco_gym.workload import write_trace
+
+    path = os.path.join(tempfile.gettempdir(), f"ooco-gym-bench-{os.getpid()}.parquet")
+    write_trace(trace, path)
+    try:
+        return Simulation(Scenario(workload=path, duration_s=STEADY_S, warmup_s=0.0, drain_s=0.0, start_s=0.0,
+                                   offline={"mode": "rate", "rate": 0.0}), policy, bulk=bulk)
+    finally:
+        os.unlink(path)
+
+
+def _strict_rates(simulation: Simulation, from_s: float, to_s: float) -> dict[str, float]:
+    """Steps and tokens that the strict instance decodes in a span, a second of this core's time."""
+    import time
+
+    import numpy as np
+
+    from ooco_gym.sim import state as s
+
+    simulation.advance(from_s)
+    instances = simulation.state.instances
+    strict = instances["role"] == s.STRICT
+    before = np.array([instances[key][strict].sum() for key in ("decode_steps", "decoded_tokens")])
+    begun = time.thread_time()  # what else the machine does is not in it
+    simulation.advance(to_s)
+    cpu_s = time.thread_time() - begun
+    steps, tokens = np.array([instances[key][strict].sum() for key in ("decode_steps", "decoded_tokens")]) - before
+    return {"iterations_per_s": float(steps / cpu_s), "tokens_per_s": float(tokens / cpu_s),
+            "batch": float(tokens / max(1, steps))}
+
+
+def measure_decode(options: dict[str, Any]) -> dict[str, Any]:
+    """Decode rates of a steady state of about 200 requests, in bulk and one step at a time."""
+    trace = _steady_trace(STEADY_S)
+    rates = _strict_rates(_simulation(trace, "base_pd"), 300.0, STEADY_S)
+    single = _strict_rates(_simulation(trace, "base_pd", bulk=False), 300.0, 1800.0)
+    return {"decode_iterations_per_s": rates["iterations_per_s"], "simulated_tokens_per_s": rates["tokens_per_s"],
+            "single_step_iterations_per_s": single["iterations_per_s"], "decode_mean_batch": rates["batch"]}
+
+
+def measure_pure(options: dict[str, Any]) -> dict[str, Any]:
+    """200 requests of equal length that decode undisturbed: the closed form alone."""
+    import numpy as np
+
+    from ooco_gym.workload import Trace
+
+    n = 200
+    trace = Trace(arrival_s=np.zeros(n), prompt_tokens=np.full(n, 100, np.int32),
+                  output_tokens=np.full(n, 3000, np.int32), online=np.ones(n, bool))
+    rates = _strict_rates(_simulation(trace, "base_pd"), 30.0, 90.0)
+    return {"pure_decode_iterations_per_s": rates["iterations_per_s"]}
+
+
+def measure_day(options: dict[str, Any]) -> dict[str, Any]:
+    """The embedded day on the pair."""
+    from ooco_gym.scenario import Scenario
+    from ooco_gym.sim.driver import simulate
+
+    run = simulate(Scenario(workload="ooc", start_s=0.0, duration_s=DAY_S, offline={"mode": "rate", "rate": 1.0}),
+                   "ooco")
+    return {"day_wall_s": run.wall_s, "day_requests": len(run.requests)}
+
+
+def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
+    """64 instances, a million requests."""
+    import resource
+
+    from ooco_gym.scenario import Scenario
+    from ooco_gym.sim.driver import requests_of, simulate
+
+    pair = Scenario(workload="ooc", duration_s=3600.0, warmup_s=0.0, drain_s=0.0)
+    per_s = len(requests_of(pair)[0]) / pair.duration_s * FLEET_PAIRS
+    duration_s = min(options["fleet_requests"] / per_s, DAY_S)
+    scenario = Scenario(cluster="fleet_64", workload="ooc", duration_s=duration_s, warmup_s=0.0, drain_s=300.0,
+                        rate_scale=FLEET_PAIRS * pair.online_scale(),
+                        offline={"mode": "rate", "rate": float(FLEET_PAIRS)})
+    run = simulate(scenario, "ooco")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1.0 if sys.platform == "darwin" else 1024.0
+    return {"fleet_wall_s": run.wall_s, "fleet_peak_gb": peak * unit / 1e9, "fleet_requests": len(run.requests),
+            "fleet_simulated_s": run.simulated_s}
+
+
+def measure_env(options: dict[str, Any]) -> dict[str, Any]:
+    """Steps of Gating-v0."""
+    import time
+
+    import gymnasium as gym
+
+    import ooco_gym  # noqa: F401  registers the environments
+
+    env = gym.make("ooco_gym/Gating-v0")
+    steps, wall_s, seed = 0, 0.0, 1000
+    while steps < options["env_steps"]:
+        env.reset(seed=seed)
+        seed, over = seed + 1, False
+        begun = time.perf_counter()
+        while not over and steps < options["env_steps"]:
+            _, _, terminated, truncated, _ = env.step(0 if steps % 4 else 1)
+            over = terminated or truncated
+            steps += 1
+        wall_s += time.perf_counter() - begun
+    return {"env_steps_per_s": steps / wall_s}
+
+
+def measure_start(options: dict[str, Any]) -> dict[str, Any]:
+    """The first simulated events in a new process; the caller measures its whole life."""
+    from ooco_gym.scenario import Scenario
+    from ooco_gym.sim.driver import Simulation
+
+    simulation = Simulation(Scenario(duration_s=1.0, warmup_s=0.0, drain_s=0.0, rate_scale=1.0), "ooco")
+    simulation.advance(1.0)
+    return {}
+
+
+MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "decode": measure_decode, "pure": measure_pure, "day": measure_day, "fleet": measure_fleet, "env": measure_env,
+    "warm_start": measure_start, "cold_compile": measure_start,
+}
+ONCE = ("cold_compile",)
+STARTS = {"warm_start": "warm_start_s", "cold_compile": "cold_compile_s"}
+
+
+def _child(name: str, options: dict[str, Any], environment: dict[str, str]) -> dict[str, Any]:
+    """Runs a measurement in a new process; returns its figures and how long the process lived."""
+    import time
+
+    code = ("import json, sys\nfrom ooco_gym.commands.bench import MEASUREMENTS\n"
+            "print(json.dumps(MEASUREMENTS[sys.argv[1]](json.loads(sys.argv[2]))))")
+    begun = time.perf_counter()
+    done = subprocess.run([sys.executable, "-c", code, name, json.dumps(options)], capture_output=True, text=True,
+                          env={**os.environ, **environment}, check=False)
+    wall_s = time.perf_counter() - begun
+    if done.returncode != 0:
+        raise RuntimeError(f"the measurement '{name}' failed:\n{done.stderr}")
+    figures = json.loads(done.stdout.strip().splitlines()[-1])
+    if name in STARTS:
+        figures[STARTS[name]] = wall_s
+    return figures
+
+
+def _measure(name: str, options: dict[str, Any], repeats: int) -> dict[str, list[float]]:
+    """All repeats of a measurement: a list of values for each figure."""
+    values: dict[str, list[float]] = {}
+    for _ in range(1 if name in ONCE else repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"NUMBA_CACHE_DIR": folder} if name == "cold_compile" else {}
+            for key, value in _child(name, options, environment).items():
+                values.setdefault(key, []).append(value)
+    return values
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the command; returns the figures (medians), all their values and a description of the machine.
+
+    Raises:
+        UserError: an unknown measurement, or a count that is not positive.
+    """
+    from rich.console import Console
+
+    from ooco_gym.cli.progress import track
+
+    for key in ("repeats", "fleet_requests", "env_steps"):
+        if not isinstance(cfg[key], int) or cfg[key] < 1:
+            raise UserError(f"{key}={cfg[key]} must be a whole number of at least 1")
+    names = list(cfg.only) if cfg.only is not None else list(MEASUREMENTS)
+    for name in names:
+        if name not in MEASUREMENTS:
+            raise unknown("measurement", name, MEASUREMENTS)
+    options = {"fleet_requests": cfg.fleet_requests, "env_steps": cfg.env_steps}
+    values: dict[str, list[float]] = {}
+    _measure("warm_start", options, 1)  # so that what is compiled already is on disk
+    for name in track(names, "measuring", total=len(names)):
+        values |= _measure(name, options, cfg.repeats)
+    figures = {figure.name: None for figure in FIGURES} | {key: statistics.median(v) for key, v in values.items()}
+    Console().print(figures_table(figures))
+    return {"schema": SCHEMA, **figures, "values": values, "machine": machine(),
+            "targets": {figure.name: figure.target for figure in FIGURES if figure.target is not None},
+            "notes": {figure.name: figure.note for figure in FIGURES}}
+
+
+def figures_table(figures: dict[str, Any]) -> Table:
+    """The figures beside their targets."""
+    from rich.table import Table
+
+    table = Table(title="medians on this machine")
+    for title in ("figure", "measured", "target", "how"):
+        table.add_column(title, justify="right" if title in ("measured", "target") else "left")
+    for figure in FIGURES:
+        value = figures.get(figure.name)
+        sign = "≥" if figure.more else "<"
+        target = "-" if figure.target is None else f"{sign} {_amount(figure.target, figure.unit)}"
+        missed = value is not None and figure.target is not None and (value < figure.target) == figure.more
+        shown = "-" if value is None else _amount(value, figure.unit)
+        table.add_row(figure.name, f"[yellow]{shown}[/yellow]" if missed else shown, target, figure.note)
+    return table
+
+
+def _amount(value: float, unit: str) -> str:
+    return f"{value:,.0f} {unit}".strip() if value >= 1000 else f"{value:.3g} {unit}".strip()
+
+
+def machine() -> dict[str, Any]:
+    """What was measured on: processor, cores, versions, load."""
+    import numba
+    import numpy
+
+    model = platform.processor() or platform.machine()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    except OSError:
+        pass
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+    return {"cpu": model, "cores": os.cpu_count(), "system": platform.platform(), "python": platform.python_version(),
+            "numpy": numpy.__version__, "numba": numba.__version__, "load_1min": load}
