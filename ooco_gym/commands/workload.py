@@ -1,0 +1,172 @@
+"""`ooco-gym workload`: generators fitted to traces, and pages that show workloads (`conf/workload.yaml`)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.files import atomic_write
+from ooco_gym.workload.catalogue import find_source, list_datasets
+from ooco_gym.workload.describe import describe
+from ooco_gym.workload.figures import write_page
+from ooco_gym.workload.fitting import Fit, fit
+from ooco_gym.workload.generate import generate
+from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
+from ooco_gym.workload.sample import Sample, read_sample, sample_of
+from ooco_gym.workload.spec import list_workloads
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.table import Table
+
+SHOWN_REQUESTS = 2_000_000
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs one action on one source.
+
+    Args:
+        cfg: keys as in `conf/workload.yaml`.
+
+    Returns:
+        What the action found, with `action` and `source`.
+
+    Raises:
+        UserError: an unknown action or source, or a file that cannot be read or fitted.
+    """
+    from omegaconf import OmegaConf
+
+    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"list": _list, "fit": _fit, "show": _show}
+    action, source = str(values["action"]), values.get("source")
+    if action not in actions:
+        raise unknown("action of ooco-gym workload", action, actions)
+    if source is None and action != "list":
+        raise UserError(f"ooco-gym workload {action} needs " + (
+            f"a trace file or a dataset's name, one of: {', '.join(list_datasets())}" if action == "fit" else
+            f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}"))
+    return {"action": action, "source": source, **actions[action](values)}
+
+
+def _list(values: dict[str, Any]) -> dict[str, Any]:
+    from ooco_gym.resources import load_yaml
+
+    found = {name: load_yaml("workload", name) for name in list_workloads()}
+    for name, item in found.items():
+        print(f"{name}: {item.get('description', '')}")
+    return {"workloads": {name: {"description": item.get("description"), "source": item.get("source"),
+                                 "assumed": item.get("assumed"), "mean_rate_per_s": item.get("mean_rate_per_s")}
+                          for name, item in found.items()}}
+
+
+def _fit(values: dict[str, Any]) -> dict[str, Any]:
+    from rich.console import Console
+
+    path, dataset = find_source(str(values["source"]))
+    sample = read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
+    name = str(values["name"] or f"{dataset.name if dataset else sample.name}_fit")
+    if name in list_workloads():
+        raise UserError(f"name={name} is an embedded workload's; expected another one, such as name={name}_fit")
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    origin = f"{dataset.publisher} ({dataset.name}), " if dataset else ""
+    with Console(stderr=True).status("fitting") as status:
+        fitted = fit(sample, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
+                     seed=int(values["seed"]), arrivals=str(values["arrivals"]), lengths=str(values["lengths"]),
+                     tell=lambda text: status.update(f"fitting: {text}"))
+    if dataset:
+        fitted.spec["licence"] = f"{dataset.licence}; figures only"
+    to = Path(values["to"] or Path(values["out"]) / f"{name}.yaml").expanduser().absolute()
+    if to.suffix not in (".yaml", ".yml"):
+        raise UserError(f"to={values['to']}: a workload is a YAML file; expected an ending .yaml")
+    write_spec(fitted, to)
+    page = _fit_page(sample, fitted, int(values["seed"]), Path(values["out"]) / "fit.html")
+    for table in fit_tables(name, fitted.report):
+        Console().print(table, highlight=False)
+    print(f"written: '{to}', to be used as workload={to}; trace and generator side by side: '{page}'")
+    return {**fitted.report, "workload": fitted.spec, "to": to, "page": page}
+
+
+def write_spec(fitted: Fit, to: Path) -> None:
+    """Writes a fitted workload as YAML, with what is measured and what assumed in it."""
+    text = yaml.safe_dump(fitted.spec, sort_keys=False, width=116, default_flow_style=None, allow_unicode=True)
+    with atomic_write(to) as temporary:
+        temporary.write_text("# Fitted by ooco-gym workload fit. Times in seconds, rates per second; "
+                             "docs/traces.md says what each key means.\n" + text, encoding="utf-8")
+
+
+def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
+    arrivals = fitted.report["arrivals"]
+    if sample.trace is None:
+        model = generate(fitted.spec, duration_s=min(float(sample.requests), 200_000.0), seed=seed)
+    else:
+        start_s, end_s = float(sample.trace.arrival_s[0]), float(sample.trace.arrival_s[-1])
+        model = generate(fitted.spec, start_s=start_s, duration_s=end_s - start_s, seed=seed,
+                         rate_scale=min(1.0, SHOWN_REQUESTS / sample.requests))
+    known = {"generator": [item["model"] for item in arrivals["dispersion"].values()]} if arrivals else {}
+    generator = sample_of(model.renamed("generator"))
+    return write_page([Sample("data", sample.trace, sample.prompt_tokens, sample.output_tokens), generator],
+                      f"{fitted.spec['name']}: data and generator (form: {fitted.report['form']})", page, known)
+
+
+def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
+    """A fit's figures as tables."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    facts = Table(title=name, title_justify="left", box=None, show_header=False)
+    facts.add_row("requests", f"{report['requests']:,}")
+    facts.add_row("form of arrivals", report["form"])
+    arrivals, tables = report["arrivals"], [facts]
+    if arrivals:
+        scores = ", ".join(f"{key} {value:.3f}" for key, value in report["scores"].items())
+        facts.add_row("unlikeness of the forms tried", scores)
+        facts.add_row("KS of gaps", f"{arrivals['ks_gaps']:.4f}")
+        facts.add_row("KS of counts, 0.5 to 3 s", f"{arrivals['ks_counts']:.4f}")
+        table = Table("window", "dispersion: trace", "generator", "ratio", box=SIMPLE_HEAD)
+        for window, item in arrivals["dispersion"].items():
+            ratio = "-" if item["ratio"] is None else f"{item['ratio']:.3f}"
+            table.add_row(f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", ratio)
+        tables.append(table)
+    for side in ("prompt", "output"):
+        facts.add_row(f"KS of {side} lengths", f"{report['lengths'][side]['ks']:.4f} ({report['lengths']['form']})")
+    if report["lengths"]["rank_correlation"] is not None:
+        facts.add_row("rank correlation of lengths", f"{report['lengths']['rank_correlation']:.3f} (generator: 0)")
+    for note in (*report["assumed"], *report["notes"]):
+        facts.add_row("note", note)
+    return tables
+
+
+def _show(values: dict[str, Any]) -> dict[str, Any]:
+    source, duration_s = str(values["source"]), float(values["duration_s"])
+    if source in list_datasets() and source not in list_workloads():
+        path, dataset = find_source(source)
+        sample = read_sample(path, dataset=dataset)
+        source = str(path)
+    elif Path(source).suffix in (".csv", ".jsonl", ".parquet", ".gz") and "+" not in source:
+        sample = read_sample(Path(source), str(values["format"]), values["columns"], str(values["time_unit"]))
+    else:
+        parse_workload(source)
+        start_s = values["start_s"] if values["start_s"] is not None else workload_peak_start_s(source, duration_s)
+        factor = min(1.0, SHOWN_REQUESTS / max(1.0, workload_mean_rate(source) * duration_s))
+        trace = load_workload(source, start_s=float(start_s), duration_s=duration_s, seed=int(values["seed"]),
+                              rate_scale=factor)
+        if len(trace) == 0:
+            raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {float(start_s):g} s")
+        notes = (f"drawn at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
+        sample = Sample(source, trace, trace.prompt_tokens, trace.output_tokens, notes)
+    from rich.console import Console
+
+    from ooco_gym.commands.data import describe_tables
+
+    figures = describe(sample)
+    for table in describe_tables(figures):
+        Console().print(table, highlight=False)
+    page = write_page([sample], source, Path(values["out"]) / "workload.html")
+    print(f"drawn: '{page}'")
+    return {**figures, "page": page}

@@ -1,0 +1,232 @@
+"""Fitting a workload to a trace: tide, bursts, lengths; what comes out is a workload's YAML."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, tide_at
+from ooco_gym.workload.checks import Section
+from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, rank_correlation
+from ooco_gym.workload.dispersion import expected_dispersion, fit_processes
+from ooco_gym.workload.lengths import parse_lengths
+from ooco_gym.workload.likeness import ks_lengths, likeness
+from ooco_gym.workload.mixture import fit_mixture
+from ooco_gym.workload.onoff import find_bursts
+from ooco_gym.workload.sample import Sample
+
+LENGTH_FORMS = ("quantiles", "mixture")
+ARRIVAL_FORMS = ("auto", "cox", "on_off", "poisson")
+FEWEST_REQUESTS = 200
+MOST_REQUESTS = 2_000_000       # whose arrivals are fitted; a tide is taken from all
+TIDE_FROM_S = 20 * 3600.0
+BIN_S = (0.5, 2.0, 8.0)
+BETTER = 0.7                    # on/off is picked where its score is below this share of the Cox process's
+LONG_WINDOWS_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
+QUANTILES = (0.0, 0.001, 0.005, *(i / 100 for i in range(1, 100)), 0.995, 0.999, 1.0)
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A fitted workload.
+
+    Attributes:
+        spec: what a workload's YAML holds.
+        report: how like it is to the trace, and what else was tried; JSON-able.
+    """
+
+    spec: dict[str, Any]
+    report: dict[str, Any]
+
+
+def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str = "auto",
+        lengths: str = "quantiles", tell: Callable[[str], None] = lambda text: None) -> Fit:
+    """Fits arrivals and lengths.
+
+    Args:
+        sample: a trace of at least 200 requests, or a set of lengths (its arrivals are then a Poisson process of
+            one request a second).
+        name: of the workload.
+        source: where the data come from, for the YAML.
+        seed: of the generators that are compared with the trace.
+        arrivals: `cox` (OU processes), `on_off` (on/off bursts besides), `poisson`, or `auto`: on/off where gaps,
+            counts and dispersion are clearly more alike with it.
+        lengths: `quantiles` (a table of 105 points) or `mixture` (up to four lognormals).
+        tell: called with what is being done.
+
+    Raises:
+        UserError: too few requests, one of the two lengths is missing, or an unknown form.
+    """
+    if arrivals not in ARRIVAL_FORMS:
+        raise unknown("form of arrivals", arrivals, ARRIVAL_FORMS)
+    if lengths not in LENGTH_FORMS:
+        raise unknown("form of lengths", lengths, LENGTH_FORMS)
+    for field in ("prompt_tokens", "output_tokens"):
+        if getattr(sample, field) is None:
+            raise UserError(f"'{sample.name}' has no {field}: a workload needs both lengths")
+    if sample.requests < FEWEST_REQUESTS:
+        raise UserError(f"'{sample.name}' holds {sample.requests} requests: a fit needs {FEWEST_REQUESTS} at least")
+    assumed = ["prompt and output lengths are drawn independently"]
+    notes = list(sample.notes)
+    tell("lengths")
+    length_spec, length_report = _fit_lengths(sample, lengths, seed)
+    report: dict[str, Any] = {"requests": sample.requests, "lengths": length_report}
+    if sample.trace is None:
+        assumed.append("arrivals: a Poisson process of one request a second")
+        process = Arrivals(1.0, (1.0,) * 24)
+        report |= {"form": "poisson", "arrivals": None}
+    else:
+        process, arrival_report, more = _fit_arrivals(sample.trace.arrival_s, arrivals, seed, tell)
+        report |= arrival_report
+        assumed += more
+        notes += _doubts(report["arrivals"], sample.trace.arrival_s)
+    spec = {
+        "name": name, "description": f"Fitted to {sample.name}.", "source": source, "licence": None,
+        "assumed": "; ".join(assumed), "mean_rate_per_s": _round(process.mean_rate_per_s, 6),
+        "tide": [_round(x, 5) for x in process.tide] if len(set(process.tide)) > 1 else None,
+        "ou": [{"sigma": _round(x.sigma), "tau_s": _round(x.tau_s)} for x in process.ou],
+        "bursts": {key: _round(x) for key, x in asdict(process.bursts).items()} if process.bursts else None,
+        "lengths": length_spec,
+    }
+    return Fit(spec, {**report, "assumed": assumed, "notes": notes})
+
+
+def _fit_arrivals(arrival_s: np.ndarray, form: str, seed: int,
+                  tell: Callable[[str], None]) -> tuple[Arrivals, dict[str, Any], list[str]]:
+    if arrival_s[-1] <= arrival_s[0]:
+        raise UserError("all requests arrive at the same time: there are no arrivals to fit")
+    tide, rate, assumed = _tide(arrival_s)
+    part = arrival_s[:MOST_REQUESTS]
+    if len(part) < len(arrival_s):
+        assumed.append(f"bursts are those of the first {MOST_REQUESTS:,} requests")
+    plain = _without_tide(part, tide)
+    base = Arrivals(rate, tide)
+    tried: dict[str, tuple[Arrivals, float]] = {}
+    if form in ("auto", "cox", "poisson"):
+        tell("Cox process")
+        tried["cox"] = _best(base, plain, part, [None], seed, 0 if form == "poisson" else None)
+    if form in ("auto", "on_off"):
+        tell("on/off bursts")
+        found = [find_bursts(_bins(plain, bin_s), bin_s) for bin_s in BIN_S]
+        candidates = [bursts for bursts in found if bursts is not None]
+        if candidates:
+            tried["on_off"] = _best(base, plain, part, candidates, seed)
+        elif form == "on_off":
+            raise UserError("no on/off bursts were found in this trace; expected arrivals=auto, cox or poisson")
+    chosen = min(tried, key=lambda key: tried[key][1] * (BETTER if key == "cox" else 1.0))
+    process = tried[chosen][0]
+    tell("comparison")
+    alike = likeness(process, part, seed + 1, most=100)     # by other seeds than those the form was chosen by
+    shown = "poisson" if chosen == "cox" and not process.ou else chosen
+    return process, {"form": shown, "arrivals": alike.describe(),
+                     "scores": {key: unlike for key, (_, unlike) in tried.items()}}, assumed
+
+
+def _doubts(alike: dict[str, Any], arrival_s: np.ndarray) -> list[str]:
+    """Says where the generator is not like the trace."""
+    doubts = []
+    together = float(np.mean(np.diff(arrival_s) == 0))
+    if together > 0.05:
+        doubts.append(f"{100 * together:.3g} % of the requests arrive at the same instant as the one before: the trace "
+                      "is batched or coarsely timed, which no form here has")
+    if alike["ks_gaps"] > 0.05:
+        doubts.append(f"the generator's gaps are not the trace's: KS {alike['ks_gaps']:.3f}")
+    off = [f"{window} s" for window, item in alike["dispersion"].items()
+           if item["ratio"] is None or abs(item["ratio"] - 1) > 0.1]
+    if off:
+        doubts.append(f"the dispersion differs by more than 10 % in windows of {', '.join(off)}")
+    return doubts
+
+
+def _best(base: Arrivals, plain: np.ndarray, arrival_s: np.ndarray, candidates: Sequence[Bursts | None],
+          seed: int, most: int | None = None) -> tuple[Arrivals, float]:
+    """Fits the OU processes beside each on/off candidate; returns the most alike, and how unlike it still is."""
+    fitted = [_with_processes(base, plain, arrival_s, bursts, seed, most) for bursts in candidates]
+    return min(fitted, key=lambda item: item[1])
+
+
+def _with_processes(base: Arrivals, plain: np.ndarray, arrival_s: np.ndarray, bursts: Bursts | None, seed: int,
+                    most: int | None) -> tuple[Arrivals, float]:
+    """Fits OU processes to what the dispersion shows beside `bursts`; `plain` are the arrivals without their tide.
+
+    How unlike the outcome is to the trace: KS of gaps, mean KS of counts, and 0.3 times the root mean square of the
+    dispersion's log ratio, in closed form (played, it would need hundreds of seeds to tell two forms apart).
+    """
+    span_s = float(plain[-1] - plain[0])
+    rate = (len(plain) - 1) / span_s
+    measured = [(window_s, dispersion(plain, window_s)) for window_s in LONG_WINDOWS_S]
+    known = [(window_s, value) for window_s, value in measured if value is not None]
+    ou: tuple[OrnsteinUhlenbeck, ...] = ()
+    misfit = 0.0
+    if known:
+        window_s, target = np.array(known).T
+        windows = np.maximum((span_s // window_s).astype(np.int64), FEWEST_WINDOWS)
+        most = (2 if bursts else 3) if most is None else most
+        ou = tuple(_rounded(x) for x in fit_processes(rate, window_s, windows, target, bursts=bursts, most=most))
+        found = expected_dispersion(rate, ou, bursts, window_s, windows)
+        misfit = float(np.sqrt(np.mean(np.log(np.maximum(found, 1e-3) / np.maximum(target, 1e-3)) ** 2)))
+    process = Arrivals(base.mean_rate_per_s, base.tide, ou, bursts)
+    alike = likeness(process, arrival_s, seed)
+    return process, alike.ks_gaps + alike.ks_counts + 0.3 * misfit
+
+
+def _tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
+    """Returns (24 hourly rates of mean 1, mean rate over a day, what was assumed)."""
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    flat = (1.0,) * 24
+    rate = (len(arrival_s) - 1) / span_s
+    if span_s < TIDE_FROM_S:
+        return flat, rate, ["no tide: the trace is shorter than 20 hours"]
+    edges = np.arange(np.floor(arrival_s[0] / 3600.0), np.ceil(arrival_s[-1] / 3600.0) + 1)
+    counts = np.diff(np.searchsorted(arrival_s, edges * 3600.0))
+    there_s = np.minimum(edges[1:] * 3600.0, arrival_s[-1]) - np.maximum(edges[:-1] * 3600.0, arrival_s[0])
+    hour = np.mod(edges[:-1], 24).astype(np.int64)
+    requests = np.bincount(hour, counts, minlength=24)
+    exposed_s = np.bincount(hour, there_s, minlength=24)
+    known = exposed_s > 600.0
+    level = np.interp(np.arange(24), np.flatnonzero(known), (requests[known] / exposed_s[known]), period=24)
+    level = np.maximum(level, 1e-4 * level.max())
+    note = "the trace's time 0 is taken for midnight, and each day's tide for the mean day's"
+    if not known.all():
+        note += f"; hours {', '.join(str(x) for x in np.flatnonzero(~known))} are not in the trace"
+    return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
+
+
+def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
+    """Returns the arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
+    if len(set(tide)) == 1:
+        return arrival_s
+    grid = np.arange(arrival_s[0], arrival_s[-1] + 60.0, 30.0)
+    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
+    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level * 30.0)]))
+
+
+def _bins(arrival_s: np.ndarray, bin_s: float) -> np.ndarray:
+    return np.bincount(((arrival_s - arrival_s[0]) // bin_s).astype(np.int64))
+
+
+def _rounded(process: OrnsteinUhlenbeck) -> OrnsteinUhlenbeck:
+    return OrnsteinUhlenbeck(_round(process.sigma), float(np.clip(_round(process.tau_s), 0.2, DAY_S)))
+
+
+def _fit_lengths(sample: Sample, form: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    spec: dict[str, Any] = {}
+    report: dict[str, Any] = {"form": form}
+    for side in ("prompt", "output"):
+        tokens = np.asarray(getattr(sample, f"{side}_tokens"))
+        spec[side] = fit_mixture(tokens, seed) if form == "mixture" else {
+            "quantiles": list(QUANTILES), "tokens": [_round(x, 6) for x in np.quantile(tokens, QUANTILES)]}
+        spec[side]["mean"] = _round(float(tokens.mean()), 6)
+        model = parse_lengths(Section({"prompt": spec[side], "output": spec[side]}, "fit")).prompt
+        report[side] = {"ks": ks_lengths(model, tokens, seed), "mean": float(tokens.mean())}
+    if sample.prompt_tokens is not None and sample.output_tokens is not None:
+        report["rank_correlation"] = rank_correlation(sample.prompt_tokens, sample.output_tokens)
+    return spec, report
+
+
+def _round(value: float, digits: int = 4) -> float:
+    return float(f"{float(value):.{digits}g}")
