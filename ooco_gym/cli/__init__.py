@@ -5,7 +5,8 @@ The way of one call:
 1. `commands` finds the command among the entry points of the group `ooco_gym.commands`; its configuration is
    `<command>.yaml` in the folder `conf` of the package that brings the command, or else in ours.
 2. `overrides` checks every `key=value` against that configuration, before Hydra sees it: Hydra itself would answer a
-   mistyped key with several lines, and silently keep the last entry of a list given to a group.
+   mistyped key with several lines, and silently keep the last entry of a list given to a group. Where the command's
+   configuration has a list `positional: [action, target]`, words without `=` are given to those keys in that order.
 3. `source` is where Hydra finds groups and their choices. A group (`workload`) takes a name of `conf/workload`, or the
    path of a YAML file: the command receives a mapping. It also takes what only our library can read: a mix
    (`workload=ooc+azure_conv`), a folder or another file that exists (`policy=runs/gate`), a name with parameters
