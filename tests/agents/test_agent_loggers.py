@@ -1,5 +1,7 @@
 """Weights & Biases works offline without login or prompt; TensorBoard writes into the run folder."""
 
+import time
+
 import pytest
 from gating_double import train_config
 
@@ -15,6 +17,11 @@ def test_wandb_offline_run_holds_the_figures(tmp_path, monkeypatch):
     files = list(out.glob("wandb/offline-run-*/run-*.wandb"))
     assert len(files) == 1
     data = files[0].read_bytes()
+    for _ in range(200):  # W&B's service writes out a moment after it has confirmed the end of the run
+        if b"validation/reward" in data:
+            break
+        time.sleep(0.05)
+        data = files[0].read_bytes()
     for key in (b"reward/service_per_s", b"episode/violation_rate", b"validation/reward", b"global_step"):
         assert key in data
     assert not (tmp_path / "wandb").exists()
