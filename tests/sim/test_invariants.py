@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from episodes import setups
-from harness import POINT_NAMES, Episode, Setup, play
+from harness import BASELINES, POINT_NAMES, Episode, Setup, play
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -227,11 +227,48 @@ def test_illegal_answers_do_no_harm(setup: Setup, answers: list[int]) -> None:
         if episode.advance(None, answer) != s.ASKED:
             check(episode.state)
             break
+        if i % 2:
+            answer = episode.rule_answer()
+            continue
         answer = answers[i % len(answers)]
         if answer == s.ASK:
             answer = s.HOLD
         picks = episode.state.picks
         picks[: len(answers)] = np.array(answers)[: picks.size]
-        if i % 2:
-            answer = episode.rule_answer()
     assert (episode.state.instances["free_blocks"] >= 0).all()
+
+
+@given(setups(policies=("ooco",), noisy=False, random_rules=False))
+def test_mixed_decoding_stays_within_the_bound(setup: Setup) -> None:
+    """Algorithm 2: no strict step with an offline request in it is believed to take longer than slo_margin * S."""
+    episode = Episode(setup)
+    state, margin = episode.state, dict(setup.values)["slo_margin"]
+    bound_ps = int(margin * state.counters[s.DEFAULT_TPOT_PS])
+    for _ in range(MANY_EVENTS):
+        at_ps = episode.next_event_ps()
+        if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
+            break
+        for i, spec in enumerate(state.instances):
+            batch = state.members[s.BATCH, i, : spec["running"]]
+            mixed = not state.requests["urgent"][batch].all()
+            if spec["role"] != s.STRICT or spec["activity"] != s.DECODE or not mixed:
+                continue
+            table, n = state.tables[spec["belief"]], spec["batch_size"]
+            last = spec["context"] + (spec["steps"] - 1) * n
+            attention = (table["decode_request_ps"] * n + table["decode_token_ps"] * last).max()
+            assert state.decode_ps[spec["belief"], n] + attention <= bound_ps
+
+
+def test_episodes_are_rich_enough() -> None:
+    """What the random episodes are made of does come up: else the tests above prove little."""
+    rows = tuple(sorted([(0.11 * i, 300 + 37 * (i % 11), 40 + 13 * (i % 7), True) for i in range(60)]
+                        + [(0.07 * i, 200 + 61 * (i % 13), 60 + 17 * (i % 5), False) for i in range(90)]
+                        + [(3.0, 6000, 4, True)]))
+    found = {policy: play(Setup(rows, policy=policy, kv_tokens=4000, window_s=(0.0, 20.0))).state
+             for policy in BASELINES}
+    for policy, state in found.items():
+        assert state.counters[s.EVICTIONS] > 0, policy
+        assert (state.requests["status"] == s.REJECTED).any(), policy
+    assert all(found[policy].counters[s.MIGRATIONS] > 0 for policy in ("ooco", "ooco_xllm"))
+    assert all(found[policy].counters[s.INTERRUPTIONS] > 0 for policy in ("ooco", "ooco_xllm"))
+    assert all(found[policy].counters[s.WASTED_TOKENS] > 0 for policy in BASELINES[:2])
