@@ -1,0 +1,36 @@
+"""`ooco-gym bench` writes the figures that scripts read, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ooco_gym.cli import main
+from ooco_gym.commands.bench import FIGURES
+
+INTERFACE = ("decode_iterations_per_s", "simulated_tokens_per_s", "day_wall_s", "fleet_wall_s", "fleet_peak_gb",
+             "env_steps_per_s", "vector_decisions_per_s", "warm_start_s", "cold_compile_s")
+
+
+def test_figures_are_written_beside_their_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "only=[pure]", "repeats=1", f"out={tmp_path / 'b'}"]) == 0
+    summary = json.loads((tmp_path / "b" / "summary.json").read_text())
+    assert set(INTERFACE) <= set(summary)
+    assert summary["schema"] == "ooco-gym/bench/1"
+    assert summary["pure_decode_iterations_per_s"] > 0
+    assert summary["values"] == {"pure_decode_iterations_per_s": [summary["pure_decode_iterations_per_s"]]}
+    assert all(summary[name] is None for name in INTERFACE), "what was not measured is null"
+    assert set(summary["targets"]) <= {figure.name for figure in FIGURES}
+    assert summary["machine"]["cores"] >= 1
+    assert "decode_iterations_per_s" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("override,words", [("only=[dya]", ("dya", "day")), ("repeats=0", ("repeats",))])
+def test_mistakes_are_one_sentence(override: str, words: tuple[str, ...], tmp_path: Path,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", override, f"out={tmp_path / 'b'}"]) == 2
+    error = capsys.readouterr().err
+    assert all(word in error for word in words)
+    assert len(error.strip().splitlines()) == 1
