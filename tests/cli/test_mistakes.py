@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -107,6 +108,8 @@ def test_interrupt(toy: SimpleNamespace) -> None:
 def test_shadowed_package_is_named(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
     (toy.site / "agents").mkdir()
     (toy.site / "agents" / "__init__.py").write_text("raise RuntimeError('never imported')")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "agents"]:
+        monkeypatch.delitem(sys.modules, name)  # as in a fresh process: other tests have imported ours
     code, _, err = toy.run("shadowed")
     assert code == 2
     assert f"the package 'agents' found at '{toy.site / 'agents'}' is not ooco-gym's" in err
