@@ -215,6 +215,13 @@ class Scenario:
                 base[key] = getattr(self, key)
         return base
 
+    @property
+    def from_file(self) -> bool:
+        """Whether the online requests come from a trace file, or a mix with one, rather than from a generator."""
+        if isinstance(self.workload, Mapping):
+            return _is_file(self.workload) or any(_is_file(part) for part in _parts(self.workload.get("mix")))
+        return any(_is_file(part) for part in _parts(self.workload))
+
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
 
@@ -254,6 +261,10 @@ def workload_name(workload: Any) -> str:
     if isinstance(workload, Mapping):
         return str(workload.get("name") or workload.get("mix") or workload.get("path") or "custom")
     return str(workload)
+
+
+def _parts(mix: Any) -> list[str]:
+    return [part.strip() for part in str(mix).split("+")] if mix else []
 
 
 def _is_file(workload: Any) -> bool:

@@ -27,3 +27,21 @@ def test_an_unknown_key_is_named_with_the_nearest(load: Callable[[], Any], messa
     with pytest.raises(UserError) as caught:
         load()
     assert str(caught.value).startswith(message)
+
+
+def test_a_window_begins_at_the_time_asked_for_even_before_the_warm_up_would():
+    """Midnight has a day before it: the window's own requests are those of that time of day."""
+    import numpy as np
+
+    from ooco_gym.sim.driver import requests_of
+    from ooco_gym.workload import generate
+
+    scenario = Scenario(workload="azure_conv", rate_scale=0.05, start_s=0.0, duration_s=900.0, seed=3)
+    trace, (start_s, end_s) = requests_of(scenario)
+    inside = trace.online & (trace.arrival_s >= start_s) & (trace.arrival_s < end_s)
+    day = generate("azure_conv", start_s=86_400.0, duration_s=900.0, seed=3, rate_scale=0.05)
+    assert np.array_equal(trace.prompt_tokens[inside], day.prompt_tokens)
+    assert trace.arrival_s[inside] - start_s == pytest.approx(day.arrival_s - 86_400.0, abs=1e-6)
+    assert not scenario.from_file
+    assert Scenario(workload="ooc+week.csv").from_file
+    assert Scenario(workload={"path": "week.csv"}).from_file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,7 +13,7 @@ import numpy as np
 from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy, policy_of
-from ooco_gym.scenario import Predictor, Scenario
+from ooco_gym.scenario import DAY_S, Predictor, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
@@ -65,7 +66,9 @@ def requests_of(scenario: Scenario) -> tuple[Trace, tuple[float, float]]:
     if start_s is None:
         start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
     total_s = warmup_s + scenario.duration_s + drain_s
-    begin_s = max(0.0, start_s - warmup_s)
+    begin_s = start_s - warmup_s
+    if begin_s < 0:  # a generated day comes round again; a trace file has nothing before its first request
+        begin_s = 0.0 if scenario.from_file else begin_s + math.ceil(-begin_s / DAY_S) * DAY_S
     online = load_workload(scenario.workload, start_s=begin_s, duration_s=total_s, seed=scenario.seed,
                            rate_scale=scenario.online_scale()).shift(-begin_s)
     offline = dict(scenario.offline)
