@@ -8,7 +8,7 @@ short takes the request that joined last, which is recomputed (as vLLM does).
 from ooco_gym.decisions import ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import least_backlog, lightest_strict
-from ooco_gym.sim.state import DEFAULT_TPOT_PS, RELAXED_COUNT, WAITING
+from ooco_gym.sim.state import RELAXED_COUNT, WAITING
 
 PARAMS = (
     Param("routing", "which instance of a pool", choices=("least_loaded", "round_robin")),
@@ -19,14 +19,14 @@ P = slots(PARAMS)
 
 @hook(ROUTE)
 def route(view):
-    """Least predicted backlog for prefill, the first decode instance that keeps the TPOT for decode."""
+    """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
     state = view.state
     arriving, relaxed = state.requests[view.request].status < WAITING, state.counters[RELAXED_COUNT]
     if state.params[P.routing] == 1:
         return view.request % relaxed if arriving else relaxed + view.request % (state.instances.size - relaxed)
     if arriving:
         return least_backlog(state, True)
-    return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first that keeps it
 
 
 policy = Policy("base_pd", PARAMS, class_blind=True, route=route)

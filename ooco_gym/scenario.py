@@ -225,6 +225,9 @@ class Scenario:
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
 
+        Under an SLO for which none is stored, the load is that of the cluster's own preset: a tighter promise does not
+        change who asks.
+
         Raises:
             UserError: none is given and none stored.
         """
@@ -232,14 +235,15 @@ class Scenario:
             return float(self.rate_scale)
         if _is_file(self.workload):
             return 1.0
-        slo = self.load_slo()
-        name = workload_name(self.workload)
-        factor = stored_peak_factor(name, self.load_cluster().name, asdict(slo), slo.tpot_from)
-        if factor is None:
-            raise UserError(f"no peak factor is stored for workload '{name}' on cluster '{self.load_cluster().name}' "
-                            f"under slo '{slo.name}': give rate_scale=… or find it with "
-                            f"'ooco-gym capacity policy=base_pd workload={name} cluster={self.load_cluster().name}'")
-        return factor
+        name, cluster = workload_name(self.workload), self.load_cluster()
+        for slo in (self.load_slo(), replace(self, slo=None).load_slo()):
+            factor = stored_peak_factor(name, cluster.name, asdict(slo), slo.tpot_from)
+            if factor is not None:
+                return factor
+        find = "" if isinstance(self.cluster, Mapping) or "/" in name else \
+            f", or find it with 'ooco-gym capacity only_peak=true workload={name} cluster={cluster.name}'"
+        raise UserError(f"no peak factor is stored for workload '{name}' on cluster '{cluster.name}': give "
+                        f"rate_scale=… (it multiplies the workload's own rate){find}")
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""

@@ -45,3 +45,23 @@ def test_a_window_begins_at_the_time_asked_for_even_before_the_warm_up_would():
     assert not scenario.from_file
     assert Scenario(workload="ooc+week.csv").from_file
     assert Scenario(workload={"path": "week.csv"}).from_file
+
+
+def test_a_trace_file_is_measured_from_its_first_request_on(tmp_path):
+    """Nothing precedes a trace, so a window at its start has no warm-up, and loses nothing to one."""
+    from ooco_gym.sim.driver import requests_of
+
+    path = tmp_path / "short.csv"
+    rows = "\n".join(f"{i}.5,100,10,online" for i in range(60))
+    path.write_text(f"arrival_s,prompt_tokens,output_tokens,class\n{rows}\n")
+    trace, (start_s, end_s) = requests_of(Scenario(workload=str(path), start_s=0.0, duration_s=60.0))
+    counted = trace.online & (trace.arrival_s >= start_s) & (trace.arrival_s < end_s)
+    assert (start_s, int(counted.sum())) == (0.0, 60)
+    later, (start_s, _) = requests_of(Scenario(workload=str(path), start_s=20.0, duration_s=20.0))
+    assert start_s == 20.0
+    assert int((later.online & (later.arrival_s >= 20.0) & (later.arrival_s < 40.0)).sum()) == 20
+
+
+def test_a_tighter_promise_keeps_the_load_of_the_clusters_preset():
+    preset = Scenario(workload="ooc").online_scale()
+    assert Scenario(workload="ooc", slo={"ttft_s": 1.7, "tpot_s": 0.043}).online_scale() == preset

@@ -107,7 +107,7 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     lines = []
     if (online["violation_rate"] or 0.0) > budget:
         lines.append(f"{_percent(online['violation_rate'])} of the online requests violate, more than "
-                     f"{_percent(budget)}: this offline load is not sustainable under this policy.")
+                     f"{_percent(budget)}: this load is not sustainable under this policy.")
     if offline["evictions"] > THRASH_SHARE * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")

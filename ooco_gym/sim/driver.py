@@ -65,12 +65,17 @@ def requests_of(scenario: Scenario) -> tuple[Trace, tuple[float, float]]:
     start_s = scenario.start_s
     if start_s is None:
         start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
-    total_s = warmup_s + scenario.duration_s + drain_s
+    if scenario.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
+        warmup_s = min(warmup_s, start_s)
     begin_s = start_s - warmup_s
-    if begin_s < 0:  # a generated day comes round again; a trace file has nothing before its first request
-        begin_s = 0.0 if scenario.from_file else begin_s + math.ceil(-begin_s / DAY_S) * DAY_S
+    if begin_s < 0:  # a generated day comes round again
+        begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
+    total_s = warmup_s + scenario.duration_s + drain_s
     online = load_workload(scenario.workload, start_s=begin_s, duration_s=total_s, seed=scenario.seed,
                            rate_scale=scenario.online_scale()).shift(-begin_s)
+    if scenario.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
+        raise UserError(f"workload: no request of the trace falls into the window of {scenario.duration_s:g} s from "
+                        f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
     offline = dict(scenario.offline)
     mode = str(offline.get("mode", "rate"))
     at_s = warmup_s if mode == "jobs" else 0.0
