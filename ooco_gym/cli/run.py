@@ -97,13 +97,14 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     return _report_sweep(command, folder, outcomes) if multirun else _report(outcomes[0])
 
 
-def _check_writable(out: Path) -> None:
+def _check_writable(out: Path, given: str | None) -> None:
     """The nearest folder that exists must be one that may be written; nothing is made before that is known."""
     there = next(path for path in (out, *out.parents) if _exists(path))
     if not there.is_dir():
-        raise UserError(f"out={out} cannot be used: '{there}' is a file; expected a folder")
+        raise UserError(f"out={given} is a file; expected a folder" if there == out else
+                        f"out={given} cannot be used: '{there}' is a file; expected a folder")
     if not os.access(there, os.W_OK | os.X_OK) or there.is_relative_to("/proc"):
-        raise UserError(f"out={out} cannot be used: the folder '{there}' cannot be written")
+        raise UserError(f"out={given} cannot be used: the folder '{there}' cannot be written")
 
 
 def _exists(path: Path) -> bool:
@@ -122,7 +123,7 @@ def _folders(command: Command, request: Request, multirun: bool) -> list[str]:
     """Overrides that say where results go, and keep Hydra quiet. The first names the folder."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     out = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
-    _check_writable(out)
+    _check_writable(out, request.out)
     place = "'" + str(out).replace("'", "\\'") + "'"
     words = [f"hydra.run.dir={place}", f"hydra.sweep.dir={place}", *QUIET]
     if multirun:

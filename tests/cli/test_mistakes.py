@@ -114,3 +114,12 @@ def test_shadowed_package_is_named(toy: SimpleNamespace, monkeypatch: pytest.Mon
     assert code == 2
     assert f"the package 'agents' found at '{toy.site / 'agents'}' is not ooco-gym's" in err
     assert err.count("\n") == 1
+
+
+def test_out_below_a_file_is_named(toy: SimpleNamespace) -> None:
+    (toy.cwd / "notes.txt").write_text("mine")
+    code, _, err = toy.run("play", "out=notes.txt/deeper")
+    assert code == 2
+    assert err.count("\n") == 1
+    assert "is a file; expected a folder" in err
+    assert (toy.cwd / "notes.txt").read_text() == "mine"
