@@ -11,7 +11,7 @@ from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import IterationReport, decode_saturation, describe_iteration, prefill_saturation
 from ooco_gym.perf.throughput import TABLE_6_TOKENS_PER_S, colocated_throughput
 
-SCHEMA = "ooco_gym.perf/1"
+SCHEMA = "ooco-gym/perf/1"
 _THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch", "prompts_per_prefill")
 
 

@@ -29,6 +29,7 @@ def config(out: str | None = None, **changes: Any) -> DictConfig:
 def test_figures_tables_and_plot(tmp_path, capsys):
     figures = main(config(str(tmp_path)))
     assert json.loads(json.dumps(figures)) == figures
+    assert figures["schema"] == "ooco-gym/perf/1"
     assert 250 <= figures["saturation"]["decode_gemm_batch"] <= 350
     assert 200 <= figures["saturation"]["prefill_tokens"] <= 350
     assert 2.7 <= figures["comparison"]["ratio"] <= 3.7
