@@ -1,0 +1,312 @@
+"""Kernels as measured GPUs run them: the parameters of `timing=extended`, and what each kernel takes.
+
+Every operator is a launch plus a p-norm of its roofs, `(a^p + b^p)^(1/p)`: neither roof is reached near the ridge.
+What else differs from the roofline is said at each function. Times are in seconds, sizes in bytes, for one operator of
+one layer on one chip; arrays are broadcast against each other. `ooco-gym calibrate` fits the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from typing import Any, Literal, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.perf.timing.attention import Attention
+
+TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
+"""Rows and columns of output that one block of a GEMM computes: the menu from which the best one is taken."""
+TALL_ROWS = 2048
+"""Rows from which `GemmParameters.tall` counts."""
+
+_Parameters = TypeVar("_Parameters", bound="_Mapped")
+
+
+class _Mapped:
+    """Parameters that are read from a mapping (of a chip's YAML) and written to one."""
+
+    @classmethod
+    def from_mapping(cls: type[_Parameters], values: Mapping[str, Any], where: str = "") -> _Parameters:
+        """Reads the parameters; numbers such as `80e9`, which YAML 1.1 takes for text, are accepted.
+
+        Args:
+            values: by field; fields with a default may be missing.
+            where: for messages, for example "chip 'h100', extended.gemm".
+
+        Raises:
+            UserError: an unknown or missing field, or one that is not a number of at least 0.
+        """
+        where = where or cls.__name__
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where} must be a mapping, got '{values}'")
+        known = {item.name: item for item in fields(cls)}  # type: ignore[arg-type]
+        for key in values:
+            if key not in known:
+                raise UserError(f"{where}: unknown field '{key}'{nearest(str(key), known)}; "
+                                f"expected: {', '.join(known)}")
+        numbers = {str(key): _number(f"{where}: field '{key}'", value) for key, value in values.items()}
+        try:
+            return cls(**numbers)
+        except TypeError:
+            missing = [name for name, item in known.items() if name not in numbers and item.default is MISSING]
+            raise UserError(f"{where}: field '{missing[0]}' is missing") from None
+
+    def to_mapping(self) -> dict[str, float]:
+        """The parameters by field, ready for a YAML file."""
+        return {key: float(value) for key, value in asdict(self).items()}  # type: ignore[call-overload]
+
+
+@dataclass(frozen=True)
+class GemmParameters(_Mapped):
+    """A linear layer: `gemm_s`."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float = 0.0
+    exponent: float = 8.0
+    """Of the norm, at least 1."""
+    depth: float = 0.0
+    """Inner widths for which a block's start and end cost as much as its work: compute grows by `1 + depth / k`."""
+    waste: float = 0.0
+    """Power of tile and wave quantisation's waste; 0 leaves it out."""
+    tall: float = 0.0
+    """Growth of compute for each doubling of the rows beyond 2048 (caches that no longer hold, clocks that fall)."""
+    units: float = 108.0
+    """Blocks that run at once (streaming multiprocessors)."""
+
+
+@dataclass(frozen=True)
+class PrefillAttentionParameters(_Mapped):
+    """Attention of new tokens to all that came before: `prefill_attention`."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float = 0.0
+    exponent: float = 8.0
+    row_tokens: float = 0.0
+    """Tokens of context that each row costs beyond those that it looks at."""
+    critical_flops_per_s: float = 0.0
+    """Rate of a single block of rows, which walks through the whole context on its own; 0 leaves it out."""
+    reread: float = 0.0
+    """Times that keys and values are read beyond the roofs."""
+    tile: float = 128.0
+    """Rows are padded to a multiple of it."""
+    causal: float = 0.5
+    """Share of its own new tokens that a row does not look at: 0.5 is the causal triangle."""
+
+
+@dataclass(frozen=True)
+class DecodeAttentionParameters(_Mapped):
+    """Attention of one new token a request: `decode_attention`."""
+
+    flops_per_s: float
+    memory_bytes_per_s: float
+    launch_s: float = 0.0
+    exponent: float = 8.0
+    group_rows: float = 1.0
+    """Query heads that share a key/value head are padded to as many rows."""
+    request_head_s: float = 0.0
+    """For each request and key/value head of the chip, outside the norm."""
+    critical_s_per_token: float = 0.0
+    """For each token of the mean context: the longest chain of one request."""
+
+
+@dataclass(frozen=True)
+class AllReduceParameters(_Mapped):
+    """An all-reduce over the chips of an instance: `allreduce_s`."""
+
+    bytes_per_s: float
+    latency_s: float = 0.0
+    rank_latency_s: float = 0.0
+    """For each chip beyond the first."""
+    exponent: float = 1.0
+    """Of the norm of latency and transfer; 1 adds them."""
+    ramp_bytes: float = 0.0
+    """The transfer of `x` bytes goes at the rate of `x + sqrt(x * ramp_bytes)`: links fill slowly."""
+
+
+@dataclass(frozen=True)
+class ElementwiseParameters(_Mapped):
+    """Norms, activations, rotary positions, embeddings: `elementwise_s`."""
+
+    memory_bytes_per_s: float
+    launch_s: float = 0.0
+    exponent: float = 1.0
+
+
+@dataclass(frozen=True)
+class OverheadParameters(_Mapped):
+    """What the engine adds to the kernels of an iteration, and how long it takes at least: `overhead_s`, `floor_s`."""
+
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
+    prefill_layer_s: float = 0.0
+    decode_layer_s: float = 0.0
+    sequence_s: float = 0.0
+    """For each sequence of the iteration that gets a token (sampling, and what the engine does for it)."""
+    prefill_floor_s: float = 0.0
+    decode_floor_s: float = 0.0
+    prefill_layer_floor_s: float = 0.0
+    decode_layer_floor_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class ExtendedParameters:
+    """All kernels of a chip; None: not measured, so the roofline (`timing=ooco`) stands in for it."""
+
+    gemm: GemmParameters | None = None
+    prefill_attention: PrefillAttentionParameters | None = None
+    decode_attention: DecodeAttentionParameters | None = None
+    allreduce: AllReduceParameters | None = None
+    elementwise: ElementwiseParameters | None = None
+    overhead: OverheadParameters | None = None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any], where: str = "extended") -> ExtendedParameters:
+        """Reads the section `extended` of a chip's YAML.
+
+        Raises:
+            UserError: an unknown kernel or field, or a value that is not a number of at least 0.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where} must be a mapping, got '{values}'")
+        for key in values:
+            if key not in KERNELS:
+                raise UserError(f"{where}: unknown kernel '{key}'{nearest(str(key), KERNELS)}; "
+                                f"expected: {', '.join(KERNELS)}")
+        return cls(**{key: KERNELS[key].from_mapping(value, f"{where}.{key}")
+                      for key, value in values.items() if value is not None})
+
+    def to_mapping(self) -> dict[str, dict[str, float]]:
+        """The parameters by kernel and field; kernels without parameters are left out."""
+        found = {name: getattr(self, name) for name in KERNELS}
+        return {name: value.to_mapping() for name, value in found.items() if value is not None}
+
+
+KERNELS: dict[str, type[_Mapped]] = {
+    "gemm": GemmParameters,
+    "prefill_attention": PrefillAttentionParameters,
+    "decode_attention": DecodeAttentionParameters,
+    "allreduce": AllReduceParameters,
+    "elementwise": ElementwiseParameters,
+    "overhead": OverheadParameters,
+}
+
+
+def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0) -> np.ndarray:
+    """Seconds of `m x k` times `k x n` (`m` tokens, a layer from `k` to `n`).
+
+    `launch + norm(2 m k n / F * waste^a * (1 + depth / k) * (1 + tall * log2(m / 2048)), bytes / M)`.
+    """
+    return p.launch_s + norm(p.exponent, *gemm_roofs_s(p, m, k, n, dtype_bytes))
+
+
+def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike,
+                 dtype_bytes: float = 2.0) -> tuple[np.ndarray, np.ndarray]:
+    """Seconds at the compute roof and at the memory roof."""
+    rows, inner, columns = _array(m), _array(k), _array(n)
+    tall = 1.0 + p.tall * np.log2(np.maximum(rows / TALL_ROWS, 1.0))
+    waste = gemm_waste(rows, columns, p.units) ** p.waste if p.waste else 1.0
+    compute = 2.0 * rows * inner * columns / p.flops_per_s * waste * (1.0 + p.depth / inner) * tall
+    memory = dtype_bytes * (rows * inner + inner * columns + rows * columns) / p.memory_bytes_per_s
+    return compute, np.broadcast_to(memory, compute.shape)
+
+
+def gemm_waste(m: ArrayLike, n: ArrayLike, units: float) -> np.ndarray:
+    """Work done over work asked for, at least 1: output padded to tiles, and tiles to whole waves of `units` blocks.
+
+    The tile of the menu that wastes least is taken.
+    """
+    m, n = np.maximum(_array(m), 1.0), np.maximum(_array(n), 1.0)
+    best = np.full(np.broadcast_shapes(np.shape(m), np.shape(n)), np.inf)
+    for rows, columns in TILES:
+        tiles = np.ceil(m / rows) * np.ceil(n / columns)
+        done = np.ceil(tiles / units) * units * rows * columns
+        best = np.minimum(best, done / (m * n))
+    return best
+
+
+def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: float, head_dim: float,
+                      dtype_bytes: float = 2.0) -> Attention:
+    """Prefill attention of one layer on one chip that has `heads` query and `kv_heads` key/value heads.
+
+    Rows are padded to tiles, each looks at its causal part of the context plus `row_tokens`, queries and outputs as
+    well as keys and values move once, and a single block of rows walks through the whole context (`critical`).
+    """
+    row_flops, q_bytes, kv_bytes = _shape(heads, kv_heads, head_dim, dtype_bytes)
+    compute = row_flops / p.flops_per_s * np.array([1.0, p.row_tokens, 0.0, 0.0])
+    memory = np.array([0.0, q_bytes, kv_bytes, 0.0]) / p.memory_bytes_per_s
+    block = 4.0 * p.tile * head_dim / p.critical_flops_per_s if p.critical_flops_per_s else 0.0
+    reread = np.array([0.0, 0.0, p.reread * kv_bytes / p.memory_bytes_per_s, 0.0])
+    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, reread, block, int(p.tile), p.causal)
+
+
+def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float, head_dim: float,
+                     dtype_bytes: float = 2.0) -> Attention:
+    """Decode attention of one layer on one chip: one row a request, query heads padded to `group_rows` a group."""
+    padded = max(heads, kv_heads * p.group_rows)
+    row_flops, q_bytes, kv_bytes = _shape(padded, kv_heads, head_dim, dtype_bytes)
+    compute = np.array([row_flops / p.flops_per_s, 0.0, 0.0, 0.0])
+    memory = np.array([0.0, q_bytes * heads / padded, kv_bytes, 0.0]) / p.memory_bytes_per_s
+    request = np.array([0.0, 0.0, 0.0, p.request_head_s * kv_heads])
+    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, request, p.critical_s_per_token)
+
+
+def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) -> np.ndarray:
+    """Seconds of an all-reduce of `payload_bytes` over `n` chips (0 on one): a ring moves `2 (n - 1) / n` of them."""
+    ranks = _array(n)
+    moved = 2.0 * (ranks - 1.0) / ranks * _array(payload_bytes)
+    transfer = (moved + np.sqrt(moved * p.ramp_bytes)) / p.bytes_per_s
+    return np.where(ranks > 1, norm(p.exponent, p.latency_s + (ranks - 1.0) * p.rank_latency_s, transfer), 0.0)
+
+
+def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike) -> np.ndarray:
+    """Seconds of an element-wise operator that reads and writes `moved_bytes` in all."""
+    return norm(p.exponent, p.launch_s, _array(moved_bytes) / p.memory_bytes_per_s)
+
+
+def overhead_s(p: OverheadParameters, phase: Literal["prefill", "decode"], layers: int) -> float:
+    """Seconds that the engine adds to the kernels of an iteration (`sequence_s` counts besides)."""
+    if phase == "prefill":
+        return p.prefill_s + layers * p.prefill_layer_s
+    return p.decode_s + layers * p.decode_layer_s
+
+
+def floor_s(p: OverheadParameters, phase: Literal["prefill", "decode"], layers: int) -> float:
+    """Seconds that an iteration takes at least: the engine works while the chip does, `max(kernels, floor)`."""
+    if phase == "prefill":
+        return p.prefill_floor_s + layers * p.prefill_layer_floor_s
+    return p.decode_floor_s + layers * p.decode_layer_floor_s
+
+
+def norm(exponent: float, *terms: ArrayLike) -> np.ndarray:
+    """`(sum of terms^exponent)^(1 / exponent)` of terms of at least 0, without overflow; infinity: the largest."""
+    values = np.stack(np.broadcast_arrays(*(_array(term) for term in terms)))
+    largest = values.max(axis=0)
+    if math.isinf(exponent):
+        return largest
+    scale = np.where(largest > 0, largest, 1.0)
+    return largest * ((values / scale) ** exponent).sum(axis=0) ** (1.0 / exponent)
+
+
+def _array(values: ArrayLike) -> np.ndarray:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _shape(heads: float, kv_heads: float, head_dim: float, dtype_bytes: float) -> tuple[float, float, float]:
+    """FLOPs for each row and token; bytes of a row's query and output; bytes of a token's key and value."""
+    return 4.0 * heads * head_dim, 2.0 * dtype_bytes * heads * head_dim, 2.0 * dtype_bytes * kv_heads * head_dim
+
+
+def _number(where: str, value: Any) -> float:
+    try:
+        number = float(value) if not isinstance(value, bool) else math.nan
+    except (TypeError, ValueError):
+        number = math.nan
+    if math.isnan(number) or number < 0:
+        raise UserError(f"{where} must be a number of at least 0, got '{value}'")
+    return number
