@@ -178,8 +178,9 @@ class ExtendedParameters:
             if key not in KERNELS:
                 raise UserError(f"{where}: unknown kernel '{key}'{nearest(str(key), KERNELS)}; "
                                 f"expected: {', '.join(KERNELS)}")
-        return cls(**{key: KERNELS[key].from_mapping(value, f"{where}.{key}")
-                      for key, value in values.items() if value is not None})
+        read: dict[str, Any] = {key: KERNELS[key].from_mapping(value, f"{where}.{key}")
+                                for key, value in values.items() if value is not None}
+        return cls(**read)
 
     def to_mapping(self) -> dict[str, dict[str, float]]:
         """The parameters by kernel and field; kernels without parameters are left out."""
