@@ -41,6 +41,11 @@ def by_seed(records: Records, metric: str) -> np.ndarray:
     return np.array([[f for f, record in zip(figures, records, strict=True) if record["seed"] == s] for s in seeds])
 
 
+def without_online(records: Records) -> bool:
+    """Whether the records count online requests, and none arrived: then there is no violation rate."""
+    return all(record["summary"].get("online_arrived") == 0 for record in records)
+
+
 def mean_interval(figures: np.ndarray) -> tuple[float, float | None, float | None]:
     """Mean and 95 % bootstrap interval of figures (seeds, windows); None where one window gives no spread."""
     mean, low, high = interval(figures, confidence=CONFIDENCE)
@@ -48,11 +53,14 @@ def mean_interval(figures: np.ndarray) -> tuple[float, float | None, float | Non
 
 
 def upper_violation_limit(records: Records) -> float | None:
-    """Upper 95 % limit of the violation rate; None where fewer than two windows were played.
+    """Upper 95 % limit of the violation rate; None where fewer than two windows were played, or where no online
+    request arrived in any.
 
     The bootstrap over windows says nothing about rates that were never seen; where the records count requests, the
     exact binomial limit of the pooled counts (Clopper-Pearson) holds as well, and the larger one is returned.
     """
+    if without_online(records):
+        return None
     limit = mean_interval(by_seed(records, "violation_rate"))[2]
     counts = [(r["summary"].get("online_violated"), r["summary"].get("online_arrived")) for r in records]
     if limit is None or any(violated is None or arrived is None for violated, arrived in counts):
@@ -60,8 +68,7 @@ def upper_violation_limit(records: Records) -> float | None:
     from scipy.stats import binomtest
 
     violated, arrived = (int(sum(column)) for column in zip(*counts, strict=True))
-    exact = binomtest(violated, arrived).proportion_ci(CONFIDENCE, method="exact").high if arrived else 0.0
-    return max(limit, float(exact))
+    return max(limit, float(binomtest(violated, arrived).proportion_ci(CONFIDENCE, method="exact").high))
 
 
 def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) -> dict[str, Any]:
@@ -93,6 +100,8 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
 
 def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]:
     mean, low, high = mean_interval(by_seed(records, metric))
+    if metric == "violation_rate" and without_online(records):
+        mean = low = high = None
     return {"policy": policy, "env": env, "metric": metric, "mean": mean, "ci_low": low, "ci_high": high,
             "n_seeds": len({record["seed"] for record in records}), "n_windows": len(records)}
 
@@ -111,6 +120,8 @@ def _difference(
 ) -> dict[str, Any]:
     """Paired difference policy − reference with its interval, and what the interval allows to say."""
     mean, low, high = mean_interval(by_seed(played[policy], metric) - by_seed(played[reference], metric))
+    if metric == "violation_rate" and without_online(played[policy]):
+        mean = low = high = None
     verdict = "no difference shown"
     if metric in _SERVICE and not both_feasible:
         verdict = "not ranked"  # more service bought with violations is no better service

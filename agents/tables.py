@@ -42,6 +42,8 @@ def note(summary: Mapping[str, Any]) -> str:
     text = (f"Means over {summary['episodes']} held-out windows that all policies share, with "
             f"{summary['confidence']:.0%} bootstrap intervals. Ranked by offline reference GPU-s/s among the policies "
             f"whose upper limit of the violation rate is at most {summary['violation_limit']:.0%}.")
+    if all(row["mean"] is None for row in summary["results"] if row["metric"] == "violation_rate"):
+        return f"{text} No online request arrived: there is no violation rate, and no policy is ranked."
     return text + (f" Not ranked: {', '.join(out)}." if out else "")
 
 

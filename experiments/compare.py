@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,7 @@ from experiments.plots import compare_figure, write_page
 from experiments.tables import compare_table, waiting
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.metrics.statistics import interval, paired_interval
+from ooco_gym.metrics.statistics import interval, paired_interval, within
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
     rows = compare(summaries, options["metrics"], baseline, float(options["violation_budget"]))
     title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
-    compare_table(rows, baseline, title, _caption(rows))
+    compare_table(rows, baseline, title, _caption(rows, summaries))
     write_page(compare_figure(rows, options["metrics"], baseline, title), Path(options["out"]) / "compare.html")
     return {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
             "results": rows, "runs": summaries}
@@ -65,7 +64,7 @@ def compare(summaries: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Seque
     Raises:
         UserError: a metric that summaries have not.
     """
-    feasible = {name: is_feasible([one["online"]["violation_rate"] for one in runs], budget)
+    feasible = {name: within([one["online"]["violation_rate"] for one in runs], budget)
                 for name, runs in summaries.items()}
     rows = []
     for metric in metrics:
@@ -77,13 +76,6 @@ def compare(summaries: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Seque
                          **dict(zip(("difference", "difference_low", "difference_high"), difference, strict=True)),
                          "values": mine.tolist(), "feasible": feasible[name]})
     return rows
-
-
-def is_feasible(violation_rates: Sequence[float | None], budget: float) -> bool:
-    """Whether the upper 95 % limit of the violation rate is within the budget (PROTOCOL, feasibility before score)."""
-    rates = np.array([0.0 if rate is None else rate for rate in violation_rates])
-    mean, _, high = interval(rates)
-    return (mean if math.isnan(high) else high) <= budget
 
 
 def figure(summary: Mapping[str, Any], metric: str) -> float:
@@ -105,7 +97,9 @@ def figure(summary: Mapping[str, Any], metric: str) -> float:
     return float(value)
 
 
-def _caption(rows: Sequence[Mapping[str, Any]]) -> str:
-    out = sorted({row["policy"] for row in rows if not row["feasible"]})
+def _caption(rows: Sequence[Mapping[str, Any]], summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
     text = "Differences are paired by seed; intervals are bootstrapped over seeds."
+    if any(one["online"]["violation_rate"] is None for runs in summaries.values() for one in runs):
+        return f"{text} No online request arrived in the window of at least one seed: no policy is ranked."
+    out = sorted({row["policy"] for row in rows if not row["feasible"]})
     return text if not out else f"{text} Not to be ranked, more violations than allowed: {', '.join(out)}."

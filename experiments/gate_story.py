@@ -64,10 +64,14 @@ def evaluation_words(evaluation: Mapping[str, Any]) -> list[str]:
         lines.append(f"On {evaluation['episodes']} held-out windows the learned gate's violation rate is at most "
                      f"{percent(upper)} (upper limit), within {percent(limit, 0)}; by offline service it is number "
                      f"{entry['rank']} of {ranked} ranked policies.")
+    elif upper is None:
+        lines.append(f"On {evaluation['episodes']} held-out windows the learned gate's violation rate has no upper "
+                     "limit (one window, or no online request): it is not ranked.")
     else:
         lines.append(f"On {evaluation['episodes']} held-out windows the upper limit of the learned gate's violation "
                      f"rate is {percent(upper)}, over {percent(limit, 0)}: it is not ranked.")
-    found = {row["metric"]: row for row in evaluation["paired"] if row["policy"] == name and row["metric"] in WORDS}
+    found = {row["metric"]: row for row in evaluation["paired"]
+             if row["policy"] == name and row["metric"] in WORDS and row["mean_difference"] is not None}
     if reference is not None and found:
         parts = [_difference_words(row, WORDS[metric]) for metric, row in found.items()]
         lines.append(f"Against {reference}, the best rule here, window by window: {'; '.join(parts)}.")

@@ -9,6 +9,7 @@ import numpy as np
 
 from experiments.jobs import Jobs
 from experiments.search import Crossing, Limits, Plan, Point, crossings, first_crossing, resamples
+from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import resampled_interval
 
 if TYPE_CHECKING:
@@ -54,7 +55,15 @@ def settling(scenario: Scenario) -> Scenario:
 
 
 def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Point:
-    """Gathers what an offline rate led to from the summaries of its seeds."""
+    """Gathers what an offline rate led to from the summaries of its seeds.
+
+    Raises:
+        UserError: on some seed no online request arrived, so that nothing limits the offline rate.
+    """
+    idle = [one["seed"] for one in summaries if one["online"][f"violation_rate_{tpot_from}"] is None]
+    if idle:
+        raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, and without one no offline "
+                        "rate is too high; raise rate_scale or duration_s")
 
     def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
         return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)

@@ -98,8 +98,9 @@ def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, 
         first = place == 0 or row["metric"] != rows[place - 1]["metric"]
         if first and place:
             table.add_section()
+        own = row["policy"] == baseline
         table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]),
-                      _figure(row["difference"], "+"),
+                      "" if own else _figure(row["difference"], "+"),
                       _interval(row["difference_low"], row["difference_high"], "+"))
     console().print(table)
 
@@ -113,7 +114,7 @@ def _missing(value: float | None) -> bool:
 
 
 def _figure(value: float | None, sign: str = "") -> str:
-    return "" if value is None or math.isnan(value) else f"{value:{sign},.3g}"
+    return "–" if _missing(value) else f"{value:{sign},.3g}"
 
 
 def _interval(low: float | None, high: float | None, sign: str = "") -> str:

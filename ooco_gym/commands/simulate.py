@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 SCHEMA = "ooco-gym/simulate/1"
+NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 THRASH_SHARE = 0.25  # evictions for each finished offline request from which memory is said to thrash
 KEPT_UP_SHARE = 0.95  # completed over arrived in the second half, below which the backlog is said to grow …
@@ -78,7 +79,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     table.add_column(justify="left")
     rows = [
         ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
-        ("violations", _percent(online["violation_rate"])),
+        ("violations", _percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
         ("violations, worst 10 minutes", _percent(online["worst_10min_violation_rate"])),
         *((f"attainment, {name}", _percent(online[f"{key}_attainment"])) for name, key in (
             ("TTFT", "ttft"), ("TPOT", "tpot"), ("deadline", "deadline"))),
@@ -105,6 +106,9 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     online, offline = summary["online"], summary["offline"]
     served = offline["prompt_tokens_per_s"] + offline["output_tokens_per_s"]
     lines = []
+    if online["arrived"] == 0:
+        lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
+                     "raise rate_scale, or move the window (start_s, duration_s).")
     if (online["violation_rate"] or 0.0) > budget:
         lines.append(f"{_percent(online['violation_rate'])} of the online requests violate, more than "
                      f"{_percent(budget)}: this load is not sustainable under this policy.")

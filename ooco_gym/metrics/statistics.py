@@ -71,6 +71,18 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0,
     return mean, low, high
 
 
+def within(rates: Any, budget: float) -> bool:
+    """Whether the upper 95 % limit of the mean of violation rates is at most `budget` (feasibility before score).
+
+    Args:
+        rates: one a seed, shape (seeds,); None or NaN where no online request arrived: nobody was served, so nothing
+            was kept, and the answer is no.
+        budget: largest share of online requests that may violate.
+    """
+    mean, _, high = interval(np.array([math.nan if rate is None else rate for rate in rates]))
+    return bool((mean if math.isnan(high) else high) <= budget)
+
+
 def resampled_interval(values: Any, n: int, confidence: float = 0.95) -> tuple[float, float]:
     """The interval that figures of bootstrap resamples give, where the figure is no mean (a crossing, a ratio).
 

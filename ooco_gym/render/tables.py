@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.metrics.statistics import interval, paired_interval
-from ooco_gym.render.totals import Groups, values_of, within_budget
+from ooco_gym.render.record import Record
+from ooco_gym.render.totals import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def comparison_table(groups: Groups, budget: float) -> Table:
     for label, members in groups.items():
         cells = [_cell(interval(values_of(members, room, name)), show, place in WITH_INTERVAL)
                  for place, (_, room, name, show) in enumerate(FIGURES)]
-        rows.append((label, *cells, "yes" if within_budget(members, budget) else "no"))
+        rows.append((label, *cells, _ranked(members, budget)))
     seeds = sorted({record.seed for members in groups.values() for record in members})
     one = len(seeds) == 1
     note = (f"{'Seed' if one else 'Means over seeds'} {', '.join(map(str, seeds))}"
@@ -89,6 +90,14 @@ def comparison_table(groups: Groups, budget: float) -> Table:
             f"Ranked: the upper limit of the violation rate is at most {100 * budget:g} %.")
     head = ("policy", *(title for title, *_ in FIGURES), "ranked")
     return Table("Policies on the same load", head, tuple(rows), note)
+
+
+def _ranked(members: Sequence[Record], budget: float) -> str:
+    """The last cell: whether a policy is ranked, and why not where it has no violation rate."""
+    idle = idle_seeds(members)
+    if idle:
+        return f"no: {NO_ONLINE}" + ("" if len(idle) == len(members) else f" on seed {', '.join(map(str, idle))}")
+    return "yes" if within_budget(members, budget) else "no"
 
 
 def difference_table(groups: Groups) -> Table | None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.metrics.statistics import interval
+from ooco_gym.metrics.statistics import interval, within
 from ooco_gym.render.record import Record
 from ooco_gym.render.style import LIMIT_COLOUR, colours, layout, percent
 
 Groups = Mapping[str, Sequence[Record]]
+NO_ONLINE = "no online request"
 LEAST_RATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
 
 
@@ -22,9 +23,16 @@ def values_of(members: Sequence[Record], room: str, name: str) -> np.ndarray:
 
 
 def within_budget(members: Sequence[Record], budget: float) -> bool:
-    """Whether the upper 95 % limit of the violation rate over seeds is within the budget; of one seed, the rate."""
-    mean, _, high = interval(np.nan_to_num(values_of(members, "online", "violation_rate")))
-    return bool((mean if np.isnan(high) else high) <= budget)
+    """Whether the upper 95 % limit of the violation rate over seeds is within the budget; of one seed, the rate.
+
+    Without an online request there is no rate, and nothing that was kept.
+    """
+    return within(values_of(members, "online", "violation_rate"), budget)
+
+
+def idle_seeds(members: Sequence[Record]) -> list[int]:
+    """Seeds on which no online request arrived in the window: they have no violation rate."""
+    return [record.seed for record in members if record.summary["online"]["violation_rate"] is None]
 
 
 def violation_figure(groups: Groups, budget: float) -> Any:
@@ -40,6 +48,10 @@ def violation_figure(groups: Groups, budget: float) -> Any:
     figure, colour = go.Figure(), colours(labels)
     for label, members in groups.items():
         rates = values_of(members, "online", "violation_rate")
+        if idle_seeds(members):
+            figure.add_scatter(x=[100 * LEAST_RATE], y=[label], mode="text", name=label, text=[NO_ONLINE],
+                               textposition="middle right", cliponaxis=False, hoverinfo="skip")
+            continue
         mean, low, high = (float(np.maximum(LEAST_RATE, value)) for value in interval(rates))
         error = None if np.isnan(low) else {
             "type": "data", "symmetric": False, "array": [100 * (high - mean)], "arrayminus": [100 * (mean - low)],

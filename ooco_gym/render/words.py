@@ -11,7 +11,7 @@ from ooco_gym.metrics.statistics import interval, paired_interval
 from ooco_gym.render.over_time import WORK, online_quality, work_name
 from ooco_gym.render.record import Record
 from ooco_gym.render.style import TimeAxis, percent
-from ooco_gym.render.totals import Groups, values_of, within_budget
+from ooco_gym.render.totals import Groups, idle_seeds, values_of, within_budget
 
 KEPT_UP = 0.98  # PROTOCOL, capacity: the backlog holds if this share of what arrived in the second half is completed
 THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
@@ -23,7 +23,13 @@ def violation_words(groups: Groups, budget: float) -> list[str]:
     """Who keeps the promises, and from when on one that does not breaks them."""
     lines = []
     for label, members in groups.items():
-        mean, low, high = interval(np.nan_to_num(values_of(members, "online", "violation_rate")))
+        idle = idle_seeds(members)
+        if idle:
+            where = "" if len(idle) == len(members) else f" on seed {', '.join(map(str, idle))}"
+            lines.append(f"Under {label} no online request arrived in the window{where}: there is no violation rate, "
+                         "and it is not ranked.")
+            continue
+        mean, low, high = interval(values_of(members, "online", "violation_rate"))
         kept = within_budget(members, budget)
         bracket = "" if np.isnan(low) else f" [{percent(low)}, {percent(high)}]"
         if kept:
@@ -74,7 +80,9 @@ def _service_difference(groups: Groups, first: str, other: str, unranked: Sequen
     else:
         text = (f"Between {first} and {other} no difference in offline output is shown "
                 f"(95 % interval of the difference: {low:+,.0f} to {high:+,.0f} tokens a second)")
-    if unranked:
+    if any(idle_seeds(groups[label]) for label in (first, other)):
+        text += "; without online requests this is no ranking"
+    elif unranked:
         text += (f"; as {' and '.join(unranked)} break{'s' if len(unranked) == 1 else ''} the SLO budget, this is no "
                  "ranking")
     return text + "."
@@ -105,6 +113,9 @@ def latency_words(records: Sequence[Record], budget: float) -> list[str]:
         bins = len(edges) - 1
         counts = np.bincount(which, minlength=bins)
         broken = np.bincount(which, quality["violated"], minlength=bins)
+        if not counts.sum():
+            lines.append(f"{record.label}: no online request arrived (seed {record.seed}).")
+            continue
         if not broken.sum():
             lines.append(f"{record.label}: no online request violates (seed {record.seed}).")
             continue

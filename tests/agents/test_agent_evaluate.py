@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from gating_double import CONFIG
 
-from agents import evaluate, scoring
+from agents import evaluate, scoring, tables
 from agents.environments import Window, windows
 from agents.play import RulePlayer, play
 from ooco_gym.errors import UserError
@@ -116,8 +116,20 @@ def test_violations_never_seen_are_not_violations_excluded():
     few = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[10] * 5)
     many = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[1000] * 5)
     assert scoring.upper_violation_limit(few) == pytest.approx(0.0711, abs=1e-3)
-    assert scoring.upper_violation_limit(many) < scoring.VIOLATION_LIMIT
+    limit = scoring.upper_violation_limit(many)
+    assert limit is not None and limit < scoring.VIOLATION_LIMIT
     assert scoring.upper_violation_limit(records([0.0])) is None
+
+
+def test_without_online_requests_there_is_no_violation_rate():
+    idle = records([0.0] * 5, online_violated=[0] * 5, online_arrived=[0] * 5, offline_reference_gpu_s_per_s=[1.0] * 5,
+                   output_tokens_per_s=[1.0] * 5, wasted_tokens_per_s=[0.0] * 5)
+    assert scoring.upper_violation_limit(idle) is None
+    result = scoring.score({"ooco": idle, "never": idle}, "gating", {"ooco": False, "never": False})
+    assert [of(result, name, "violation_rate")["mean"] for name in ("ooco", "never")] == [None, None]
+    assert [entry["rank"] for entry in result["policies"]] == [None, None]
+    text = tables.markdown({**result, "env": "gating", "episodes": 5})
+    assert "No online request arrived" in text and "0.00%" not in text
 
 
 def test_interval_covers_the_spread_of_windows():

@@ -52,6 +52,19 @@ def test_simulate_takes_single_slo_values_and_the_clusters_preset():
     assert tight["online"]["ttft_attainment"] < preset["online"]["ttft_attainment"]
 
 
+def test_without_online_requests_there_is_nothing_to_rank(capsys):
+    idle = ["rate_scale=0", *(item for item in LOAD if "rate_scale" not in item)]
+    assert main(["simulate", *idle, "out=idle"]) == 0
+    assert summary("idle")["online"]["violation_rate"] is None
+    printed = capsys.readouterr().out
+    assert "no online request" in printed and "0.00 %" not in printed.split("TTFT")[0]
+    assert main(["compare", "policies=[ooco,base_pd]", "seeds=1", "workers=1", *idle, "out=compared"]) == 0
+    assert not any(row["feasible"] for row in summary("compared")["results"])
+    assert "no policy is ranked" in " ".join(capsys.readouterr().out.split())
+    assert main(["capacity", "policy=ooco", "seeds=1", "workers=1", "tuning.policies={}", *idle, "out=cap"]) == 2
+    assert "no online request arrives in the window of seed 1" in capsys.readouterr().err
+
+
 def test_compare_pairs_policies_on_seeds():
     arguments = ["compare", "policies=[ooco,base_pd]", "seeds=2", *LOAD, "workers=1"]
     assert main([*arguments, "out=first"]) == 0

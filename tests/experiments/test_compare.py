@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from experiments.compare import compare, figure, is_feasible
+from experiments.compare import compare, figure
 from ooco_gym.errors import UserError
 
 
@@ -32,11 +32,16 @@ def test_differences_are_paired():
 
 
 def test_feasibility_looks_at_the_upper_limit():
-    assert is_feasible([0.01, 0.02, 0.015], 0.03)
-    assert not is_feasible([0.01, 0.05, 0.02], 0.03)  # the mean is within, the upper limit is not
-    assert is_feasible([0.02], 0.03) and not is_feasible([0.04], 0.03)
     rows = compare(RUNS, METRICS, "a", 0.03)
     assert {row["policy"]: row["feasible"] for row in rows} == {"a": True, "b": False}
+
+
+def test_without_online_requests_nobody_is_ranked():
+    runs = {"a": [summary(None, 100.0), summary(0.01, 110.0)], "b": [summary(0.01, 90.0), summary(0.01, 95.0)]}
+    rows = compare(runs, METRICS, "b", 0.03)
+    assert {row["policy"]: row["feasible"] for row in rows} == {"a": False, "b": True}
+    first = next(row for row in rows if (row["metric"], row["policy"]) == ("online.violation_rate", "a"))
+    assert math.isnan(first["mean"]) and math.isnan(first["difference"])
 
 
 def test_metrics_by_name():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.metrics.statistics import expanded_tail, interval, paired_interval, resampled_interval
+from ooco_gym.metrics.statistics import expanded_tail, interval, paired_interval, resampled_interval, within
 
 FIGURES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
 
@@ -54,6 +54,14 @@ def test_one_figure_has_no_interval():
     assert mean == 2.5
     assert math.isnan(low) and math.isnan(high)
     assert math.isnan(interval([1.0, math.nan])[1])
+
+
+def test_a_violation_rate_is_within_the_budget_by_its_upper_limit():
+    assert within([0.01, 0.02, 0.015], 0.03)
+    assert not within([0.01, 0.05, 0.02], 0.03)  # the mean is within, the upper limit is not
+    assert within([0.02], 0.03) and not within([0.04], 0.03)
+    assert within([0.0, 0.0], 0.03)
+    assert not within([None], 0.03) and not within([0.01, None, 0.01], 0.03)  # nobody was served: nothing was kept
 
 
 def test_windows_within_seeds():

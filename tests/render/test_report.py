@@ -17,7 +17,8 @@ from ooco_gym.render import Section, Table, report
 from ooco_gym.render.conditions import command_of
 from ooco_gym.render.record import grouped
 from ooco_gym.render.tables import comparison_table, difference_table
-from ooco_gym.render.words import service_words, violation_words, waste_words
+from ooco_gym.render.totals import violation_figure
+from ooco_gym.render.words import latency_words, service_words, violation_words, waste_words
 from ooco_gym.resources import load_yaml
 
 BUDGET = 0.03
@@ -117,6 +118,28 @@ def test_words_go_no_further_than_the_figures(records):
     assert "no difference in offline output is shown" in line
     thrash = [with_offline(record, evictions=1000, finished=100) for record in good]
     assert any("Memory thrashes under ooco" in line for line in waste_words({"ooco": thrash}))
+
+
+def test_a_run_without_online_requests_is_not_ranked(records):
+    groups = grouped(records)
+    idle = [with_online(record, arrived=0, **dict.fromkeys(
+        key for key in record.summary["online"] if key not in ("arrived", "finished"))) for record in groups["ooco"]]
+    some = [idle[0], groups["ooco"][1]]
+    table = comparison_table({"ooco": idle, "some": some, "base_pd": groups["base_pd"]}, 1.0)
+    cells = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    assert cells["ooco"]["ranked"] == "no: no online request"
+    assert cells["some"]["ranked"] == "no: no online request on seed 1"
+    assert cells["base_pd"]["ranked"] == "yes"
+    assert cells["ooco"]["violations (TPOT from first token)"] == "–"
+    (line,) = violation_words({"ooco": idle}, 1.0)
+    assert "no online request arrived" in line and "0.00 %" not in line
+    assert "without online requests this is no ranking" in service_words({"ooco": idle, "some": some}, 1.0)[-1]
+    requests = idle[0].requests
+    assert requests is not None
+    empty = {key: values[~requests["online"]] for key, values in requests.items()}
+    assert latency_words([replace(idle[0], requests=empty)], 1.0) == ["ooco: no online request arrived (seed 1)."]
+    figure = violation_figure({"ooco": idle}, BUDGET)
+    assert [trace.text[0] for trace in figure.data] == ["no online request"]
 
 
 def test_command_plays_the_run_again(records):
