@@ -5,13 +5,48 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, TypeVar
+from dataclasses import MISSING, asdict, dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ooco_gym import resources
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.errors import UserError, check_keys, nearest
+
+if TYPE_CHECKING:
+    from ooco_gym.perf.timing.kernels import ExtendedParameters
 
 Spec = TypeVar("Spec", "ChipSpec", "ModelSpec")
+
+
+@dataclass(frozen=True)
+class Validity:
+    """The sizes that a chip's figures were fitted on; None and `()` leave a size open. Beyond them a run is warned."""
+
+    max_tokens: int | None = None
+    """Most tokens of one iteration."""
+    max_batch: int | None = None
+    """Most requests of one decode step."""
+    max_context: int | None = None
+    """Most tokens of one request's context."""
+    tp: tuple[int, ...] = ()
+    """Tensor-parallel degrees that were measured."""
+
+    @classmethod
+    def from_mapping(cls, values: Any, where: str = "validity") -> Validity:
+        """Reads the section `validity` of a chip's YAML.
+
+        Raises:
+            UserError: no mapping, an unknown key, or a value that is not a whole number (`tp`: a list) of at least 1.
+        """
+        if not isinstance(values, Mapping):
+            raise UserError(f"{where} must be a mapping, got '{values}'")
+        check_keys(where, values, [item.name for item in fields(cls)])
+        given = {str(key): value for key, value in values.items() if value is not None}
+        degrees = given.pop("tp", [])
+        if isinstance(degrees, str) or not hasattr(degrees, "__iter__"):
+            raise UserError(f"{where}: field 'tp' must be a list of whole numbers, got '{degrees}'")
+        sizes = {key: _size(f"{where}: field '{key}'", value) for key, value in given.items()}
+        return cls(**sizes, tp=tuple(_size(f"{where}: field 'tp'", degree) for degree in degrees))
 
 
 @dataclass(frozen=True)
@@ -50,12 +85,20 @@ class ChipSpec:
     """Part of `O_p` that counts kernels: for each layer of a prefill iteration."""
     decode_layer_overhead_s: float = 0.0
     """Part of `O_d` that counts kernels: for each layer of a decode iteration."""
+    extended: ExtendedParameters | None = None
+    """Kernels as `timing=extended` has them; None where they were not fitted."""
+    validity: Validity | None = None
+    """Sizes that the figures were fitted on."""
+    tables: str = ""
+    """Parquet file of measured operators for `timing=measured`; in a YAML file relative to it, otherwise to the
+    current folder. Empty where there are none."""
     title: str = ""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each figure comes from, by field; figures that are scaled or assumed say so."""
 
     def __post_init__(self) -> None:
         _check_numbers(self, "chip", zero_allowed=_OVERHEADS)
+        _check_kernels(self)
 
 
 @dataclass(frozen=True)
@@ -121,6 +164,7 @@ class ModelSpec:
 
 _OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
               "allreduce_latency_s"}
+_AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
 
 
 def list_chips() -> list[str]:
@@ -159,6 +203,8 @@ def _load(cls: type[Spec], group: str, source: Any) -> Spec:
     if not isinstance(source, Mapping):
         values.setdefault("name", os.path.splitext(os.path.basename(os.fspath(source)))[0])
     values.setdefault("name", "custom")
+    if cls is ChipSpec and values.get("tables"):
+        values["tables"] = os.path.abspath(_folder(source) / str(values["tables"]))
     known = {item.name: item for item in fields(cls)}
     for key in values:
         if key not in known:
@@ -168,6 +214,14 @@ def _load(cls: type[Spec], group: str, source: Any) -> Spec:
         if key not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{where}: field '{key}' is missing")
     return cls(**{key: _convert(where, key, str(known[key].type), value) for key, value in values.items()})
+
+
+def _folder(source: Any) -> Path:
+    """The folder that paths in a chip's YAML are relative to."""
+    if isinstance(source, Mapping):
+        return Path()
+    text = os.fspath(source)
+    return Path(text).parent if text.endswith((".yaml", ".yml")) else resources.conf_root() / "chip"
 
 
 def _convert(where: str, key: str, kind: str, value: Any) -> Any:
@@ -187,9 +241,34 @@ def _convert(where: str, key: str, kind: str, value: Any) -> Any:
             expected = "a whole number" if kind == "int" else "a number"
             raise UserError(f"{where}: field '{key}' must be {expected}, got '{value}'")
         return int(number) if kind == "int" else number
+    if kind == "Validity | None":
+        return Validity.from_mapping(value, f"{where}, {key}") if value is not None else None
+    if kind == "ExtendedParameters | None":
+        from ooco_gym.perf.timing.kernels import ExtendedParameters  # its package imports this module
+
+        return ExtendedParameters.from_mapping(value, f"{where}, {key}") if value is not None else None
     if not isinstance(value, Mapping):
         raise UserError(f"{where}: field '{key}' must be a mapping, got '{value}'")
     return {str(name): str(text) for name, text in value.items()}
+
+
+def _size(where: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or value % 1 != 0 or value < 1:
+        raise UserError(f"{where} must be a whole number of at least 1, got '{value}'")
+    return int(value)
+
+
+def _check_kernels(chip: ChipSpec) -> None:
+    """Refuses kernels that would divide by zero: rates without a default must be positive, norms at least 1."""
+    for item in fields(chip.extended) if chip.extended else ():
+        kernel = getattr(chip.extended, item.name)
+        required = {part.name for part in fields(kernel) if part.default is MISSING} if kernel else set()
+        for name, value in asdict(kernel).items() if kernel else ():
+            where = f"chip '{chip.name}', extended.{item.name}: field '{name}'"
+            if name in required and not 0 < value < math.inf:
+                raise UserError(f"{where} must be positive, got {value}")
+            if name in _AT_LEAST_ONE and not value >= 1:
+                raise UserError(f"{where} must be at least 1, got {value}")
 
 
 def _check_numbers(spec: ChipSpec | ModelSpec, group: str, zero_allowed: set[str]) -> None:

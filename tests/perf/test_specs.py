@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import fields
 
 import pytest
@@ -23,6 +24,9 @@ PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
     "qwen_14b": 14_167_290_880,
     "yi_34b": 34_388_917_248,
 }
+OPTIONAL = {"extended", "validity", "tables"}
+KERNELS = {"gemm": {"flops_per_s": 8e14, "memory_bytes_per_s": "4e12", "exponent": 3.5},
+           "overhead": {"decode_floor_s": 1e-3}}
 
 
 @pytest.mark.parametrize("name", PUBLISHED_PARAMETERS)
@@ -39,10 +43,12 @@ def test_every_wanted_chip_and_model_is_shipped():
 @pytest.mark.parametrize("name", list_chips())
 def test_every_figure_of_a_chip_has_a_source(name):
     chip = load_chip(name)
-    figures = {item.name for item in fields(ChipSpec)} - {"name", "title", "sources"}
+    figures = {item.name for item in fields(ChipSpec)} - {"name", "title", "sources"} - OPTIONAL
+    given = set(load_yaml("chip", name))
     assert chip.name == name
-    assert figures == set(load_yaml("chip", name)) - {"name", "title", "sources"}
-    assert figures <= {key for key, text in chip.sources.items() if len(text) > 10}
+    assert figures == given - {"name", "title", "sources"} - OPTIONAL
+    sourced = {key.partition(".")[0] for key, text in chip.sources.items() if len(text) > 10}
+    assert figures | (given & {"extended", "validity"}) <= sourced
 
 
 @pytest.mark.parametrize("name", list_chips())
@@ -91,6 +97,18 @@ def test_exponents_without_a_point_are_numbers():
     ({"memory_bytes": -1.0}, "field 'memory_bytes' must be positive, got -1.0"),
     ({"prefill_overhead_s": -1e-3}, "field 'prefill_overhead_s' must be 0 or more"),
     ({"sources": "me"}, "field 'sources' must be a mapping"),
+    ({"extended": 1}, "extended must be a mapping, got '1'"),
+    ({"extended": {"gem": {}}}, "extended: unknown kernel 'gem' (did you mean 'gemm'?)"),
+    ({"extended": {"gemm": {"flops_per_s": 1e12}}}, "extended.gemm: field 'memory_bytes_per_s' is missing"),
+    ({"extended": {"gemm": {**KERNELS["gemm"], "flops_per_s": "fast"}}}, "field 'flops_per_s' must be a number"),
+    ({"extended": {"gemm": {**KERNELS["gemm"], "flops_per_s": 0}}}, "field 'flops_per_s' must be positive, got 0.0"),
+    ({"extended": {"gemm": {**KERNELS["gemm"], "exponent": 0.5}}}, "field 'exponent' must be at least 1, got 0.5"),
+    ({"validity": [1]}, "validity must be a mapping, got '[1]'"),
+    ({"validity": {"max_batsh": 1}}, "validity: unknown key 'max_batsh' (did you mean 'max_batch'?)"),
+    ({"validity": {"max_batch": 0}}, "validity: field 'max_batch' must be a whole number of at least 1, got '0'"),
+    ({"validity": {"max_tokens": float("inf")}}, "field 'max_tokens' must be a whole number of at least 1"),
+    ({"validity": {"tp": 8}}, "field 'tp' must be a list of whole numbers, got '8'"),
+    ({"validity": {"tp": [1, 2.5]}}, "field 'tp' must be a whole number of at least 1, got '2.5'"),
 ])
 def test_a_bad_chip_field_is_named(change, message):
     with pytest.raises(UserError) as error:
@@ -127,3 +145,23 @@ def test_specs_are_hashable_and_frozen():
     assert isinstance(load_model("opt_13b"), ModelSpec)
     with pytest.raises(AttributeError):
         load_chip("h100").memory_bytes = 1.0  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_kernels_and_validity_are_read_and_chips_with_them_hash():
+    values = load_yaml("chip", "h100") | {"extended": KERNELS, "validity": {"max_batch": 256, "tp": [1, 2]}}
+    chip = load_chip(values)
+    assert chip.extended is not None and chip.extended.gemm is not None and chip.validity is not None
+    assert (chip.extended.gemm.memory_bytes_per_s, chip.extended.gemm.units) == (4e12, 108)
+    assert chip.extended.prefill_attention is None
+    assert (chip.validity.max_batch, chip.validity.max_context, chip.validity.tp) == (256, None, (1, 2))
+    assert hash(chip) == hash(load_chip(values))
+    assert chip != load_chip(values | {"extended": {"overhead": {}}})
+
+
+def test_tables_are_relative_to_the_yaml_and_without_one_to_the_current_folder(tmp_path, monkeypatch):
+    values = load_yaml("chip", "h100") | {"tables": "tables.parquet"}
+    (tmp_path / "mine.yaml").write_text(json.dumps(values))
+    assert load_chip(tmp_path / "mine.yaml").tables == str(tmp_path / "tables.parquet")
+    monkeypatch.chdir(tmp_path)
+    assert load_chip("mine.yaml").tables == load_chip(values).tables == str(tmp_path / "tables.parquet")
+    assert load_chip("h100").tables == ""
