@@ -92,7 +92,7 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
     compute, other = np.zeros(limit), np.zeros(limit)
     form, shard = deployment.form, deployment.shard
     costs = [*form.dense(shard, tokens), *form.head(shard, np.ones(limit)),
-             _attention(deployment, "prefill", tokens * tokens, tokens, tokens)]
+             _attention(deployment, "prefill", *_alone(deployment, tokens))]
     for cost in costs:
         if cost.kind in ("gemm", "attention"):
             compute += np.where(cost.compute_bound, cost.seconds, 0.0)
@@ -101,19 +101,33 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
     return int(tokens[saturated[0]]) if len(saturated) else None
 
 
+def _alone(deployment: Deployment, tokens: np.ndarray) -> tuple[np.ndarray, ...]:
+    """The attention's sums of prompts prefilled each alone."""
+    attention = deployment.form.attention(deployment.shard, "prefill")
+    rows = np.ceil(tokens / attention.tile) * attention.tile
+    return rows * tokens * (1.0 - attention.causal), rows, tokens, np.ones(tokens.shape)
+
+
 def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[OperatorCost]:
     form, shard = deployment.form, deployment.shard
     q, kv = requests[:, 0], requests[:, 1]
     overhead = np.array(form.overhead_s(shard, phase))
-    return [*form.dense(shard, q.sum()), _attention(deployment, phase, (q * kv).sum(), q.sum(), kv.sum()),
+    if phase == "prefill":
+        features = form.attention(shard, phase).features(q, kv)
+    else:
+        features = np.array([kv.sum(), len(kv), kv.sum(), len(kv)], dtype=np.float64)
+    return [*form.dense(shard, q.sum()), _attention(deployment, phase, *features),
             *form.head(shard, np.array(float(len(requests)))),
             OperatorCost("overhead", "overhead", overhead, np.array(False))]
 
 
-def _attention(deployment: Deployment, phase: Phase, q_kv: np.ndarray, q: np.ndarray, kv: np.ndarray) -> OperatorCost:
-    planes = deployment.form.attention(deployment.shard, phase)
-    roofs = [plane[0] * q_kv + plane[1] * q + plane[2] * kv for plane in planes]
-    return OperatorCost("attention", "attention", np.maximum(*roofs), roofs[0] >= roofs[1])
+def _attention(deployment: Deployment, phase: Phase, work: np.ndarray, rows: np.ndarray, context: np.ndarray,
+               requests: np.ndarray) -> OperatorCost:
+    attention = deployment.form.attention(deployment.shard, phase)
+    sums = np.stack(np.broadcast_arrays(work, rows, context, requests), axis=-1)
+    roofs = sums @ attention.roofs_s.T
+    return OperatorCost("attention", "attention", attention.seconds(work, rows, context, requests),
+                        roofs[..., 0] >= roofs[..., 1:].max(axis=-1))
 
 
 def _resource(cost: OperatorCost) -> str:

@@ -9,49 +9,56 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
+from ooco_gym.perf.lines import CONTEXTS, exact_lines, fit_lines
+from ooco_gym.perf.timing import Attention, MeasuredAttention, Phase
 
 PS_PER_S = 1_000_000_000_000
 _SLOPE_SPAN = 1 << 20
+PHASES: tuple[Phase, Phase] = ("prefill", "decode")
+GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, by half octaves
 
 
 class CostTable(NamedTuple):
     """Everything the simulator knows of time and memory of one instance. Times are in picoseconds.
 
-    A decode step of `b` requests whose contexts (the new token included) sum to `C` tokens takes
-    `decode_ps[b] + max_j(decode_request_ps[j] * b + decode_token_ps[j] * C)`. The coefficients are whole numbers, so
-    that `k` steps summed in closed form equal `k` steps one by one.
+    A decode step of `b` requests whose contexts (the new token included) sum to `C` tokens takes `max_j(base_j[b] +
+    slope_j[b] * C)`, two lines for each batch size. The coefficients are whole numbers, so that `k` steps summed in
+    closed form equal `k` steps one by one; whatever the timing form, a step costs the simulator the same.
 
     A prefill iteration takes `prefill_ps[N]` for `N` new tokens in all, plus `head_ps[n]` for the `n` prompts that it
-    completes, plus `max_j` of `prefill_attention[j]` times `(sum(q * kv), sum(q), sum(kv))`.
+    completes, plus its attention; and no less than `prefill_floor_ps`.
 
     Attributes:
-        decode_ps: int64[max_batch + 1], linear layers, LM head, communication and overhead by batch size; [0] is 0.
-        decode_request_ps: int64[2], decode attention by request (0 compute roof, 1 memory roof).
-        decode_token_ps: int64[2], decode attention by token of context.
+        decode_lines: int64[max_batch + 1, 4], `base_0, slope_0, base_1, slope_1` of a whole decode step; row 0 is 0.
+        attention_lines: int64[max_batch + 1, 4], the same of its attention alone.
         prefill_ps: int64[max_prefill_tokens + 1], linear layers, communication and overhead; [0] is 0.
         prefill_slope_ps: for each token beyond the table.
-        prefill_attention: float64[2, 3], ps for each unit of `sum(q * kv)`, `sum(q)` and `sum(kv)`, with `q` new
-            tokens and `kv` tokens of context (the new ones among them) of each prompt.
+        prefill_floor_ps: what the host needs for an iteration in any case, overhead included.
+        overhead_ps: int64[2], what an iteration's overhead (prefill, decode) adds; it is in `prefill_ps` and
+            `decode_lines`.
+        attention: of a prefill iteration, in seconds, from sums over its prompts.
+        attention_grid: float64[GRID_ROWS, GRID_COLUMNS], where attention is measured: log2 of the ps of one prompt
+            with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else of no size.
         head_ps: int64[max_batch + 1], LM head by sequences that complete their prefill; [0] is 0.
         layers: transformer layers, the granularity of interruption.
         kv_blocks: KV blocks that fit beside the weights.
         kv_bytes_per_token: of the whole instance.
         bs_sat: compute-saturated decode batch size.
-        reference_step_batch: batch whose decode step prices an output token in reference GPU-seconds.
     """
 
-    decode_ps: np.ndarray
-    decode_request_ps: np.ndarray
-    decode_token_ps: np.ndarray
+    decode_lines: np.ndarray
+    attention_lines: np.ndarray
     prefill_ps: np.ndarray
     prefill_slope_ps: int
-    prefill_attention: np.ndarray
+    prefill_floor_ps: int
+    overhead_ps: np.ndarray
+    attention: Attention
+    attention_grid: np.ndarray
     head_ps: np.ndarray
     layers: int
     kv_blocks: int
     kv_bytes_per_token: int
     bs_sat: int
-    reference_step_batch: int = 64
 
 
 def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens: int = 65_536) -> CostTable:
@@ -71,18 +78,23 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     form, shard = deployment.form, deployment.shard
     batch = np.arange(max_batch + 1, dtype=np.float64)
     head_s = _seconds(form.head(shard, batch))
-    decode_s = _seconds(form.dense(shard, batch)) + head_s + form.overhead_s(shard, "decode")
+    dense_s = _seconds(form.dense(shard, batch)) + head_s
     tokens = np.arange(max_prefill_tokens + 1, dtype=np.float64)
-    prefill_s = _seconds(form.dense(shard, tokens)) + form.overhead_s(shard, "prefill")
+    overhead_s = np.array([form.overhead_s(shard, phase) for phase in PHASES])
+    prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
-    decode_planes = form.attention(shard, "decode") * PS_PER_S
+    measured = form.measured_attention(shard)
+    attention_lines = _attention_lines(form.attention(shard, "decode"), measured, batch)
+    floor_s = form.floor_s(shard, "prefill")
     return CostTable(
-        decode_ps=_table_ps(decode_s),
-        decode_request_ps=np.rint(decode_planes[:, 1]).astype(np.int64),
-        decode_token_ps=np.rint(decode_planes[:, 0] + decode_planes[:, 2]).astype(np.int64),
+        decode_lines=_decode_lines(dense_s, attention_lines, overhead_s[1], form.floor_s(shard, "decode")),
+        attention_lines=_lines_ps(attention_lines),
         prefill_ps=_table_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
-        prefill_attention=form.attention(shard, "prefill") * PS_PER_S,
+        prefill_floor_ps=int(np.rint((floor_s + overhead_s[0]) * PS_PER_S)) if floor_s else 0,
+        overhead_ps=np.rint(overhead_s * PS_PER_S).astype(np.int64),
+        attention=form.attention(shard, "prefill"),
+        attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
         head_ps=_table_ps(head_s),
         layers=deployment.model.layers,
         kv_blocks=deployment.kv_blocks,
@@ -91,13 +103,59 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     )
 
 
+def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray) -> np.ndarray:
+    """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4]."""
+    lines = exact_lines(attention, batch) if measured is None else None
+    if lines is None:
+        sizes = batch[1:]
+        if measured is None:
+            total = sizes[:, None] * CONTEXTS
+            curve = attention.seconds(total, sizes[:, None], total, sizes[:, None])
+        else:
+            mean, size = np.meshgrid(CONTEXTS, sizes)
+            curve = measured.decode_s(size.ravel(), mean.ravel()).reshape(size.shape)
+        lines = np.concatenate([np.zeros((1, 4)), fit_lines(curve, sizes)])
+    return lines
+
+
+def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float, floor_s: float) -> np.ndarray:
+    """Whole decode steps: the attention's lines on top of what depends on the batch alone, and the host's floor."""
+    lines = attention.copy()
+    lines[:, 0::2] += dense_s[:, None]
+    if floor_s:
+        batch = np.arange(1, len(lines), dtype=np.float64)
+        total = batch[:, None] * CONTEXTS
+        steps = np.maximum(lines[1:, :1] + lines[1:, 1:2] * total, lines[1:, 2:3] + lines[1:, 3:] * total)
+        lines[1:] = fit_lines(np.maximum(steps, floor_s), batch)
+    ps = _lines_ps(lines)
+    ps[1:, 0::2] += round(overhead_s * PS_PER_S)
+    return ps
+
+
+def _grid(measured: MeasuredAttention) -> np.ndarray:
+    q, kv = np.meshgrid(2.0 ** (np.arange(GRID_ROWS) / 2), 2.0 ** (np.arange(GRID_COLUMNS) / 2), indexing="ij")
+    seconds = measured.prefill_s(q.ravel(), np.maximum(q, kv).ravel()).reshape(q.shape)
+    return np.log2(np.maximum(seconds * PS_PER_S, 1.0))
+
+
+def attention_ps(table: CostTable, work: np.ndarray, rows: np.ndarray, context: np.ndarray,
+                 requests: np.ndarray) -> np.ndarray:
+    """Attention of prefill iterations in ps, float64, from the sums of `Attention.features`."""
+    if not table.attention_grid.size:
+        return table.attention.seconds(work, rows, context, requests) * PS_PER_S
+    row = np.clip(2 * np.log2(np.maximum(rows / requests, 1.0)), 0, GRID_ROWS - 1.001)
+    column = np.clip(2 * np.log2(np.maximum(work / rows, 1.0)), 0, GRID_COLUMNS - 1.001)
+    i, j = row.astype(int), column.astype(int)
+    u, v, grid = row - i, column - j, table.attention_grid
+    lower = grid[i, j] + v * (grid[i, j + 1] - grid[i, j])
+    upper = grid[i + 1, j] + v * (grid[i + 1, j + 1] - grid[i + 1, j])
+    return requests * 2.0 ** (lower + u * (upper - lower))
+
+
 def decode_latency_ps(table: CostTable, batch: int, context_tokens: int) -> int:
     """Latency of a decode step of `batch` requests with `context_tokens` tokens of context in all."""
-    if batch == 0:
-        return 0
-    attention = max(int(request) * batch + int(token) * context_tokens
-                    for request, token in zip(table.decode_request_ps, table.decode_token_ps, strict=True))
-    return int(table.decode_ps[batch]) + attention
+    first, slope, second, other = (int(value) for value in table.decode_lines[batch])
+    return max(first + slope * context_tokens, second + other * context_tokens)
 
 
 def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], completed: int | None = None) -> int:
@@ -110,12 +168,25 @@ def prefill_latency_ps(table: CostTable, prompts: Sequence[tuple[int, int]], com
     """
     if not prompts:
         return 0
-    tokens = sum(q for q, _ in prompts)
-    sums = np.array([sum(q * kv for q, kv in prompts), tokens, sum(kv for _, kv in prompts)], dtype=np.float64)
+    q, kv = (np.array(part, dtype=np.float64) for part in zip(*prompts, strict=True))
+    heads = table.head_ps[len(prompts) if completed is None else completed]
+    attention = attention_ps(table, *table.attention.features(q, kv))
+    return max(table.prefill_floor_ps, int(dense_ps(table, int(q.sum())) + heads + np.rint(attention)))
+
+
+def prefill_alone_ps(table: CostTable, tokens: np.ndarray) -> np.ndarray:
+    """Latencies of prompts prefilled each alone, float64[n], by their lengths in tokens, int64[n]."""
+    q = tokens.astype(np.float64)
+    rows = np.ceil(q / table.attention.tile) * table.attention.tile
+    attention = attention_ps(table, rows * q * (1.0 - table.attention.causal), rows, q, np.ones(q.shape))
+    return np.maximum(table.prefill_floor_ps, dense_ps(table, tokens) + table.head_ps[1] + attention)
+
+
+def dense_ps(table: CostTable, tokens: np.ndarray | int) -> np.ndarray:
+    """Prefill iterations of so many new tokens, without LM head and attention."""
     last = len(table.prefill_ps) - 1
-    dense = int(table.prefill_ps[min(tokens, last)]) + max(0, tokens - last) * table.prefill_slope_ps
-    attention = int(np.rint((table.prefill_attention @ sums).max()))
-    return dense + attention + int(table.head_ps[len(prompts) if completed is None else completed])
+    beyond = np.maximum(0, np.subtract(tokens, last))
+    return table.prefill_ps[np.minimum(tokens, last)] + beyond * table.prefill_slope_ps
 
 
 def _seconds(costs: Sequence) -> np.ndarray:
@@ -126,3 +197,9 @@ def _table_ps(seconds: np.ndarray) -> np.ndarray:
     table = np.rint(seconds * PS_PER_S).astype(np.int64)
     table[0] = 0
     return table
+
+
+def _lines_ps(lines: np.ndarray) -> np.ndarray:
+    ps = np.rint(lines * PS_PER_S).astype(np.int64)
+    ps[0] = 0
+    return ps

@@ -9,12 +9,12 @@ from functools import lru_cache
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf import CostTable, Deployment, cost_table
+from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_alone_ps
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 
 PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
-EXACT = 0  # belief: the truth
+REFERENCE_BATCH = 64  # the decode step that prices an output token
 
 
 @lru_cache(maxsize=32)
@@ -61,8 +61,6 @@ class Facts:
 
     def largest_batch(self, share: float) -> int:
         """Largest decode batch at the mean context whose step stays within `share` of the TPOT SLO; at least 1."""
-        from ooco_gym.perf import decode_latency_ps
-
         bound = share * self.tpot_s * s.PS_PER_S
         low, high = 1, self.max_batch
         while low < high:
@@ -117,7 +115,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _fill_instances(state, machines, tables, unique, rows)
     _fill_links(state, relaxed, rules)
     _fill_requests(state, trace, rules, window_s, class_blind)
-    _price_requests(state, relaxed)
+    _price_requests(state, tables[0], tables[relaxed])
     _charge_decisions(state, len(unique), rules.decision_s)
     _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
     state.params[:] = params
@@ -127,7 +125,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
 
 
 def _check_slo(tables: Sequence[CostTable], rules: Rules) -> None:
-    fastest = min(int(table.decode_ps[1]) for table in tables) / s.PS_PER_S
+    fastest = min(decode_latency_ps(table, 1, 1) for table in tables) / s.PS_PER_S
     if fastest > rules.tpot_s:
         raise UserError(f"slo.tpot_s={rules.tpot_s:g} cannot be met: a decode step of one request takes "
                         f"{fastest:.4g} s on this cluster; raise slo.tpot_s or take more chips")
@@ -138,18 +136,28 @@ def _fill_tables(state: s.State, unique: Sequence[CostTable], rules: Rules, rows
         factor = rules.belief_factor if belief else 1.0
         for i, table in enumerate(unique):
             row = belief * len(unique) + i
-            state.decode_ps[row] = np.rint(table.decode_ps * factor).astype(np.int64)
-            state.prefill_ps[row] = np.rint(table.prefill_ps * factor).astype(np.int64)
-            state.head_ps[row] = np.rint(table.head_ps * factor).astype(np.int64)
+            for name in ("decode_lines", "attention_lines", "prefill_ps", "head_ps"):
+                getattr(state, name)[row] = np.rint(getattr(table, name) * factor).astype(np.int64)
             entry = state.tables[row]
-            entry["decode_request_ps"] = np.rint(table.decode_request_ps * factor)
-            entry["decode_token_ps"] = np.rint(table.decode_token_ps * factor)
-            entry["prefill_slope_ps"] = round(table.prefill_slope_ps * factor)
-            entry["prefill_attention"] = table.prefill_attention * factor
+            for name in ("prefill_slope_ps", "prefill_floor_ps", "overhead_ps"):
+                entry[name] = np.rint(getattr(table, name) * factor)
+            _fill_attention(state, row, table, factor)
             entry["kv_bytes_per_token"] = table.kv_bytes_per_token
             entry["noise"] = rules.belief_noise if belief else rules.jitter
             entry["layers"] = table.layers
             entry["bs_sat"] = table.bs_sat
+
+
+def _fill_attention(state: s.State, row: int, table: CostTable, factor: float) -> None:
+    entry, attention = state.tables[row], table.attention
+    ps = factor * s.PS_PER_S
+    entry["roofs"][: len(attention.roofs_s)] = attention.roofs_s * ps
+    entry["linear"] = attention.linear_s * ps
+    entry["launch"], entry["critical"] = attention.launch_s * ps, attention.critical_s * ps
+    entry["exponent"], entry["causal"], entry["tile"] = attention.exponent, attention.causal, attention.tile
+    entry["measured"] = int(table.attention_grid.size > 0)
+    if entry["measured"]:
+        state.attention_grid[row] = table.attention_grid + np.log2(factor)
 
 
 def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequence[CostTable],
@@ -201,34 +209,25 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
     state.deadlines[:] = online[np.argsort(deadline, kind="stable")]
 
 
-def _price_requests(state: s.State, relaxed: int) -> None:
+def _price_requests(state: s.State, prefill: CostTable, decode: CostTable) -> None:
     """Reference GPU time of each request (PROTOCOL, offline service): its prefill alone on the first relaxed instance,
     and its output tokens' share of a decode step of 64 at its mean context on the first strict one."""
-    requests, step = state.requests, 64
-    prefill, decode = state.instances["table"][0], state.instances["table"][relaxed]
-    prompt = requests["prompt_tokens"].astype(np.float64)
+    requests = state.requests
     output = requests["output_tokens"].astype(np.float64)
-    entry = state.tables[prefill]
-    last = state.prefill_ps.shape[1] - 1
-    tokens = requests["prompt_tokens"].astype(np.int64)
-    beyond = np.maximum(0, tokens - last) * entry["prefill_slope_ps"]
-    linear = state.prefill_ps[prefill][np.minimum(tokens, last)] + beyond
-    roofs = entry["prefill_attention"]
-    attention = np.maximum(*(roofs[j, 0] * prompt * prompt + (roofs[j, 1] + roofs[j, 2]) * prompt for j in range(2)))
-    size = min(step, state.decode_ps.shape[1] - 1)
-    entry = state.tables[decode]
-    context = size * (prompt + 0.5 * output)
-    request_ps, token_ps = entry["decode_request_ps"], entry["decode_token_ps"]
-    roof = np.maximum(*(request_ps[j] * size + token_ps[j] * context for j in range(2)))
-    share = (state.decode_ps[decode, size] + roof) / size
-    requests["service_ps"] = np.rint(linear + state.head_ps[prefill, 1] + attention + output * share).astype(np.int64)
+    size = min(REFERENCE_BATCH, len(decode.decode_lines) - 1)
+    context = size * (requests["prompt_tokens"] + 0.5 * output)
+    base, slope, other_base, other_slope = decode.decode_lines[size]
+    share = np.maximum(base + slope * context, other_base + other_slope * context) / size
+    alone = prefill_alone_ps(prefill, requests["prompt_tokens"].astype(np.int64))
+    requests["service_ps"] = np.rint(alone + output * share).astype(np.int64)
 
 
 def _charge_decisions(state: s.State, truths: int, decision_s: float) -> None:
     """Lets every iteration take the scheduler's own time as well; what a request is worth stays as it is."""
     extra = round(decision_s * s.PS_PER_S)
-    state.decode_ps[:truths, 1:] += extra
+    state.decode_lines[:truths, 1:, 0::2] += extra
     state.prefill_ps[:truths, 1:] += extra
+    state.tables["prefill_floor_ps"][:truths] += extra
 
 
 def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,

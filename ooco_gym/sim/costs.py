@@ -15,44 +15,41 @@ NOISE_STREAM, JITTER_STREAM = 101, 102
 
 
 @inner
-def line_ps(state, table, line, batch_size, context):
-    """One roof (0 compute, 1 memory) of decode attention, in ps."""
-    row = state.tables[table]
-    return row.decode_request_ps[line] * batch_size + row.decode_token_ps[line] * context
-
-
-@inner
 def decode_latency(state, table, batch_size, context):
     """Latency of one decode step of `batch_size` requests with `context` tokens in all, in ps (OOCO 3.3.2)."""
-    attention = max(line_ps(state, table, 0, batch_size, context), line_ps(state, table, 1, batch_size, context))
-    return state.decode_ps[table, batch_size] + attention
+    lines = state.decode_lines[table, batch_size]
+    return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
 
 
 @inner
-def _line_sum(state, table, line, batch_size, context, steps):
-    slope = state.tables[table].decode_token_ps[line]
-    return steps * line_ps(state, table, line, batch_size, context) + slope * batch_size * (steps * (steps - 1) // 2)
+def attention_latency(state, table, batch_size, context):
+    """The part of `decode_latency` that is attention, for decodes in a mixed batch, in ps."""
+    lines = state.attention_lines[table, batch_size]
+    return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
+
+
+@inner
+def _line_sum(base, slope, batch_size, context, steps):
+    return steps * (base + slope * context) + slope * batch_size * (steps * (steps - 1) // 2)
 
 
 @inner
 def decode_sum(state, table, batch_size, context, steps):
     """Latency of `steps` consecutive decode steps of one batch, each a token longer a request, in ps: closed form.
 
-    The two roofs are lines in the context, so at most one of them takes over from the other, once.
+    At most one of the two lines takes over from the other, once.
     """
-    first, other = 0, 1
-    if line_ps(state, table, 1, batch_size, context) >= line_ps(state, table, 0, batch_size, context):
-        first, other = 1, 0
-    row = state.tables[table]
-    gain = (row.decode_token_ps[other] - row.decode_token_ps[first]) * batch_size
-    head = steps
-    if gain > 0:
-        lead = line_ps(state, table, first, batch_size, context) - line_ps(state, table, other, batch_size, context)
-        head = min(steps, lead // gain + 1)
-    total = steps * state.decode_ps[table, batch_size] + _line_sum(state, table, first, batch_size, context, head)
-    if head < steps:
-        total += _line_sum(state, table, other, batch_size, context + head * batch_size, steps - head)
-    return total
+    lines = state.decode_lines[table, batch_size]
+    base, slope, other_base, other_slope = lines[0], lines[1], lines[2], lines[3]
+    lead = base - other_base + (slope - other_slope) * context
+    if lead <= 0:
+        base, slope, other_base, other_slope, lead = other_base, other_slope, base, slope, -lead
+    gain = (other_slope - slope) * batch_size
+    if gain <= 0 or lead // gain + 1 >= steps:
+        return _line_sum(base, slope, batch_size, context, steps)
+    head = lead // gain + 1
+    return (_line_sum(base, slope, batch_size, context, head)
+            + _line_sum(other_base, other_slope, batch_size, context + head * batch_size, steps - head))
 
 
 @inner
@@ -72,40 +69,88 @@ def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
 @inner
 def steps_within(state, table, batch_size, context, bound_ps):
     """How many steps in a row stay within `bound_ps` each, at most MAX_STEPS (0: not even the first)."""
-    row = state.tables[table]
-    most = np.int64(MAX_STEPS)
-    for line in range(2):
-        room = bound_ps - state.decode_ps[table, batch_size] - line_ps(state, table, line, batch_size, context)
+    most, lines = np.int64(MAX_STEPS), state.decode_lines[table, batch_size]
+    for line in (0, 2):
+        room = bound_ps - lines[line] - lines[line + 1] * context
         if room < 0:
             return np.int64(0)
-        growth = row.decode_token_ps[line] * batch_size
+        growth = lines[line + 1] * batch_size
         if growth > 0:
             most = min(most, room // growth + 1)
     return most
 
 
 @inner
-def prefill_latency(state, table, pair_sum, tokens, context, sequences):
+def prompt_rows(state, table, tokens):
+    """Rows that the new tokens of a prompt take in attention: padded to its tile."""
+    tile = state.tables[table].tile
+    return (tokens + tile - 1) // tile * tile
+
+
+@inner
+def prompt_work(state, table, tokens, context):
+    """What a prompt of `tokens` new tokens and `context` in all adds to the work of attention (`perf.Attention`)."""
+    return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
+
+
+@inner
+def _measured_attention(state, table, work, rows, context, prompts):
+    """Attention of prompts of mean size, from the grid of single ones, in ps."""
+    grid = state.attention_grid[table]
+    row = min(max(2.0 * math.log2(max(rows / prompts, 1.0)), 0.0), grid.shape[0] - 1.001)
+    column = min(max(2.0 * math.log2(max(work / rows, 1.0)), 0.0), grid.shape[1] - 1.001)
+    i, j = int(row), int(column)
+    u, v = row - i, column - j
+    lower = grid[i, j] + v * (grid[i, j + 1] - grid[i, j])
+    upper = grid[i + 1, j] + v * (grid[i + 1, j + 1] - grid[i + 1, j])
+    return prompts * 2.0 ** (lower + u * (upper - lower))
+
+
+@inner
+def prefill_attention(state, table, work, rows, context, prompts):
+    """Attention of `prompts` prompts, in ps, from the sums of their work, their rows and their contexts."""
+    one = state.tables[table]
+    if one.measured:
+        return _measured_attention(state, table, work, rows, context, prompts)
+    critical = one.critical * context / prompts
+    first = max(0.0, one.roofs[0, 0] * work + one.roofs[0, 1] * rows + one.roofs[0, 2] * context
+                + one.roofs[0, 3] * prompts)
+    second = max(0.0, one.roofs[1, 0] * work + one.roofs[1, 1] * rows + one.roofs[1, 2] * context
+                 + one.roofs[1, 3] * prompts)
+    largest = max(first, second, critical)
+    if one.exponent < math.inf and largest > 0.0:
+        norm = (first / largest) ** one.exponent + (second / largest) ** one.exponent
+        if critical > 0.0:
+            norm += (critical / largest) ** one.exponent
+        largest *= norm ** (1.0 / one.exponent)
+    return (one.launch + one.linear[0] * work + one.linear[1] * rows + one.linear[2] * context
+            + one.linear[3] * prompts + largest)
+
+
+@inner
+def dense_latency(state, table, tokens):
+    """What a prefill iteration takes by its new tokens alone, in ps: linear layers, communication, overhead."""
+    last = state.prefill_ps.shape[1] - 1
+    return state.prefill_ps[table, min(tokens, last)] + max(0, tokens - last) * state.tables[table].prefill_slope_ps
+
+
+@inner
+def prefill_latency(state, table, work, rows, tokens, context, sequences):
     """Latency of a prefill batch, in ps.
 
-    `pair_sum` is the sum of new tokens times context over its prompts, `tokens` the sum of new tokens, `context` the
-    sum of contexts, `sequences` the number of prompts.
+    `work` and `rows` are the sums of `prompt_work` and `prompt_rows` over its prompts, `tokens` the sum of new tokens,
+    `context` the sum of contexts, `sequences` the number of prompts.
     """
-    row = state.tables[table]
-    last = state.prefill_ps.shape[1] - 1
-    linear = state.prefill_ps[table, min(tokens, last)] + max(0, tokens - last) * row.prefill_slope_ps
-    attention = 0.0
-    for line in range(2):
-        roof = (row.prefill_attention[line, 0] * pair_sum + row.prefill_attention[line, 1] * tokens
-                + row.prefill_attention[line, 2] * context)
-        attention = max(attention, roof)
-    return linear + state.head_ps[table, sequences] + np.int64(round(attention))
+    attention = prefill_attention(state, table, work, float(rows), float(context), float(sequences))
+    latency = dense_latency(state, table, tokens) + state.head_ps[table, sequences] + np.int64(round(attention))
+    return max(latency, state.tables[table].prefill_floor_ps)
 
 
 @inner
 def prefill_one(state, table, tokens):
     """Latency of prefilling one prompt of `tokens` alone, in ps."""
-    return prefill_latency(state, table, float(tokens) * float(tokens), tokens, tokens, 1)
+    return prefill_latency(state, table, prompt_work(state, table, tokens, tokens), prompt_rows(state, table, tokens),
+                           tokens, tokens, 1)
 
 
 @inner
@@ -173,11 +218,10 @@ def predict_decode(state, instance, batch_size, context):
     if batch_size <= 0:
         return np.int64(0)
     spec = state.instances[instance]
-    largest = state.decode_ps.shape[1] - 1
+    largest = state.decode_lines.shape[1] - 1
     latency = decode_latency(state, spec.belief, min(batch_size, largest), context)
     if batch_size > largest:  # rules may ask about batches that no list could hold: on along the last step's slope
-        slope = state.decode_ps[spec.belief, largest] - state.decode_ps[spec.belief, largest - 1]
-        latency += (batch_size - largest) * slope
+        latency += (batch_size - largest) * (latency - decode_latency(state, spec.belief, largest - 1, context))
     if state.tables[spec.belief].noise == 0.0:
         return latency
     return np.int64(latency * _spread(state, spec.belief, NOISE_STREAM, instance, spec.steps_begun))

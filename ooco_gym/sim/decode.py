@@ -10,16 +10,8 @@ import math
 import numpy as np
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.costs import (
-    MAX_STEPS,
-    blocks_for,
-    decode_latency,
-    decode_sum,
-    jittered,
-    length,
-    steps_to_reach,
-    steps_within,
-)
+from ooco_gym.sim.batch import hold_tokens, steps_in_memory
+from ooco_gym.sim.costs import MAX_STEPS, decode_latency, decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.memory import (
     TPOT_BIT,
     cancel_reservation,
@@ -30,7 +22,15 @@ from ooco_gym.sim.memory import (
     finish_deadline,
     take_blocks,
 )
-from ooco_gym.sim.queues import LOG_DECODE_RUN, add_dispatch, leave_decodable, log_event, remove_member, schedule
+from ooco_gym.sim.queues import (
+    LOG_DECODE_RUN,
+    add_dispatch,
+    leave_decodable,
+    log_event,
+    remove_member,
+    schedule,
+    stop_at_layer,
+)
 from ooco_gym.sim.state import (
     BATCH,
     BLOCK_TOKENS,
@@ -42,12 +42,10 @@ from ooco_gym.sim.state import (
     ITL_BINS,
     NEVER,
     NOW,
-    OFFLINE,
     RESIDENT,
     SOURCE,
     STOP,
     TPOT_FROM_DECODE,
-    URGENT,
     WASTED_PS,
 )
 
@@ -70,114 +68,13 @@ def _past(state, instance):
 
 
 @inner
-def _fill_picked(state, instance, picks):
-    """Writes the picked slots that are residents here to the batch row, each once; returns how many."""
-    spec, count = state.instances[instance], 0
-    seen = state.scratch  # by place in the member lists
-    seen[URGENT, : spec.urgent_members] = 0
-    seen[OFFLINE, : spec.offline_members] = 0
-    for i in range(picks):
-        slot = state.picks[i]
-        if slot < 0 or slot >= state.requests.size:
-            continue
-        request = state.requests[slot]
-        if request.status != RESIDENT or request.instance != instance:
-            continue
-        row = URGENT if request.urgent else OFFLINE
-        if seen[row, request.position] == 0:
-            seen[row, request.position] = 1
-            state.members[BATCH, instance, count] = slot
-            count += 1
-    return count
-
-
-@inner
-def _fill_all(state, instance):
-    """Writes everything decodable to the batch row, urgent requests first; returns how many."""
-    spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
-    every = spec.decodable == spec.urgent_members + spec.offline_members
-    for row in (URGENT, OFFLINE):
-        size = spec.urgent_members if row == URGENT else spec.offline_members
-        members = state.members[row, instance]
-        if every:
-            for i in range(size):
-                batch[count + i] = members[i]
-            count += size
-            continue
-        for i in range(size):
-            if state.requests[members[i]].status == RESIDENT:
-                batch[count] = members[i]
-                count += 1
-    return count
-
-
-@inner
-def fill_batch(state, instance, picks):
-    """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
-    spec, count = state.instances[instance], 0
-    if picks >= 0:
-        count = _fill_picked(state, instance, min(picks, state.picks.size))
-    else:
-        count = _fill_all(state, instance)
-    spec.running = count
-    spec.all_included = 1 if count == spec.decodable else 0
-    return count
-
-
-@inner
-def growth(state, instance, steps):
-    """Blocks that the batch needs beyond what it holds, to make `steps` more tokens each."""
-    total = 0
-    for i in range(state.instances[instance].running):
-        slot = state.members[BATCH, instance, i]
-        total += max(0, blocks_for(state, length(state, slot) + steps) - state.requests[slot].blocks)
-    return total
-
-
-@inner
-def fits_for_sure(state, instance, steps):
-    """Whether the batch can make `steps` more tokens each wherever its requests stand in their last blocks."""
-    spec = state.instances[instance]
-    return spec.running * (steps // state.counters[BLOCK_TOKENS] + 1) <= spec.free_blocks
-
-
-@inner
-def _steps_in_memory(state, instance, most):
-    """Largest number of steps, at most `most`, whose growth fits the free blocks; at least 1 (checked before)."""
-    if fits_for_sure(state, instance, most):
-        return most
-    free = state.instances[instance].free_blocks
-    if growth(state, instance, most) <= free:
-        return most
-    low = 1
-    while low < most:
-        middle = (low + most + 1) // 2
-        if growth(state, instance, middle) <= free:
-            low = middle
-        else:
-            most = middle - 1
-    return low
-
-
-@inner
-def _first_step(state, slot):
+def first_step(state, slot):
     """A request's first decode step begins: from now on it is known by when it must have finished."""
     request, counters = state.requests[slot], state.counters
     request.first_decode_ps = counters[NOW]
     request.latest_ps = NEVER
     if request.online and request.violated & TPOT_BIT == 0:
         request.latest_ps = finish_deadline(state, slot, counters[TPOT_FROM_DECODE])
-
-
-@inner
-def hold_tokens(request, tokens, block_tokens):
-    """Lets a request hold the blocks of `tokens`; returns how many more than before."""
-    lacking = tokens - request.blocks * block_tokens
-    if lacking <= 0:
-        return 0
-    more = (lacking + block_tokens - 1) // block_tokens
-    request.blocks += more
-    return more
 
 
 @inner
@@ -194,7 +91,7 @@ def start_run(state, instance):
         urgent += request.urgent
         steps = min(steps, request.output_tokens - generated)
         if request.first_decode_ps == 0:
-            _first_step(state, batch[i])
+            first_step(state, batch[i])
         miss_ps = min(miss_ps, request.latest_ps)
         taken += hold_tokens(request, tokens + 1, block_tokens)
     take_blocks(state, instance, taken)
@@ -212,7 +109,7 @@ def start_run(state, instance):
     if miss_ps < NEVER and steps > 1:  # ends where a miss becomes certain, so that it is charged at that very step
         steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - counters[NOW]), steps, 1)
     if steps > 1:
-        steps = _steps_in_memory(state, instance, steps)
+        steps = steps_in_memory(state, instance, steps)
     spec.activity = DECODE
     spec.start_ps = counters[NOW]
     spec.steps = steps
@@ -359,21 +256,6 @@ def wake(state, instance):
 
 
 @inner
-def leave_batch(state, instance, slot):
-    """Takes a request that loses its memory out of the batch that is running, if it is in it."""
-    spec = state.instances[instance]
-    if spec.activity != DECODE:
-        return
-    for i in range(spec.running):
-        if state.members[BATCH, instance, i] == slot:
-            for j in range(i, spec.running - 1):
-                state.members[BATCH, instance, j] = state.members[BATCH, instance, j + 1]
-            spec.running -= 1
-            spec.urgent_running -= state.requests[slot].urgent
-            return
-
-
-@inner
 def end_run(state, instance):
     """The run's last step is over. Returns how many requests finished."""
     spec = state.instances[instance]
@@ -412,20 +294,4 @@ def interrupt_step(state, instance, layers):
     """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
     settle(state, instance)
     cut(state, instance)
-    spec = state.instances[instance]
-    duration = spec.end_ps - spec.start_ps
-    done = -((spec.start_ps - state.counters[NOW]) * layers // duration)
-    stop_ps = spec.start_ps + done * duration // layers
-    if done >= layers or stop_ps >= spec.end_ps:
-        return 0
-    spec.end_ps = max(stop_ps, state.counters[NOW])
-    spec.interrupted = 1
-    schedule(state, instance, spec.end_ps)
-    return STOP
-
-
-@inner
-def first_step_fits(state, instance):
-    """Whether the batch's next token fits the free memory."""
-    spec = state.instances[instance]
-    return spec.running <= spec.free_blocks or growth(state, instance, 1) <= spec.free_blocks
+    return 0 if stop_at_layer(state, instance, layers) < 0 else STOP

@@ -8,7 +8,8 @@ so nothing may be changed before a decision that the second run would change aga
 import numpy as np
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.decode import cut, fill_batch, first_step_fits, leave_batch, settle, start_run, wake
+from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
+from ooco_gym.sim.decode import cut, settle, start_run, wake
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
 from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule

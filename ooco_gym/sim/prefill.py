@@ -2,7 +2,7 @@
 
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency
+from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.decode import itl_bin
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, count, finish, release, take_blocks
 from ooco_gym.sim.queues import (
@@ -16,6 +16,7 @@ from ooco_gym.sim.queues import (
     has_room,
     log_event,
     schedule,
+    stop_at_layer,
 )
 from ooco_gym.sim.state import (
     BATCH,
@@ -65,7 +66,7 @@ def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
     tokens = length(state, chosen)
-    pair_sum = float(tokens) * float(tokens)
+    rows, work = prompt_rows(state, spec.table, tokens), prompt_work(state, spec.table, tokens, tokens)
     _admit(state, instance, chosen, 0)
     size = 1
     slot = spec.online_head if urgent else spec.offline_head
@@ -79,7 +80,8 @@ def start_prefill(state, instance, chosen):
             break
         _admit(state, instance, slot, size)
         tokens += more
-        pair_sum += float(more) * float(more)
+        rows += prompt_rows(state, spec.table, more)
+        work += prompt_work(state, spec.table, more, more)
         size += 1
         slot = following
     spec.activity = PREFILL_ONLINE if urgent else PREFILL_OFFLINE
@@ -87,7 +89,7 @@ def start_prefill(state, instance, chosen):
     spec.running = size
     spec.context = tokens
     spec.steps = 1
-    _time_prefill(state, instance, prefill_latency(state, spec.table, pair_sum, tokens, tokens, size))
+    _time_prefill(state, instance, prefill_latency(state, spec.table, work, rows, tokens, tokens, size))
     log_event(state, LOG_PREFILL_START, instance, chosen, tokens)
 
 
@@ -106,13 +108,15 @@ def _time_prefill(state, instance, latency):
 def resume_prefill(state, instance):
     """Goes on with the suspended batch at the layer that it had reached (`layer_resume`)."""
     spec = state.instances[instance]
-    tokens, pair_sum = 0, 0.0
+    tokens, rows, work = 0, 0, 0.0
     for i in range(spec.suspended):
         slot = state.members[SUSPENDED, instance, i]
         state.members[BATCH, instance, i] = slot
-        tokens += length(state, slot)
-        pair_sum += float(length(state, slot)) * float(length(state, slot))
-    whole = prefill_latency(state, spec.table, pair_sum, tokens, tokens, spec.suspended)
+        more = length(state, slot)
+        tokens += more
+        rows += prompt_rows(state, spec.table, more)
+        work += prompt_work(state, spec.table, more, more)
+    whole = prefill_latency(state, spec.table, work, rows, tokens, tokens, spec.suspended)
     layers = state.tables[spec.table].layers
     spec.activity = PREFILL_OFFLINE
     spec.batch_size = spec.suspended
@@ -127,16 +131,10 @@ def resume_prefill(state, instance):
 def interrupt_prefill(state, instance):
     """Stops an offline prefill at its next layer boundary. Returns STOP, or 0 where it ends as early by itself."""
     spec = state.instances[instance]
-    layers = state.tables[spec.table].layers - spec.suspended_layers
-    duration = spec.end_ps - spec.start_ps
-    done = -((spec.start_ps - state.counters[NOW]) * layers // duration)
-    stop_ps = spec.start_ps + done * duration // layers
-    if done >= layers or stop_ps >= spec.end_ps:
+    done = stop_at_layer(state, instance, state.tables[spec.table].layers - spec.suspended_layers)
+    if done < 0:
         return 0
-    spec.end_ps = max(stop_ps, state.counters[NOW])
-    spec.interrupted = 1
     spec.steps = done  # layers done in this go
-    schedule(state, instance, spec.end_ps)
     return STOP
 
 
@@ -200,11 +198,12 @@ def _waste_time(state, instance, elapsed_ps):
     spec.wasted_ps += elapsed_ps
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
-        _charge_waste(state, slot, 0, int(elapsed_ps * (length(state, slot) / spec.context)))
+        charge_waste(state, slot, 0, int(elapsed_ps * (length(state, slot) / spec.context)))
 
 
 @inner
-def _charge_waste(state, slot, tokens, time_ps):
+def charge_waste(state, slot, tokens, time_ps):
+    """Charges a request tokens computed in vain, and the instance time that they took."""
     request = state.requests[slot]
     request.wasted_tokens += tokens
     request.wasted_ps += time_ps
@@ -234,9 +233,9 @@ def end_prefill(state, instance):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
         if request.kv_lost:
-            _charge_waste(state, slot, length(state, slot), int(elapsed * (length(state, slot) / spec.context)))
+            charge_waste(state, slot, length(state, slot), int(elapsed * (length(state, slot) / spec.context)))
             request.kv_lost = 0
-        _new_token(state, slot, now)
+        new_token(state, slot, now)
         if request.generated_tokens >= request.output_tokens:
             finish(state, slot)
         else:
@@ -247,7 +246,7 @@ def end_prefill(state, instance):
 
 
 @inner
-def _new_token(state, slot, now):
+def new_token(state, slot, now):
     """The token that a prefill makes: the first, or after a recomputation the next."""
     request = state.requests[slot]
     request.generated_tokens += 1

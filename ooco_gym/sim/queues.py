@@ -25,9 +25,9 @@ NONE = -1
 
 # Kinds of logged events.
 (LOG_ARRIVAL, LOG_PREFILL_START, LOG_PREFILL_END, LOG_INTERRUPT, LOG_DECODE_RUN, LOG_TRANSFER_START, LOG_TRANSFER_END,
- LOG_EVICT, LOG_FINISH) = range(9)
+ LOG_EVICT, LOG_FINISH, LOG_MIXED) = range(10)
 LOG_NAMES = ("arrival", "prefill_start", "prefill_end", "interrupt", "decode_run", "transfer_start", "transfer_end",
-             "evict", "finish")
+             "evict", "finish", "mixed")
 
 
 # --- Linked queues of requests --------------------------------------------------------------------------------------
@@ -92,6 +92,30 @@ def enqueue(state, instance, slot, front):
         spec.offline_head, spec.offline_tail = head, tail
         spec.offline_waiting += 1
         spec.offline_waiting_tokens += tokens
+
+
+@inner
+def enqueue_by_arrival(state, instance, slot):
+    """Puts a request back into its instance's queue for prefill, which is in the order of arrival (of slots)."""
+    spec, requests = state.instances[instance], state.requests
+    request = requests[slot]
+    after = spec.online_head if request.urgent else spec.offline_head
+    while after >= 0 and after < slot:  # what loses its memory is among the earliest
+        after = requests[after].next
+    before = NONE if after < 0 else requests[after].previous
+    if after < 0 or before < 0:
+        enqueue(state, instance, slot, after >= 0)
+        return
+    enqueue(state, instance, slot, True)  # counts it; then it moves to its place
+    head, tail = (spec.online_head, spec.online_tail) if request.urgent else (spec.offline_head, spec.offline_tail)
+    head, tail = unlink(requests, head, tail, slot)
+    if request.urgent:
+        spec.online_head = head
+    else:
+        spec.offline_head = head
+    requests[before].next = slot
+    requests[after].previous = slot
+    request.previous, request.next = before, after
 
 
 @inner
@@ -259,6 +283,22 @@ def cancel(state, source):
     heap[2, source] = NONE
     if place < last:
         _sift(heap, last, place)
+
+
+@inner
+def stop_at_layer(state, instance, layers):
+    """Lets the iteration in progress end at the next boundary of its `layers` layers. Returns how many it then has
+    done, or -1 where it ends as early by itself."""
+    spec, now = state.instances[instance], state.counters[NOW]
+    duration = spec.end_ps - spec.start_ps
+    done = -((spec.start_ps - now) * layers // duration)
+    stop_ps = spec.start_ps + done * duration // layers
+    if done >= layers or stop_ps >= spec.end_ps:
+        return -1
+    spec.end_ps = max(stop_ps, now)
+    spec.interrupted = 1
+    schedule(state, instance, spec.end_ps)
+    return done
 
 
 # --- Tasks ----------------------------------------------------------------------------------------------------------

@@ -10,8 +10,10 @@ import numpy as np
 from numba import typeof, types
 
 from ooco_gym.compile import function_at
+from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
 
 PS_PER_S = 1_000_000_000_000
+CACHE_LINE = 64
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
 
 # --- Request status -------------------------------------------------------------------------------------------------
@@ -85,6 +87,7 @@ REQUEST = np.dtype(
         ("evictions", np.int32),
         ("migrations", np.int32),
         ("interruptions", np.int32),
+        ("spare", np.int32, (5,)),  # three whole lines of the processor's cache a request
     ],
     align=True,
 )
@@ -171,10 +174,18 @@ LINK = np.dtype(
 
 TABLE = np.dtype(
     [
-        ("decode_request_ps", np.int64, (2,)),
-        ("decode_token_ps", np.int64, (2,)),
         ("prefill_slope_ps", np.int64),
-        ("prefill_attention", np.float64, (2, 3)),
+        ("prefill_floor_ps", np.int64),
+        ("overhead_ps", np.int64, (2,)),  # of a prefill and of a decode iteration; in their tables already
+        # attention of a prefill, as `perf.Attention` but in ps
+        ("roofs", np.float64, (2, 4)),
+        ("linear", np.float64, (4,)),
+        ("launch", np.float64),
+        ("critical", np.float64),
+        ("exponent", np.float64),  # infinity: the largest term
+        ("causal", np.float64),
+        ("tile", np.int64),
+        ("measured", np.int64),  # 1: State.attention_grid instead
         ("kv_bytes_per_token", np.float64),
         ("noise", np.float64),  # relative spread of a belief, or of the truth (jitter); 0 is off
         ("layers", np.int64),
@@ -227,9 +238,11 @@ class State(NamedTuple):
     scratch: np.ndarray  # int64[2, B], working room of rules
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
     log: np.ndarray  # LOG[capacity], empty where logging is off
-    decode_ps: np.ndarray  # int64[t, B + 1]
+    decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
+    attention_lines: np.ndarray  # int64[t, B + 1, 4]
     prefill_ps: np.ndarray  # int64[t, P]
     head_ps: np.ndarray  # int64[t, B + 1]
+    attention_grid: np.ndarray  # float64[t, GRID_ROWS, GRID_COLUMNS], log2 of ps
     tables: np.ndarray  # TABLE[t]
 
 
@@ -237,20 +250,29 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
                 prefill_entries: int, log_capacity: int = 0) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return State(
-        np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), np.zeros(n_requests, REQUEST),
+        np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros(ITL_BINS, np.int64),
-        np.zeros(log_capacity, LOG), np.zeros((n_tables, max_batch + 1), np.int64),
-        np.zeros((n_tables, prefill_entries), np.int64), np.zeros((n_tables, max_batch + 1), np.int64),
+        np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
+        np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
+        np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
         np.zeros(n_tables, TABLE),
     )
 
 
+def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin with a line of the processor's cache."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    room = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
 def copy_state(state: State) -> State:
     """Copies an episode: every array, the cost tables shared (they never change)."""
-    shared = ("decode_ps", "prefill_ps", "head_ps", "tables")
+    shared = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables")
     return State(*(value if name in shared else value.copy() for name, value in zip(State._fields, state, strict=True)))
 
 

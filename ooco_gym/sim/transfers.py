@@ -6,8 +6,9 @@ has a link of its own; a link serves pushes before pulls, first come first serve
 
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.batch import fits_for_sure
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.decode import cut, fits_for_sure, settle, wake
+from ooco_gym.sim.decode import cut, settle, wake
 from ooco_gym.sim.memory import count, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_TRANSFER_END,

@@ -75,13 +75,14 @@ def test_prefill_table_equals_the_reference(case, data, parts):
 
 def test_table_shapes_and_types():
     deployment, table = TABLES[0]
-    assert table.decode_ps.shape == table.head_ps.shape == (MAX_BATCH + 1,)
+    assert table.head_ps.shape == (MAX_BATCH + 1,)
+    assert table.decode_lines.shape == table.attention_lines.shape == (MAX_BATCH + 1, 4)
     assert table.prefill_ps.shape == (MAX_TOKENS + 1,)
-    assert table.prefill_attention.shape == (2, 3)
-    for array in (table.decode_ps, table.head_ps, table.prefill_ps, table.decode_request_ps, table.decode_token_ps):
+    for array in (table.decode_lines, table.attention_lines, table.head_ps, table.prefill_ps):
         assert array.dtype == np.int64
-    assert table.decode_ps[0] == table.head_ps[0] == table.prefill_ps[0] == 0
-    assert (np.diff(table.decode_ps) >= 0).all()
+    assert not table.decode_lines[0].any()
+    assert table.head_ps[0] == table.prefill_ps[0] == 0
+    assert (np.diff(table.decode_lines, axis=0) >= 0).all()
     assert (np.diff(table.prefill_ps) >= 0).all()
     assert (table.layers, table.bs_sat, table.kv_blocks) == (28, 340, deployment.kv_blocks)
     assert table.kv_bytes_per_token == 57_344
@@ -109,17 +110,18 @@ def test_overheads_count_by_iteration_and_by_layer():
 def test_grouped_queries_read_fewer_keys():
     """The paper's Table 3 prints H_q / H_kv, which would make it 28 / 4 squared = 49 times more."""
     deployment = deploy(chip="ascend_910c", model="qwen2_5_7b")
-    per_token_s = deployment.form.attention(deployment.shard, "decode")[1, 2]
+    per_token_s = deployment.form.attention(deployment.shard, "decode").roofs_s[1, 2]
     assert per_token_s == pytest.approx(deployment.kv_bytes_per_token / deployment.chip.attention_memory_bytes_per_s)
 
 
 def test_causal_factor_touches_prefill_attention_only():
     full = deploy(chip="h100", model="qwen2_5_7b")
     half = deploy(chip="h100", model="qwen2_5_7b", timing={"name": "ooco", "causal_factor": 0.5})
-    a, b = full.form.attention(full.shard, "prefill"), half.form.attention(half.shard, "prefill")
+    a, b = (one.form.attention(one.shard, "prefill").roofs_s for one in (full, half))
     np.testing.assert_allclose(b[0], a[0] / 2)
     np.testing.assert_array_equal(b[1], a[1])
-    np.testing.assert_array_equal(half.form.attention(half.shard, "decode"), full.form.attention(full.shard, "decode"))
+    np.testing.assert_array_equal(half.form.attention(half.shard, "decode").roofs_s,
+                                  full.form.attention(full.shard, "decode").roofs_s)
 
 
 def test_a_pipeline_adds_its_transfers_and_nothing_else():
@@ -148,7 +150,8 @@ def test_a_new_form_is_one_file(tmp_path, monkeypatch):
         "from ooco_gym.perf.timing import ooco\n\n"
         "class Form(ooco.Form):\n"
         "    def attention(self, shard, phase):\n"
-        "        return 2 * super().attention(shard, phase)\n")
+        "        attention = super().attention(shard, phase)\n"
+        "        return attention._replace(roofs_s=2 * attention.roofs_s)\n")
     monkeypatch.setattr(timing, "__path__", [*timing.__path__, str(tmp_path)])
     try:
         assert "twice" in timing.list_timings()
@@ -156,4 +159,4 @@ def test_a_new_form_is_one_file(tmp_path, monkeypatch):
     finally:
         sys.modules.pop("ooco_gym.perf.timing.twice", None)
         timing.timing_form.cache_clear()
-    np.testing.assert_allclose(table.decode_token_ps, 2 * TABLES[0][1].decode_token_ps, atol=1)
+    np.testing.assert_allclose(table.attention_lines, 2 * TABLES[0][1].attention_lines, atol=1)

@@ -253,10 +253,10 @@ def test_mixed_decoding_stays_within_the_bound(setup: Setup) -> None:
             mixed = not state.requests["urgent"][batch].all()
             if spec["role"] != s.STRICT or spec["activity"] != s.DECODE or not mixed:
                 continue
-            table, n = state.tables[spec["belief"]], spec["batch_size"]
+            n = spec["batch_size"]
             last = spec["context"] + (spec["steps"] - 1) * n
-            attention = (table["decode_request_ps"] * n + table["decode_token_ps"] * last).max()
-            assert state.decode_ps[spec["belief"], n] + attention <= bound_ps
+            base, slope, other_base, other_slope = state.decode_lines[spec["belief"], n]
+            assert max(base + slope * last, other_base + other_slope * last) <= bound_ps
 
 
 def test_episodes_are_rich_enough() -> None:

@@ -11,14 +11,20 @@ import pkgutil
 from functools import cache
 
 from ooco_gym.errors import unknown
-from ooco_gym.perf.timing._base import OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing._base import MeasuredAttention, OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing.attention import Attention
 
-__all__ = ["OperatorCost", "Phase", "Shard", "TimingForm", "linears", "list_timings", "timing_form"]
+__all__ = ["Attention", "MeasuredAttention", "OperatorCost", "Phase", "Shard", "TimingForm", "linears", "list_timings",
+           "timing_form"]
+
+
+_SHARED = ("attention", "kernels")  # what forms are made of
 
 
 def list_timings() -> list[str]:
     """Names of all timing forms."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")
+                  and module.name not in _SHARED)
 
 
 @cache

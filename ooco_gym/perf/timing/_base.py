@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ooco_gym.perf.specs import ChipSpec, ModelSpec
+from ooco_gym.perf.timing.attention import Attention
 
 Phase = Literal["prefill", "decode"]
 
@@ -41,6 +43,18 @@ class OperatorCost(NamedTuple):
     compute_bound: np.ndarray
 
 
+class MeasuredAttention(NamedTuple):
+    """Attention looked up rather than computed, all layers together, in seconds.
+
+    Attributes:
+        decode_s: of batches of so many requests, float64[n], at mean contexts, float64[n].
+        prefill_s: of single prompts with `q` new tokens, float64[n], and `kv` tokens of context, float64[n].
+    """
+
+    decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    prefill_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
+
+
 class Linear(NamedTuple):
     """A linear layer as one chip sees it: `tokens x d_in` times `d_in x d_out`, done `repeats` times a layer."""
 
@@ -70,9 +84,8 @@ def linears(model: ModelSpec, tp: int) -> list[Linear]:
 class TimingForm(ABC):
     """How long the operators of an iteration take. All times in seconds, all layers together.
 
-    Attention is an operator of the whole batch: its FLOPs and bytes are summed over the requests before the roofline's
-    maximum is taken, so it depends on three sums only, over requests with `q` new tokens and `kv` tokens of context
-    (the new ones among them): of `q * kv`, of `q` and of `kv`.
+    Attention is an operator of the whole batch: its work and bytes are summed over the requests before a norm of the
+    roofs is taken, so it depends on four sums only (`Attention`).
     """
 
     @abstractmethod
@@ -89,13 +102,8 @@ class TimingForm(ABC):
         """The LM head, computed for one token of each of `sequences` sequences, float64[n]."""
 
     @abstractmethod
-    def attention(self, shard: Shard, phase: Phase) -> np.ndarray:
-        """Attention as a maximum of planes.
-
-        Returns:
-            float64[2, 3]: for the compute roof (row 0) and the memory roof (row 1), seconds for each unit of
-            `sum(q * kv)`, `sum(q)` and `sum(kv)`.
-        """
+    def attention(self, shard: Shard, phase: Phase) -> Attention:
+        """Attention of a batch, from sums over its requests."""
 
     @abstractmethod
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
@@ -104,3 +112,11 @@ class TimingForm(ABC):
     @abstractmethod
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch, in tokens, at which every linear layer is bound by compute (`bs_sat`)."""
+
+    def floor_s(self, shard: Shard, phase: Phase) -> float:
+        """What the host needs meanwhile: without its overhead, an iteration takes no less than this. 0: nothing."""
+        return 0.0
+
+    def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
+        """Attention as measured; where given, it stands in for `attention`."""
+        return None

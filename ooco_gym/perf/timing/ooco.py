@@ -7,6 +7,7 @@ import math
 import numpy as np
 
 from ooco_gym.perf.timing._base import OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing.attention import Attention
 
 NEVER_SATURATED = 1 << 20
 """Reported as `bs_sat` where activations alone keep a linear layer bound by memory, whatever the batch."""
@@ -39,17 +40,16 @@ class Form(TimingForm):
         """The LM head, its vocabulary split over the tensor-parallel chips (the gathering of logits is left out)."""
         return [_gemm(shard, "lm_head", sequences, shard.model.hidden, self.head_width(shard), 1)]
 
-    def attention(self, shard: Shard, phase: Phase) -> np.ndarray:
+    def attention(self, shard: Shard, phase: Phase) -> Attention:
         """FLOPs `4 D q kv`, bytes `2 d (q D + kv D H_kv / H_q)`; `causal_factor` scales the FLOPs of prefill."""
         chip, model = shard.chip, shard.model
         q_width = model.q_width / shard.tp
-        kv_width = self.kv_width(shard)
         flops = 4.0 * q_width * (shard.causal_factor if phase == "prefill" else 1.0)
         rate = chip.prefill_attention_flops_per_s if phase == "prefill" else chip.decode_attention_flops_per_s
-        bytes_q, bytes_kv = 2.0 * model.dtype_bytes * q_width, 2.0 * model.dtype_bytes * kv_width
-        planes = np.array([[flops / rate, 0.0, 0.0], [0.0, bytes_q, bytes_kv]])
-        planes[1] /= chip.attention_memory_bytes_per_s
-        return model.layers * planes
+        bytes_q, bytes_kv = 2.0 * model.dtype_bytes * q_width, 2.0 * model.dtype_bytes * self.kv_width(shard)
+        compute = [flops / rate, 0.0, 0.0, 0.0]
+        memory = np.array([0.0, bytes_q, bytes_kv, 0.0]) / chip.attention_memory_bytes_per_s
+        return Attention(model.layers * np.array([compute, memory]))
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """`O_p` or `O_d`: once an iteration, plus once a layer (all stages' layers count)."""
