@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf.specs import ModelSpec, list_chips, load_chip
-from ooco_gym.perf.timing import kernels, ooco
-from ooco_gym.perf.timing._base import Linear, OperatorCost, Phase, Shard, linears
+from ooco_gym.perf.specs import ChipSpec, ModelSpec, list_chips, load_chip
+from ooco_gym.perf.timing import kernels
+from ooco_gym.perf.timing._base import Linear, OperatorCost, Phase, Shard, TimingForm, linears
 from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.ooco import NEVER_SATURATED
 
@@ -23,6 +24,17 @@ class Elementwise(NamedTuple):
     name: str
     token_bytes: float
     times: int
+
+
+class Kernels(NamedTuple):
+    """The kernels of a chip, none missing."""
+
+    gemm: kernels.GemmParameters
+    prefill_attention: kernels.PrefillAttentionParameters
+    decode_attention: kernels.DecodeAttentionParameters
+    allreduce: kernels.AllReduceParameters
+    elementwise: kernels.ElementwiseParameters
+    overhead: kernels.OverheadParameters
 
 
 def fused_linears(model: ModelSpec, tp: int) -> list[Linear]:
@@ -48,7 +60,7 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     return found
 
 
-class Form(ooco.Form):
+class Form(TimingForm):
     """Every kernel has a launch, and a p-norm of its roofs in place of their maximum.
 
     Linear layers lose whole tiles and waves, attention counts the causal triangle and pads rows and head groups,
@@ -57,101 +69,103 @@ class Form(ooco.Form):
     the roofline's time (`timing=ooco`). `causal_factor` does not apply.
     """
 
+    def kernels(self, shard: Shard) -> Kernels:
+        """The kernels of the shard's chip, none missing.
+
+        Raises:
+            UserError: the chip has no section `extended`.
+        """
+        if shard.chip.extended is None:
+            raise UserError(f"timing=extended: chip '{shard.chip.name}' has no section 'extended'; chips that have "
+                            f"one: {', '.join(_extended_chips()) or 'none'}; fit your own with ooco-gym calibrate, or "
+                            "take timing=ooco")
+        return complete(shard.chip)
+
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
         """Linear layers, element-wise operators, all-reduces (one more after the embedding), transfers of stages."""
-        costs = [*self._linears(shard, tokens), *self._elementwise(shard, tokens)]
-        activation_bytes = shard.model.dtype_bytes * shard.model.hidden * tokens
+        tokens = np.asarray(tokens, dtype=np.float64)
+        costs = [self.linear(shard, linear, tokens, shard.model.layers)
+                 for linear in fused_linears(shard.model, shard.tp)]
+        costs += [self.between(shard, operator, tokens) for operator in elementwise(shard.model, shard.tp)]
+        payload = shard.model.dtype_bytes * shard.model.hidden * tokens
         if shard.tp > 1:
-            times = 2 * shard.model.layers + 1
-            costs.append(_communication("all_reduce", times * self.allreduce_s(shard, activation_bytes)))
+            seconds = (2 * shard.model.layers + 1) * self.allreduce_s(shard, payload)
+            costs.append(_unbound("all_reduce", "communication", seconds))
         if shard.pp > 1:
-            hops = (shard.pp - 1) * self.transfer_s(shard, activation_bytes)
-            costs.append(_communication("stage_transfer", hops))
+            link = self.kernels(shard).allreduce
+            seconds = (shard.pp - 1) * (link.latency_s + payload / link.bytes_per_s)
+            costs.append(_unbound("stage_transfer", "communication", seconds))
         return costs
 
     def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
-        """The LM head, its vocabulary split over the tensor-parallel chips, and the sampler."""
-        gemm, overhead = chip_kernels(shard).gemm, chip_kernels(shard).overhead
-        if gemm:
-            linear = Linear("lm_head", shard.model.hidden, self.head_width(shard))
-            costs = [_linear(gemm, linear, sequences, shard.model.dtype_bytes, 1)]
-        else:
-            costs = super().head(shard, sequences)
-        if overhead and overhead.sequence_s:
-            seconds = overhead.sequence_s * np.asarray(sequences, dtype=np.float64)
-            costs.append(OperatorCost("sampler", "overhead", seconds, np.zeros(seconds.shape, dtype=bool)))
-        return costs
+        """The LM head, its vocabulary split over the tensor-parallel chips, and the sampler where it counts."""
+        sequences = np.asarray(sequences, dtype=np.float64)
+        width = math.ceil(shard.model.vocab / shard.tp)
+        sampler = self.sampler_s(shard, sequences)
+        return [self.linear(shard, Linear("lm_head", shard.model.hidden, width), sequences, 1),
+                *([_unbound("sampler", "overhead", sampler)] if sampler.any() else [])]
 
     def attention(self, shard: Shard, phase: Phase) -> Attention:
         """Attention of `kernels.py`, all layers together."""
-        found, model = chip_kernels(shard), shard.model
+        model, found = shard.model, self.kernels(shard)
         shape = (model.heads / shard.tp, max(model.kv_heads / shard.tp, 1.0), model.head_dim, model.dtype_bytes)
-        if phase == "prefill" and found.prefill_attention:
-            return _times(model.layers, kernels.prefill_attention(found.prefill_attention, *shape))
-        if phase == "decode" and found.decode_attention:
-            return _times(model.layers, kernels.decode_attention(found.decode_attention, *shape))
-        return super().attention(shard, phase)
+        one = (kernels.prefill_attention(found.prefill_attention, *shape) if phase == "prefill"
+               else kernels.decode_attention(found.decode_attention, *shape))
+        return one._replace(roofs_s=model.layers * one.roofs_s, launch_s=model.layers * one.launch_s,
+                            linear_s=model.layers * one.linear_s, critical_s=model.layers * one.critical_s)
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """What the engine adds to an iteration's kernels; 0 where it was not measured."""
-        overhead = chip_kernels(shard).overhead
-        return kernels.overhead_s(overhead, phase, shard.model.layers) if overhead else 0.0
+        return kernels.overhead_s(self.kernels(shard).overhead, phase, shard.model.layers)
 
     def floor_s(self, shard: Shard, phase: Phase) -> float:
         """What the engine takes beside the chip's work, so that an iteration takes at least this."""
-        overhead = chip_kernels(shard).overhead
-        return kernels.floor_s(overhead, phase, shard.model.layers) if overhead else 0.0
+        return kernels.floor_s(self.kernels(shard).overhead, phase, shard.model.layers)
 
     def saturation_batch(self, shard: Shard) -> int:
         """Smallest batch from which compute takes every linear layer at least as long as memory."""
-        gemm = chip_kernels(shard).gemm
-        if not gemm:
-            return super().saturation_batch(shard)
+        gemm = self.kernels(shard).gemm
         return _saturation(gemm, tuple(fused_linears(shard.model, shard.tp)), shard.model.dtype_bytes)
+
+    def linear(self, shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:
+        """A linear layer, run `times` times in an iteration of `tokens`, float64[n]."""
+        gemm = self.kernels(shard).gemm
+        compute, memory = kernels.gemm_roofs_s(gemm, tokens, linear.d_in, linear.d_out, shard.model.dtype_bytes)
+        seconds = times * (gemm.launch_s + kernels.norm(gemm.exponent, compute, memory))
+        return OperatorCost(linear.name, "gemm", seconds, compute >= memory)
+
+    def between(self, shard: Shard, operator: Elementwise, tokens: np.ndarray) -> OperatorCost:
+        """An element-wise operator of an iteration of `tokens`, float64[n]."""
+        moved_bytes = operator.token_bytes * tokens
+        seconds = operator.times * kernels.elementwise_s(self.kernels(shard).elementwise, moved_bytes)
+        return _unbound(operator.name, "elementwise", seconds)
 
     def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
         """Seconds of one all-reduce of `payload_bytes` over the tensor-parallel chips."""
-        allreduce = chip_kernels(shard).allreduce
-        if not allreduce:
-            return super().allreduce_s(shard, payload_bytes)
-        return kernels.allreduce_s(allreduce, payload_bytes, shard.tp)
+        return kernels.allreduce_s(self.kernels(shard).allreduce, payload_bytes, shard.tp)
 
-    def transfer_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
-        """Seconds for `payload_bytes` from one chip of the instance to the next: an all-reduce's latency and rate."""
-        allreduce = chip_kernels(shard).allreduce
-        if not allreduce:
-            return super().transfer_s(shard, payload_bytes)
-        return allreduce.latency_s + payload_bytes / allreduce.bytes_per_s
-
-    def _linears(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        gemm, model = chip_kernels(shard).gemm, shard.model
-        if not gemm:
-            return [cost for cost in super().dense(shard, tokens) if cost.kind == "gemm"]
-        return [_linear(gemm, linear, tokens, model.dtype_bytes, model.layers)
-                for linear in fused_linears(model, shard.tp)]
-
-    def _elementwise(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        parameters = chip_kernels(shard).elementwise
-        if not parameters:  # bytes at the rate that the linear layers reach, without launches
-            parameters = kernels.ElementwiseParameters(shard.chip.gemm_memory_bytes_per_s)
-        costs = []
-        for name, token_bytes, times in elementwise(shard.model, shard.tp):
-            seconds = times * kernels.elementwise_s(parameters, token_bytes * tokens)
-            costs.append(OperatorCost(name, "elementwise", seconds, np.zeros(seconds.shape, dtype=bool)))
-        return costs
+    def sampler_s(self, shard: Shard, sequences: np.ndarray) -> np.ndarray:
+        """Seconds of sampling a token for each of `sequences`, and of what the engine does for it."""
+        return self.kernels(shard).overhead.sequence_s * sequences
 
 
-def chip_kernels(shard: Shard) -> kernels.ExtendedParameters:
-    """The kernels of the shard's chip.
+@cache
+def complete(chip: ChipSpec) -> Kernels:
+    """The kernels of a chip, with the roofline's (`timing=ooco`) for those that it lacks.
 
-    Raises:
-        UserError: the chip has none.
+    The overhead stays away where it was not fitted: the roofline's stands for launches, which kernels have themselves.
     """
-    if shard.chip.extended is None:
-        raise UserError(f"timing=extended: chip '{shard.chip.name}' has no section 'extended'; chips that have one: "
-                        f"{', '.join(_extended_chips()) or 'none'}; fit your own with ooco-gym calibrate, or take "
-                        "timing=ooco")
-    return shard.chip.extended
+    found = chip.extended or kernels.ExtendedParameters()
+    gemm = kernels.GemmParameters(chip.gemm_flops_per_s, chip.gemm_memory_bytes_per_s, exponent=math.inf)
+    prefill = kernels.PrefillAttentionParameters(
+        chip.prefill_attention_flops_per_s, chip.attention_memory_bytes_per_s, exponent=math.inf, tile=1.0, causal=0.0)
+    decode = kernels.DecodeAttentionParameters(
+        chip.decode_attention_flops_per_s, chip.attention_memory_bytes_per_s, exponent=math.inf)
+    return Kernels(
+        found.gemm or gemm, found.prefill_attention or prefill, found.decode_attention or decode,
+        found.allreduce or kernels.AllReduceParameters(chip.allreduce_bytes_per_s, chip.allreduce_latency_s),
+        found.elementwise or kernels.ElementwiseParameters(chip.gemm_memory_bytes_per_s),
+        found.overhead or kernels.OverheadParameters())
 
 
 @cache
@@ -170,18 +184,5 @@ def _saturation(gemm: kernels.GemmParameters, layers: tuple[Linear, ...], dtype_
     return last + 2 if last + 1 < len(batch) else NEVER_SATURATED
 
 
-def _linear(gemm: kernels.GemmParameters, linear: Linear, tokens: np.ndarray, dtype_bytes: int,
-            times: int) -> OperatorCost:
-    compute, memory = kernels.gemm_roofs_s(gemm, tokens, linear.d_in, linear.d_out, dtype_bytes)
-    seconds = times * (gemm.launch_s + kernels.norm(gemm.exponent, compute, memory))
-    return OperatorCost(linear.name, "gemm", seconds, compute >= memory)
-
-
-def _times(layers: int, attention: Attention) -> Attention:
-    """The attention of `layers` layers."""
-    return attention._replace(roofs_s=layers * attention.roofs_s, launch_s=layers * attention.launch_s,
-                              linear_s=layers * attention.linear_s, critical_s=layers * attention.critical_s)
-
-
-def _communication(name: str, seconds: np.ndarray) -> OperatorCost:
-    return OperatorCost(name, "communication", seconds, np.zeros(seconds.shape, dtype=bool))
+def _unbound(name: str, kind: str, seconds: np.ndarray) -> OperatorCost:
+    return OperatorCost(name, kind, seconds, np.zeros(np.shape(seconds), dtype=bool))
