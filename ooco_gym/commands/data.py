@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.commands.verbs import run_verb
+from ooco_gym.errors import UserError
 from ooco_gym.workload.catalogue import (
     data_folder,
     find_source,
@@ -17,14 +18,18 @@ from ooco_gym.workload.catalogue import (
     local_file,
     what_to_put_where,
 )
+from ooco_gym.workload.convert import convert
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
-from ooco_gym.workload.sample import Sample, read_sample
-from ooco_gym.workload.writing import write_lengths, write_trace
+from ooco_gym.workload.reading import read_trace
+from ooco_gym.workload.sample import Sample, Source, open_source, sample_in, sample_of
+from ooco_gym.workload.writing import check_ending, write_lengths
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
     from rich.table import Table
+
+DESCRIBED_REQUESTS = 2_000_000      # of an import; `ooco-gym data describe` takes any number
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -39,19 +44,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: an unknown action or target, or a file that cannot be read.
     """
-    from omegaconf import OmegaConf
-
-    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-        "list": _list, "fetch": _fetch, "import": _import, "describe": _describe}
-    action, target = str(values["action"]), values.get("target")
-    if action not in actions:
-        raise unknown("action of ooco-gym data", action, actions)
-    if target is None and action != "list":
-        what = "a dataset's name" if action == "fetch" else "a file, or a dataset's name"
-        raise UserError(f"ooco-gym data {action} needs {what}, such as "
-                        f"'ooco-gym data {action} azure_conv_2023'; datasets: {', '.join(list_datasets())}")
-    return {"action": action, "target": target, **actions[action](values)}
+    names = f"such as 'ooco-gym data ACTION azure_conv_2023'; datasets: {', '.join(list_datasets())}"
+    file = f"a file, or a dataset's name, {names}"
+    return run_verb(cfg, "data", "target", {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe},
+                    {"fetch": f"a dataset's name, {names}", "import": file, "describe": file})
 
 
 def _list(values: dict[str, Any]) -> dict[str, Any]:
@@ -101,22 +97,50 @@ def _describe(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import(values: dict[str, Any]) -> dict[str, Any]:
-    sample = _read(values)
-    to = Path(values["to"] or Path(values["out"]) / f"{sample.name}.parquet").expanduser().absolute()
-    if sample.trace is not None:
-        write_trace(sample.trace, to)
-    else:
+    source = _open(values)
+    name = source.path.name.split(".")[0]
+    to = Path(values["to"] or Path(values["out"]) / f"{name}.parquet").expanduser().absolute()
+    check_ending(to)
+    if source.form is None:
+        sample = sample_in(source)
         write_lengths(sample.prompt_tokens, sample.output_tokens, to)
-    for note in sample.notes:
+        figures, use = describe(sample), ""
+    else:
+        figures, use = _convert(source, to), f"; use it as workload={to}"
+    for note in figures["notes"]:
         print(f"note: {note}")
-    use = f"; use it as workload={to}" if sample.trace is not None else ""
-    print(f"{sample.requests:,} requests written to '{to}'{use}")
-    return {"to": to, **describe(sample)}
+    print(f"{figures['requests']:,} requests written to '{to}'{use}")
+    return {"to": to, **figures}
+
+
+def _convert(source: Source, to: Path) -> dict[str, Any]:
+    """Converts piece by piece; returns all figures of what came out, or of a large file those that need one look."""
+    from ooco_gym.cli.progress import progress
+
+    assert source.form is not None
+    with progress(f"importing {source.path.name} (requests)") as bar:
+        seen = 0
+
+        def tell(rows: int) -> None:
+            nonlocal seen
+            bar.advance(rows - seen)
+            seen = rows
+
+        done = convert(source.pieces, source.form, source.path, to, tell)
+    if done.requests <= DESCRIBED_REQUESTS:
+        return {**describe(sample_of(read_trace(to))), "notes": list(done.notes)}
+    span_s = done.last_s - done.first_s
+    return {"requests": done.requests, "first_s": done.first_s, "span_s": span_s,
+            "rate_per_s": (done.requests - 1) / span_s if span_s > 0 else 0.0, "notes": list(done.notes)}
 
 
 def _read(values: Mapping[str, Any]) -> Sample:
+    return sample_in(_open(values))
+
+
+def _open(values: Mapping[str, Any]) -> Source:
     path, dataset = find_source(str(values["target"]))
-    return read_sample(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
+    return open_source(path, str(values["format"]), values["columns"], str(values["time_unit"]), dataset)
 
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.commands.verbs import run_verb
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe
@@ -39,18 +40,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: an unknown action or source, or a file that cannot be read or fitted.
     """
-    from omegaconf import OmegaConf
-
-    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
-    actions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {"list": _list, "fit": _fit, "show": _show}
-    action, source = str(values["action"]), values.get("source")
-    if action not in actions:
-        raise unknown("action of ooco-gym workload", action, actions)
-    if source is None and action != "list":
-        raise UserError(f"ooco-gym workload {action} needs " + (
-            f"a trace file or a dataset's name, one of: {', '.join(list_datasets())}" if action == "fit" else
-            f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}"))
-    return {"action": action, "source": source, **actions[action](values)}
+    return run_verb(cfg, "workload", "source", {"list": _list, "fit": _fit, "show": _show}, {
+        "fit": f"a trace file or a dataset's name, one of: {', '.join(list_datasets())}",
+        "show": f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}"})
 
 
 def _list(values: dict[str, Any]) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from ooco_gym.workload.generate import generate
 from ooco_gym.workload.scaling import scale
 from ooco_gym.workload.spec import list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
+from ooco_gym.workload.window import TraceFile, open_trace
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 _YAML = (".yaml", ".yml")
@@ -112,7 +112,7 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
 
 def workload_mean_rate(spec: Source) -> float:
     """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
-    return sum(weight * (_read(source, form).mean_rate if file else load_spec(source).arrivals.mean_rate_per_s)
+    return sum(weight * (open_trace(source, form).mean_rate if file else load_spec(source).arrivals.mean_rate_per_s)
                for source, weight, file, form in _resolve(spec))
 
 
@@ -129,12 +129,11 @@ def workload_peak_start_s(spec: Source, duration_s: float = 4 * 3600.0) -> float
             workload = load_spec(source)
             return workload.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
                 workload.arrivals.tide, duration_s)
-        return _busiest_start_s(_read(source, form).arrival_s, duration_s)
+        return _busiest_start_s(open_trace(source, form), duration_s)
     total = np.zeros(24)
     for source, weight, file, form in parts:
         if file:
-            hours = np.mod(_read(source, form).arrival_s // 3600.0, 24).astype(np.int64)
-            total += weight * np.bincount(hours, minlength=24) / 3600.0
+            total += weight * _by_hour(open_trace(source, form)) / 3600.0
         else:
             arrivals = load_spec(source).arrivals
             total += weight * arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
@@ -161,13 +160,17 @@ def _factor(values: Mapping[str, Any]) -> float:
                      for key in ("scale", "rate_scale") if values.get(key) is not None)
 
 
-def _busiest_start_s(arrival_s: np.ndarray, duration_s: float, step_s: float = 600.0) -> float:
-    if len(arrival_s) == 0:
-        return 0.0
-    last = max(0.0, float(arrival_s[-1]) - duration_s)
-    starts = np.arange(0.0, last + step_s, step_s)
-    counts = np.searchsorted(arrival_s, starts + duration_s) - np.searchsorted(arrival_s, starts)
+def _busiest_start_s(file: TraceFile, duration_s: float, step_s: float = 600.0) -> float:
+    starts = np.arange(0.0, max(0.0, file.last_s - duration_s) + step_s, step_s)
+    counts = np.diff(file.counts_before(np.stack([starts, starts + duration_s])).reshape(2, -1), axis=0)[0]
     return float(starts[np.argmax(counts)])
+
+
+def _by_hour(file: TraceFile) -> np.ndarray:
+    """Returns how many requests arrive in each hour of the day, over all days, float64[24]."""
+    edges = np.arange(0.0, file.last_s + 3600.0 + 1.0, 3600.0)
+    counts = np.diff(file.counts_before(edges))
+    return np.bincount(np.arange(len(counts)) % 24, counts, minlength=24)
 
 
 def _check_source(source: str) -> None:
@@ -191,26 +194,13 @@ def _is_file(text: str) -> bool:
 
 def _from_file(path: str, form: str, start_s: float, duration_s: float, seed: int, factor: float) -> Trace:
     start_s = number(start_s, "start_s", 0.0)
-    trace = _read(path, form)
+    file = open_trace(path, form)
     if not duration_s >= 0:
         raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
+    # A copy that scaling adds lies between its original and the next request: so one more on either side is read.
+    trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
     if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
         raise UserError(f"trace file '{path}' has no request in the window from {start_s:g} s to "
-                        f"{start_s + duration_s:g} s; its requests lie between {trace.arrival_s[0]:g} s and "
-                        f"{trace.arrival_s[-1]:g} s: set start_s and duration_s")
-    return scale(trace, factor, seed).slice_time(start_s, start_s + duration_s)
-
-
-def _read(path: str, form: str) -> Trace:
-    try:
-        stat = os.stat(path)
-    except (OSError, ValueError) as error:
-        raise UserError(f"trace file '{path}' cannot be read: {getattr(error, 'strerror', error)}") from None
-    return _read_cached(path, form, stat.st_mtime_ns, stat.st_size)
-
-
-@lru_cache(maxsize=4)
-def _read_cached(path: str, form: str, modified_ns: int, size: int) -> Trace:
-    from ooco_gym.workload.reading import read_trace
-
-    return read_trace(path, form)
+                        f"{start_s + duration_s:g} s; its requests lie between {file.first_s:g} s and "
+                        f"{file.last_s:g} s: set start_s and duration_s")
+    return scale(trace, factor, seed, first_row).slice_time(start_s, start_s + duration_s)

@@ -9,7 +9,7 @@ from ooco_gym.workload.keyed import check_seed, keyed_generator
 from ooco_gym.workload.trace import Trace
 
 
-def scale(trace: Trace, factor: float, seed: int) -> Trace:
+def scale(trace: Trace, factor: float, seed: int, first_row: int = 0) -> Trace:
     """Returns the trace at `factor` times its rate; the time axis is never stretched or compressed (OOCO 5.1.3).
 
     Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, lengths (and SLOs, session,
@@ -20,6 +20,8 @@ def scale(trace: Trace, factor: float, seed: int) -> Trace:
         trace: what to scale.
         factor: >= 0, at most 10,000.
         seed: any whole number.
+        first_row: position of the trace's first request in a longer trace that it is a part of, so that it is scaled
+            as that one would be there.
 
     Raises:
         UserError: the factor is out of range.
@@ -33,8 +35,7 @@ def scale(trace: Trace, factor: float, seed: int) -> Trace:
     rows, times = [], []
     copy = 0
     while copy < factor:
-        generator = keyed_generator(seed, "scale", copy)
-        keep, between = generator.random((n, 2)).T
+        keep, between = _draws(seed, copy, first_row, n)
         chosen = np.flatnonzero(keep < factor - copy)
         rows.append(chosen)
         times.append(trace.arrival_s[chosen] + (gap_s[chosen] * between[chosen] if copy else 0.0))
@@ -43,3 +44,10 @@ def scale(trace: Trace, factor: float, seed: int) -> Trace:
     arrival_s = np.concatenate([np.zeros(0), *times])
     order = np.argsort(arrival_s, kind="stable")
     return trace.take(index[order], arrival_s[order])
+
+
+def _draws(seed: int, copy: int, first_row: int, n: int) -> np.ndarray:
+    """Returns two uniform numbers for each of n requests from `first_row` on, float64[2, n]."""
+    generator = keyed_generator(seed, "scale", copy)
+    generator.bit_generator.advance(first_row // 2)     # type: ignore[attr-defined]  # four numbers at a step
+    return generator.random((n + first_row % 2, 2))[first_row % 2:].T

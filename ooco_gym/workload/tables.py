@@ -1,4 +1,4 @@
-"""Files as tables: CSV, JSON lines or Parquet (gzip allowed on the first two), recognised by content, read by pyarrow.
+"""A piece of a file as a table with checked access.
 
 Every complaint names the file, the place (line of a text file, row of a Parquet file, from 1), the field, what was
 found and what was expected.
@@ -6,12 +6,8 @@ found and what was expected.
 
 from __future__ import annotations
 
-import codecs
 import csv
-import gzip
-import json
 import math
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,29 +15,36 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.csv
-import pyarrow.json
-import pyarrow.parquet
 
 from ooco_gym.errors import UserError
 
 Column = Any  # pyarrow's ChunkedArray, or a plain list where a field's type changes from line to line
-_BLOCK_BYTES = 1 << 24
-_TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
-_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError)
+Lines = Callable[[], Iterator[tuple[int, str]]]
 
 
 class Table:
-    """A file's columns, with checked access and the way back from a row to its place in the file."""
+    """Rows of a file in a row, with the way back from a row to its place in the file.
 
-    def __init__(self, path: Path, columns: dict[str, Column], rows: int, kind: str) -> None:
+    Args:
+        path: the file.
+        columns: by name, each of length `rows`.
+        rows: how many.
+        kind: `csv`, `jsonl` or `parquet`.
+        first_row: number of the first of these rows in a Parquet file, from 0.
+        lines: gives (number from 1, text) of each line of a text file that these rows come from, header not among them.
+    """
+
+    def __init__(self, path: Path, columns: dict[str, Column], rows: int, kind: str, first_row: int = 0,
+                 lines: Lines | None = None) -> None:
         self.path, self.columns, self.rows, self.kind = path, columns, rows, kind
+        self._first_row, self._lines = first_row, lines
 
     def error(self, row: int, field: str, expected: str, found: object = None) -> UserError:
         """Builds the complaint about one field of one row (from 0); `found` is looked up in the file unless given."""
         if found is None:
             found = self._found(row, field)
-        return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}, "
+        again = " (the header again, as where two files were joined: remove that line)" * (found == repr(field))
+        return UserError(f"trace file '{self.path}', {self.place(row)}, field '{field}': found {found}{again}, "
                          f"expected {expected}")
 
     def demand(self, good: np.ndarray, field: str, expected: str) -> None:
@@ -151,18 +154,13 @@ class Table:
     def place(self, row: int) -> str:
         """Returns where a row (from 0) is in the file, for messages: `line 5`, or `row 4` where there are no lines."""
         line = self._line(row)
-        return f"row {row + 1}" if line is None else f"line {line[0]}"
+        return f"row {self._first_row + row + 1}" if line is None else f"line {line[0]}"
 
     def _line(self, row: int) -> tuple[int, str] | None:
-        if self.kind == "parquet":
+        if self._lines is None:
             return None
-        header = 1 if self.kind == "csv" else 0
-        found, count = None, 0
-        for item in _lines(self.path):
-            if item[1]:
-                found = item if count == row + header else found
-                count += 1
-        return found if count == self.rows + header else None
+        lines = [line for line in self._lines() if (line[1] if self.kind == "csv" else line[1].strip())]
+        return lines[row] if len(lines) == self.rows else None
 
     def _found(self, row: int, field: str) -> str:
         line = self._line(row) if self.kind == "csv" else None
@@ -172,124 +170,6 @@ class Table:
             if position < len(cells):
                 return _shown(cells[position])
         return _shown(_listed(self.columns[field])[row])
-
-
-def open_table(path: Path) -> Table:
-    """Reads a file of any of the three kinds.
-
-    Raises:
-        UserError: the file is missing, empty, truncated, or not of its kind.
-    """
-    try:
-        with path.open("rb") as file:
-            head = file.read(4)
-        if head[:2] == b"\x1f\x8b":
-            with gzip.open(path) as file:
-                head = file.read(4)
-        if not head:
-            raise UserError(f"trace file '{path}' is empty")
-        if head == b"PAR1":
-            return _from_arrow(path, pyarrow.parquet.read_table(path), "parquet")
-        _check_text(path)
-        start = next((text for _, text in _lines(path) if text.strip()), "").lstrip()
-        if not start:
-            raise UserError(f"trace file '{path}' is empty")
-        return _read_json(path) if start.startswith(("{", "[")) else _read_csv(path)
-    except UserError:
-        raise
-    except UnicodeError as error:
-        raise UserError(f"trace file '{path}' is neither Parquet nor UTF-8 text: {error}") from None
-    except FileNotFoundError:
-        raise UserError(f"trace file '{path}' does not exist") from None
-    except _BROKEN as error:
-        reason = " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
-        raise UserError(f"trace file '{path}' cannot be read: {reason}") from None
-
-
-def _read_csv(path: Path) -> Table:
-    broken: list[Any] = []
-
-    def note_broken(row: Any) -> str:
-        broken.append(row)
-        return "skip"
-
-    with _stream(path) as stream:
-        table = pyarrow.csv.read_csv(
-            stream,
-            read_options=pyarrow.csv.ReadOptions(block_size=_BLOCK_BYTES),
-            parse_options=pyarrow.csv.ParseOptions(invalid_row_handler=note_broken),
-            convert_options=pyarrow.csv.ConvertOptions(
-                column_types={name: pa.string() for name in _TEXT_COLUMNS}, strings_can_be_null=True))
-    if broken:
-        texts = {row.text.rstrip("\r\n") for row in broken}
-        line = next((number for number, text in _lines(path) if text in texts), None)
-        raise UserError(f"trace file '{path}', {'some line' if line is None else f'line {line}'}: found "
-                        f"{broken[0].actual_columns} fields, expected {broken[0].expected_columns} as the header has")
-    return _from_arrow(path, table, "csv")
-
-
-def _read_json(path: Path) -> Table:
-    try:
-        with _stream(path) as stream:
-            table = pyarrow.json.read_json(stream, read_options=pyarrow.json.ReadOptions(block_size=_BLOCK_BYTES))
-        return _from_arrow(path, table, "jsonl")
-    except (pa.ArrowException, UnicodeError):
-        return _read_json_slowly(path)
-
-
-def _read_json_slowly(path: Path) -> Table:
-    """Reads line by line in Python what pyarrow refused: to name the line, or because a field's type changes."""
-    rows: list[dict[str, Any]] = []
-    for number, text in _lines(path):
-        if not text.strip():
-            continue
-        try:
-            row = json.loads(text)
-        except (ValueError, RecursionError) as error:
-            reason = getattr(error, "msg", None) or type(error).__name__
-            raise UserError(f"trace file '{path}', line {number}: not valid JSON ({reason}); expected one object a "
-                            "line") from None
-        if not isinstance(row, dict):
-            raise UserError(f"trace file '{path}', line {number}: found a {type(row).__name__}, expected one JSON "
-                            "object a line")
-        rows.append(row)
-    names = dict.fromkeys(name for row in rows for name in row)
-    return Table(path, {name: [row.get(name) for row in rows] for name in names}, len(rows), "jsonl")
-
-
-def _from_arrow(path: Path, table: pa.Table, kind: str) -> Table:
-    columns: dict[str, Column] = {}
-    for name, column in zip(table.column_names, table.columns, strict=True):
-        name = name.strip()
-        if name in columns:
-            raise UserError(f"trace file '{path}' has two columns named '{name}'")
-        columns[name] = column.cast(column.type.value_type) if pa.types.is_dictionary(column.type) else column
-    return Table(path, columns, table.num_rows, kind)
-
-
-def _check_text(path: Path) -> None:
-    """Raises UnicodeError unless all of a text file is UTF-8: pyarrow would lose the error in its own calls."""
-    decoder = codecs.getincrementaldecoder("utf-8")()
-    with _stream(path) as stream:
-        while chunk := stream.read(_BLOCK_BYTES):
-            decoder.decode(chunk)
-    decoder.decode(b"", final=True)
-
-
-def _stream(path: Path) -> Any:
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    return pa.CompressedInputStream(pa.OSFile(str(path)), "gzip") if zipped else pa.OSFile(str(path))
-
-
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yields (number from 1, text without its end) of each line of a text file."""
-    with path.open("rb") as file:
-        zipped = file.read(2) == b"\x1f\x8b"
-    opener: Callable[..., Any] = gzip.open if zipped else open
-    with opener(path, "rt", encoding="utf-8-sig", newline="\n") as file:
-        for number, text in enumerate(file, 1):
-            yield number, text.rstrip("\r\n")
 
 
 def _is_numeric(kind: pa.DataType) -> bool:

@@ -111,7 +111,7 @@ class Trace:
 
         hashes = self.prefix_hashes
         if hashes is not None:
-            hashes = _take_hashes(hashes, np.arange(len(self))[index])
+            hashes = take_hashes(hashes, np.arange(len(self))[index])
         return replace(self, arrival_s=self.arrival_s[index] if arrival_s is None else arrival_s,
                        prompt_tokens=self.prompt_tokens[index], output_tokens=self.output_tokens[index],
                        online=self.online[index],
@@ -175,14 +175,15 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
                  for trace in traces]
         counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
         offsets = np.concatenate([[0], np.cumsum(counts)])
-        hashes = _take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
+        hashes = take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
     return Trace(joined("arrival_s", 0.0), joined("prompt_tokens", 1), joined("output_tokens", 1),  # type: ignore[arg-type]
                  joined("online", True), joined("ttft_slo_s", np.nan), joined("tpot_slo_s", np.nan),  # type: ignore[arg-type]
                  joined("session", NO_SESSION), hashes, name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))
 
 
-def _take_hashes(hashes: Hashes, rows: np.ndarray) -> Hashes:
+def take_hashes(hashes: Hashes, rows: np.ndarray) -> Hashes:
+    """Returns the hash lists of the requests at positions int[m], as (offsets int64[m+1], values int64)."""
     offsets, values = hashes
     counts = np.diff(offsets)[rows]
     new_offsets = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)

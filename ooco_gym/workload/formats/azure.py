@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from ooco_gym.workload.formats.base import Draft, TraceFormat, output_tokens, prompt_tokens
+from ooco_gym.workload.formats.base import Clock, Draft, TraceFormat, output_tokens, prompt_tokens, read_ticks
 from ooco_gym.workload.tables import Table
 
-_DATE = "a date and time such as 2023-11-16 18:15:46.680590"
+_CLOCK = Clock("date")
 
 
 def _read(table: Table) -> Draft:
-    moments_ns = table.timestamps_ns("TIMESTAMP", _DATE)
-    return Draft(arrival_s=(moments_ns - moments_ns.min()) / 1e9, prompt_tokens=prompt_tokens(table, "ContextTokens"),
-                 output_tokens=output_tokens(table, "GeneratedTokens", zero_allowed=True), drop_without_output=True,
-                 notes=("times count from the first request",))
+    return Draft(ticks=read_ticks(table, "TIMESTAMP", _CLOCK), clock=_CLOCK,
+                 prompt_tokens=prompt_tokens(table, "ContextTokens"),
+                 output_tokens=output_tokens(table, "GeneratedTokens", zero_allowed=True), drop_without_output=True)
 
 
 AZURE = TraceFormat("azure", ("TIMESTAMP", "ContextTokens", "GeneratedTokens"), (), _read)

@@ -11,17 +11,49 @@ from ooco_gym.workload.tables import Table
 from ooco_gym.workload.trace import MAX_TOKENS
 
 TOKENS = f"a whole number from 1 to {MAX_TOKENS}"
-SECONDS = "a finite number of seconds >= 0"
+DATE = "a date and time such as 2023-11-16 18:15:46.680590"
+LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
+EPOCH_S = 1e8       # three years: later than any trace is long
+UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """How a file tells time.
+
+    Attributes:
+        unit: `s`, `ms`, `us`, `ns`, or `date`: nanoseconds since 1970, which count from the first request.
+        epoch: whether numbers that are plainly times since 1970 count from the first request too.
+    """
+
+    unit: str = "s"
+    epoch: bool = True
+
+    @property
+    def per_second(self) -> float:
+        """Ticks in a second."""
+        return 1e9 if self.unit == "date" else UNITS[self.unit][1]
+
+    def origin(self, first: float) -> float | int:
+        """Returns the tick that becomes second 0, given the file's first one."""
+        if self.unit == "date" or (self.epoch and first >= EPOCH_S * self.per_second):
+            return first
+        return 0
+
+    def seconds(self, ticks: np.ndarray, origin: float | int) -> np.ndarray:
+        """Returns float64[n] seconds from `origin` on."""
+        return (ticks - origin if origin else ticks) / self.per_second
 
 
 @dataclass(frozen=True)
 class Draft:
     """What a format's reader takes from a table, in the file's order: arrays with one element a row.
 
+    `ticks` are times as the file has them: int64 for dates, float64 otherwise; `clock` says what they mean.
     `drop_without_output` says that zero output tokens mean a failed request, to be dropped and noted.
     """
 
-    arrival_s: np.ndarray
+    ticks: np.ndarray
     prompt_tokens: np.ndarray
     output_tokens: np.ndarray
     online: np.ndarray | None = None
@@ -30,7 +62,7 @@ class Draft:
     session: np.ndarray | None = None
     prefix_hashes: tuple[np.ndarray, np.ndarray] | None = None
     drop_without_output: bool = False
-    notes: tuple[str, ...] = ()
+    clock: Clock = Clock()
 
 
 @dataclass(frozen=True)
@@ -43,11 +75,21 @@ class TraceFormat:
     read: Callable[[Table], Draft]
 
 
-def seconds(table: Table, field: str, per_second: float = 1.0, what: str = SECONDS) -> np.ndarray:
-    """Returns a column of times as float64 seconds, each finite and >= 0."""
-    values = table.numbers(field, what)
-    table.demand(np.isfinite(values) & (values >= 0), field, what)
-    return values / per_second
+def read_ticks(table: Table, field: str, clock: Clock) -> np.ndarray:
+    """Returns a column of times in the file's own unit: int64[n] nanoseconds since 1970 for dates, else float64[n].
+
+    Raises:
+        UserError: a time is no finite number >= 0, or so late that its unit must be another one.
+    """
+    if clock.unit == "date":
+        return table.timestamps_ns(field, DATE)
+    expected = f"a finite number of {UNITS[clock.unit][0]} >= 0"
+    values = table.numbers(field, expected)
+    table.demand(np.isfinite(values) & (values >= 0), field, expected)
+    finer = list(UNITS)[min(list(UNITS).index(clock.unit) + 1, len(UNITS) - 1)]
+    table.demand(values < LATEST_S * clock.per_second, field, f"{expected} before the year 2286; if these are "
+                 f"{UNITS[finer][0]}, say so: ooco-gym data import FILE columns.arrival_s={field} time_unit={finer}")
+    return values
 
 
 def prompt_tokens(table: Table, field: str) -> np.ndarray:
