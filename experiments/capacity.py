@@ -6,7 +6,7 @@ first rate that does not hold, under both TPOT definitions, against the better o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.cache import Cache
 from experiments.jobs import Jobs
-from experiments.options import names_of, seeds_of
+from experiments.options import DEFAULT_SEEDS, names_of, seeds_of
 from experiments.peaks import PeakPlan, peak_entry
 from experiments.plots import capacity_figure, write_page
 from experiments.search import Limits, Plan
 from experiments.sustain import Bench, Sustained, row_of, sustain
-from experiments.tables import capacity_table, waiting
+from experiments.tables import capacity_table, show_notes, waiting
 from experiments.tuning import Tuning, candidates_of, tune
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import unknown
+from ooco_gym.scenario import PROTOCOL_WINDOW_S
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,12 +58,27 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             studies = [] if options["only_peak"] else list(threads.map(lambda one: _study(options, *one), benches))
         rows = _measure(studies, policies)
     capacity_table(rows, peaks, PAPER_RATIO)
+    notes = notes_of(float(options["duration_s"]), seeds_of(options["seeds"]))
+    show_notes(notes)
     place = f"{peaks[0]['workload']} on {peaks[0]['cluster']}"
     if rows:
         figure = capacity_figure(rows, f"{place}: sustainable offline load", options["limits"]["violations"])
         write_page(figure, Path(options["out"]) / "capacity.html")
-    return {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"], "results": rows,
+    return {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
+            "window_s": float(options["duration_s"]), "notes": notes, "results": rows,
             "peaks": peaks, "simulations": jobs.asked, "simulated_anew": jobs.simulated}
+
+
+def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
+    """Where a measurement is less than the protocol asks for, one sentence each."""
+    notes = []
+    if window_s < PROTOCOL_WINDOW_S:
+        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {PROTOCOL_WINDOW_S:g} s: what is in "
+                     "progress at its edges weighs more than what the policies do, so take these figures for a trial.")
+    if len(seeds) < DEFAULT_SEEDS:
+        notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's "
+                     f"{DEFAULT_SEEDS}: one burst more or less decides the crossing.")
+    return notes
 
 
 def _definitions(options: Mapping[str, Any]) -> list[str]:

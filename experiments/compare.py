@@ -12,7 +12,7 @@ from experiments.cache import Cache
 from experiments.jobs import Jobs
 from experiments.options import names_of, seeds_of
 from experiments.plots import compare_figure, write_page
-from experiments.tables import compare_table, waiting
+from experiments.tables import compare_table, show_notes, waiting
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, paired_interval, within
@@ -34,6 +34,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if baseline not in policies:
         raise unknown("baseline (one of policies)", baseline, policies)
     scenario = scenario_of(cfg)
+    note = scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
         asked = {name: [jobs.submit(scenario.with_(seed=seed), name) for seed in seeds] for name in policies}
@@ -41,6 +42,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     rows = compare(summaries, options["metrics"], baseline, float(options["violation_budget"]))
     title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
     compare_table(rows, baseline, title, _caption(rows, summaries))
+    show_notes([f"{note}."] if note else [])
     write_page(compare_figure(rows, options["metrics"], baseline, title), Path(options["out"]) / "compare.html")
     return {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
             "results": rows, "runs": summaries}

@@ -6,12 +6,13 @@ import hashlib
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from experiments.cache import Cache
+from ooco_gym.peak import file_stamps
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -99,24 +100,6 @@ class Jobs:
             answer.set_exception(error)
         else:
             answer.set_result(computed.result())
-
-
-def file_stamps(value: Any) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of every file that a description names: with the file the answer changes."""
-    if isinstance(value, Mapping):
-        return [stamp for item in value.values() for stamp in file_stamps(item)]
-    if isinstance(value, (list, tuple)):
-        return [stamp for item in value for stamp in file_stamps(item)] if not _numbers(value) else []
-    if not isinstance(value, (str, os.PathLike)):
-        return []
-    text = os.fspath(value)
-    paths = [Path(part.rpartition("*")[2].strip()) for part in dict.fromkeys((text, *text.split("+")))]
-    stats = [(str(path), path.stat()) for path in paths if path.suffix and path.is_file()]
-    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
-
-
-def _numbers(values: Any) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)
 
 
 def _end_with_the_parent() -> None:

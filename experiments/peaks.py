@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import tempfile
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -11,13 +9,24 @@ from typing import Any
 
 import numpy as np
 
-from experiments.jobs import NO_SAMPLES_S, Jobs, file_stamps
+from experiments.jobs import NO_SAMPLES_S, Jobs
+from experiments.options import seeds_of
 from experiments.search import largest_factor
 from experiments.sustain import settling
 from ooco_gym.errors import UserError
-from ooco_gym.peak import FILE_NAME, cache_folder, key_of, shipped_file, store_entry, stored_entry
-from ooco_gym.resources import load_yaml, names
-from ooco_gym.scenario import Scenario, workload_name
+from ooco_gym.peak import (
+    FILE_NAME,
+    PROTOCOL,
+    cache_folder,
+    digest,
+    key_of,
+    label,
+    shipped_file,
+    short_name,
+    store_entry,
+    stored_entry,
+)
+from ooco_gym.scenario import Predictor, Scenario
 from ooco_gym.workload import workload_mean_rate
 
 
@@ -49,7 +58,8 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
         jobs: where simulations run.
         seeds: paired seeds.
         plan: how it is searched.
-        find: search also where a factor is stored.
+        find: search also where a factor is stored. One found as the protocol says is stored for every run, one of a
+            trial (another window, other seeds or figures) for the same trial alone.
         write: keep it in the shipped file, not only in the user's cache folder.
 
     Returns:
@@ -64,35 +74,33 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     if scenario.rate_scale is not None:
         return {**key, "factor": scenario.rate_scale, "floor": None, "violation_rate": None,
                 "rate_per_s": scenario.rate_scale * workload_mean_rate(scenario.workload), "seeds": list(seeds)}
-    entry = None if find else stored_entry(key)
+    conditions = conditions_of(scenario, seeds, plan)
+    entry = None if find else stored_entry(key, conditions)
     if entry is None:
-        entry = {**key, **find_peak(scenario.with_(offline_rate=0.0), jobs, seeds, plan)}
-        store_entry(entry, cache_folder() / FILE_NAME, key)
+        entry = {**key, **find_peak(scenario.with_(offline_rate=0.0), jobs, seeds, plan), "conditions": conditions}
+        store_entry(entry, cache_folder() / FILE_NAME, {**key, "conditions": conditions})
     if write:
-        store_entry(entry, shipped_file(), key)
+        store_entry({name: value for name, value in entry.items() if name != "conditions"}, shipped_file(), key)
     return entry
 
 
-def label(group: str, value: Any) -> str:
-    """A name that tells a workload or a cluster from all others: its own where it is as shipped, else with a digest."""
-    name = workload_name(value)
-    if isinstance(value, str):
-        stamps = file_stamps(value)
-        return f"{name}@{_digest(stamps)}" if stamps else name
-    shipped = names(group)
-    if value.get("name") in shipped and dict(value) == load_yaml(group, value["name"]):
-        return name
-    return f"{name}@{_digest([dict(value), file_stamps(value)])}"
+def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) -> str:
+    """What a factor is computed with beside its key: `protocol` where all is as the protocol says, else a digest."""
 
+    def values(one: Scenario) -> dict[str, Any]:
+        return {"duration_s": float(one.duration_s), "start_s": one.start_s, "protocol": one.load_protocol(),
+                "timing": one.timing, "jitter": one.jitter, "decision_s": one.decision_s,
+                "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s}
 
-def _digest(value: Any) -> str:
-    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+    mine = {**values(scenario), "seeds": list(seeds), "plan": asdict(plan)}
+    usual = {**values(Scenario()), "seeds": list(seeds_of(None)), "plan": asdict(PeakPlan())}
+    return PROTOCOL if mine == usual else digest(mine)
 
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
     """Searches the largest factor at which base P/D alone stays within `plan.over_floor` of the idle floor."""
     floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
-    place = f"'{workload_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
+    place = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
         slo = scenario.load_slo()
         raise UserError(f"{100 * floor:.2f} % of the requests of {place} violate even alone on an idle cluster, more "

@@ -45,6 +45,12 @@ def console() -> Console:
     return screen if screen.is_terminal else Console(width=NO_TERMINAL_WIDTH)
 
 
+def show_notes(notes: Sequence[str]) -> None:
+    """Prints what a reader should not overlook, one line each."""
+    for note in notes:
+        console().print(f"[yellow]note[/yellow] {note}", highlight=False)
+
+
 def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
                    paper: tuple[float, float]) -> None:
     """Prints the results of `capacity`, one table for each TPOT definition."""

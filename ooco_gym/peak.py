@@ -2,11 +2,14 @@
 
 For each (workload, cluster, SLO) the online load is scaled once, by base P/D with no offline work, and every policy is
 then measured at that load. The presets' factors are shipped in `conf/peak_factors.yaml`; `ooco-gym capacity` finds
-others and keeps them in the user's cache folder.
+others and keeps them in the user's cache folder, with the conditions under which they were found: those found as the
+protocol says (its window, seeds and figures) serve every run, those of a trial only the same trial.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
 from collections.abc import Mapping
@@ -21,6 +24,7 @@ from ooco_gym.resources import conf_root, load_yaml, names
 
 FILE_NAME = "peak_factors.yaml"
 _STORING = threading.Lock()  # a file is read, changed and written
+PROTOCOL = "protocol"  # the conditions of an entry found with the protocol's own window, seeds and figures
 SLO_KEYS = ("ttft_s", "tpot_s", "tpot_min_tokens")
 
 
@@ -41,13 +45,13 @@ def stored_peak_factor(workload: Any, cluster: Any, slo: Mapping[str, Any] | str
     """Looks up the peak factor of a workload on a cluster under an SLO.
 
     Args:
-        workload: its name; anything else has no stored factor.
-        cluster: its name; anything else has no stored factor.
+        workload: its label; anything but a string has no stored factor.
+        cluster: its label; anything but a string has no stored factor.
         slo: mapping with `ttft_s`, `tpot_s`, `tpot_min_tokens`, or the name of a preset in `conf/slo`.
         tpot_from: which TPOT violates, `first_token` or `first_decode`.
 
     Returns:
-        The factor that multiplies the workload's own rate, or None where none has been found yet.
+        The factor that multiplies the workload's own rate, or None where none has been found under the protocol yet.
 
     Raises:
         UserError: a file of factors cannot be read.
@@ -67,13 +71,77 @@ def key_of(workload: str, cluster: str, slo: Mapping[str, Any] | str, tpot_from:
             **{field: float(values[field]) for field in SLO_KEYS}}
 
 
-def stored_entry(key: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The whole entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …); the shipped file goes first."""
-    for path in (shipped_file(), cache_folder() / FILE_NAME):
-        for entry in read_entries(path):
-            if all(entry.get(name) == value for name, value in key.items()):
-                return entry
-    return None
+def label(group: str, value: Any) -> str:
+    """A name that tells a workload or a cluster from all others: its own where it is as shipped, else with a digest.
+
+    Args:
+        group: `workload` or `cluster`.
+        value: name, mix, YAML path, trace file or mapping; a path and the mapping that it holds have one label.
+    """
+    if not isinstance(value, Mapping):
+        text = os.fspath(value)
+        if not text.endswith((".yaml", ".yml")):
+            stamps = file_stamps(text)
+            return f"{text}@{digest(stamps)}" if stamps else text
+        value = load_yaml(group, text)
+    name = short_name(value)
+    if name in names(group) and dict(value) == load_yaml(group, name):
+        return name
+    return f"{name}@{digest([dict(value), file_stamps(value)])}"
+
+
+def short_name(value: Any) -> str:
+    """What a workload or a cluster is called in titles: its name, mix or path; `custom` for a mapping without one."""
+    if isinstance(value, Mapping):
+        return str(value.get("name") or value.get("mix") or value.get("path") or "custom")
+    return os.fspath(value)
+
+
+def digest(value: Any) -> str:
+    """Ten hexadecimal digits that tell JSON-able values apart."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()[:10]
+
+
+def file_stamps(value: Any) -> list[tuple[str, int, int]]:
+    """Path, size and time of change of every file that a description names: with the file the answer changes."""
+    if isinstance(value, Mapping):
+        return [stamp for item in value.values() for stamp in file_stamps(item)]
+    if isinstance(value, (list, tuple)):
+        return [stamp for item in value for stamp in file_stamps(item)] if not _numbers(value) else []
+    if not isinstance(value, (str, os.PathLike)):
+        return []
+    text = os.fspath(value)
+    paths = [Path(part.rpartition("*")[2].strip()) for part in dict.fromkeys((text, *text.split("+")))]
+    stats = [(str(path), path.stat()) for path in paths if path.suffix and path.is_file()]
+    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+
+
+def _numbers(values: Any) -> bool:
+    return all(isinstance(value, (int, float)) for value in values)
+
+
+def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[str, Any] | None:
+    """The whole entry of a factor (`factor`, `floor`, `violation_rate`, `seeds` …), the shipped file first.
+
+    Args:
+        key: what the factor belongs to (`key_of`).
+        conditions: digest of what it would be computed with; an entry found so goes before one found as the protocol
+            says. None: only the latter will do.
+    """
+    found = [entry for entry in read_entries(shipped_file()) if _is(entry, key)]
+    found += [entry for entry in read_entries(cache_folder() / FILE_NAME) if _is(entry, key) and _usable(
+        entry, conditions)]
+    same = [entry for entry in found if conditions is not None and entry.get("conditions") == conditions]
+    return next(iter(same + found), None)
+
+
+def _is(entry: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
+    return all(entry.get(name) == value for name, value in key.items())
+
+
+def _usable(entry: Mapping[str, Any], conditions: str | None) -> bool:
+    """An entry of the user's own file: found under the protocol, or under these very conditions."""
+    return entry.get("conditions") == PROTOCOL or (conditions is not None and entry.get("conditions") == conditions)
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:

@@ -10,11 +10,12 @@ from functools import lru_cache
 from typing import Any
 
 from ooco_gym.errors import UserError, check_keys
-from ooco_gym.peak import stored_peak_factor
+from ooco_gym.peak import label, short_name, stored_peak_factor
 from ooco_gym.perf import Deployment, load_chip, load_model
-from ooco_gym.resources import load_yaml
+from ooco_gym.resources import load_yaml, names
 
 DAY_S = 86_400.0
+PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
 
 
 @dataclass(frozen=True)
@@ -155,7 +156,7 @@ class Scenario:
     slo: Any = None
     offline: Mapping[str, Any] = field(default_factory=lambda: {"mode": "rate", "rate": 1.0})
     seed: int = 1
-    duration_s: float = 4 * 3600.0
+    duration_s: float = PROTOCOL_WINDOW_S
     start_s: float | None = None
     rate_scale: float | None = None
     warmup_s: float | None = None
@@ -226,24 +227,51 @@ class Scenario:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
 
         Under an SLO for which none is stored, the load is that of the cluster's own preset: a tighter promise does not
-        change who asks.
+        change who asks. A preset of which something was changed has the preset's load until `ooco-gym capacity` has
+        found its own (`scale_note` says so).
 
         Raises:
             UserError: none is given and none stored.
         """
+        return self._scale()[0]
+
+    def scale_note(self) -> str:
+        """A sentence where the load is that of a preset from which workload or cluster differ; else empty."""
+        return self._scale()[1]
+
+    def _scale(self) -> tuple[float, str]:
         if self.rate_scale is not None:
-            return float(self.rate_scale)
+            return float(self.rate_scale), ""
         if _is_file(self.workload):
-            return 1.0
-        name, cluster = workload_name(self.workload), self.load_cluster()
+            return 1.0, ""
+        mine = (label("workload", self.workload), label("cluster", self.cluster))
+        factor = self._stored_factor(*mine)
+        if factor is not None:
+            return factor, ""
+        preset = (short_name(self.workload), self.load_cluster().name)
+        factor = self._stored_factor(*preset) if preset[1] in names("cluster") else None
+        if factor is not None:
+            return factor, (f"the online load is {factor:.4g} of the workload's own rate, the peak factor of "
+                            f"'{preset[0]}' on '{preset[1]}' as shipped, from which yours differ: "
+                            f"{self._find_command()} finds their own, and rate_scale=… sets another")
+        raise UserError(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it with "
+                        f"{self._find_command()}, or give rate_scale=… (it multiplies the workload's own rate)")
+
+    def _stored_factor(self, workload: str, cluster: str) -> float | None:
+        """The stored factor under the scenario's SLO, else under the cluster's own preset."""
         for slo in (self.load_slo(), replace(self, slo=None).load_slo()):
-            factor = stored_peak_factor(name, cluster.name, asdict(slo), slo.tpot_from)
+            factor = stored_peak_factor(workload, cluster, asdict(slo), slo.tpot_from)
             if factor is not None:
                 return factor
-        find = "" if isinstance(self.cluster, Mapping) or "/" in name else \
-            f", or find it with 'ooco-gym capacity only_peak=true workload={name} cluster={cluster.name}'"
-        raise UserError(f"no peak factor is stored for workload '{name}' on cluster '{cluster.name}': give "
-                        f"rate_scale=… (it multiplies the workload's own rate){find}")
+        return None
+
+    def _find_command(self) -> str:
+        """The command that finds the peak factor; what has no short name is the user's to name again."""
+        words = ["ooco-gym capacity only_peak=true"]
+        for group, value in (("workload", self.workload), ("cluster", self.cluster)):
+            given = isinstance(value, Mapping) and label(group, value) != short_name(value)
+            words.append(f"{group}={'…' if given else short_name(value)}")
+        return f"'{' '.join(words)}'" + (" (… as given here)" if "=…" in " ".join(words) else "")
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""
@@ -262,9 +290,7 @@ def _yaml_copy(group: str, name: Any) -> dict[str, Any]:
 
 def workload_name(workload: Any) -> str:
     """A short name of what was given as a workload."""
-    if isinstance(workload, Mapping):
-        return str(workload.get("name") or workload.get("mix") or workload.get("path") or "custom")
-    return str(workload)
+    return short_name(workload)
 
 
 def _parts(mix: Any) -> list[str]:

@@ -39,7 +39,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_requests(run, Path(cfg.out) / "requests.parquet")
     write_samples(run, Path(cfg.out) / "samples.npz")
     console.print(result_table(summary))
-    for line in warnings_of(summary, float(scenario.load_protocol()["violation_budget"])):
+    lines = warnings_of(summary, float(scenario.load_protocol()["violation_budget"]))
+    if scenario.scale_note():
+        lines.append(f"{scenario.scale_note()}.")
+    for line in lines:
         console.print(f"[yellow]note[/yellow] {line}", highlight=False)
     return summary
 

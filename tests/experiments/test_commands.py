@@ -78,7 +78,7 @@ def test_compare_pairs_policies_on_seeds():
     assert "plotly" in Path("first/compare.html").read_text().lower()
 
 
-def test_capacity_of_one_policy_runs_its_baselines():
+def test_capacity_of_one_policy_runs_its_baselines(capsys):
     arguments = ["capacity", "policy=ooco", *LOAD, "seeds=[1]", "workers=1", "search.first=2", "search.factor=4",
                  "search.precision=0.6", "search.last=8", "tuning.seeds=[101]", "tuning.policies={}",
                  "limits.kept_up=0.3"]
@@ -94,6 +94,9 @@ def test_capacity_of_one_policy_runs_its_baselines():
     assert main([*arguments, "out=cached"]) == 0
     assert summary("cached")["simulated_anew"] == 0
     assert summary("cached")["results"] == found["results"]
+    assert found["window_s"] == 200
+    assert [note.split(" is ")[0] for note in found["notes"]] == ["the window of 200 s", "1 seed"]
+    assert "the window of 200 s is shorter than the protocol's 14400 s" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize(("arguments", "sentence"), [

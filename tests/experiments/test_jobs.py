@@ -7,9 +7,10 @@ from concurrent.futures import Future
 import pytest
 
 from experiments.cache import Cache
-from experiments.jobs import Jobs, file_stamps, policy_identity
+from experiments.jobs import Jobs, policy_identity
 from experiments.options import names_of, seeds_of
 from ooco_gym.errors import UserError
+from ooco_gym.peak import file_stamps
 from ooco_gym.scenario import Scenario
 
 SMALL = Scenario(rate_scale=0.01, duration_s=30.0)

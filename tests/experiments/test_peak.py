@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
+from experiments import peaks
 from experiments.jobs import Jobs
-from experiments.peaks import PeakPlan, find_peak, idle_floor, label, peak_entry
+from experiments.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
 from ooco_gym import peak
 from ooco_gym.errors import UserError
+from ooco_gym.peak import label
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
@@ -22,14 +25,15 @@ def own_cache(tmp_path, monkeypatch):
 
 def test_a_factor_is_found_again_by_what_it_belongs_to(own_cache):
     key = peak.key_of("mine", "pair_7b", CHAT, "first_token")
-    peak.store_entry({**key, "factor": 0.25}, own_cache, key)
+    found = {"conditions": peak.PROTOCOL}
+    peak.store_entry({**key, **found, "factor": 0.25}, own_cache, key)
     other = peak.key_of("mine", "pair_7b", CHAT, "first_decode")
-    peak.store_entry({**other, "factor": 0.5}, own_cache, other)
+    peak.store_entry({**other, **found, "factor": 0.5}, own_cache, other)
     assert peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token") == 0.25
     assert peak.stored_peak_factor("mine", "pair_7b", "chat", "first_decode") == 0.5
     assert peak.stored_peak_factor("mine", "pair_7b", {**CHAT, "ttft_s": 1.0}, "first_token") is None
     assert peak.stored_peak_factor("mine", "pair_7b", "custom", "first_token") is None
-    peak.store_entry({**key, "factor": 0.3}, own_cache, key)
+    peak.store_entry({**key, **found, "factor": 0.3}, own_cache, key)
     assert peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token") == 0.3
     assert len(peak.read_entries(own_cache)) == 2
 
@@ -82,3 +86,77 @@ def test_a_factor_given_by_the_user_is_taken(own_cache):
     assert entry["factor"] == 0.5
     assert entry["floor"] is None
     assert not own_cache.exists()
+
+
+MINE = {"name": "mine", "model": "qwen2_5_7b", "relaxed": [{"chip": "h800"}], "strict": [{"chip": "h800"}]}
+TRIAL = Scenario(workload="ooc", cluster=MINE, duration_s=600.0)
+
+
+@pytest.fixture
+def searches(own_cache, monkeypatch):
+    """Counts searches, each with a factor of its own, in the place of simulations."""
+    seen = []
+
+    def search(scenario, jobs, seeds, plan):
+        seen.append((scenario.duration_s, seeds))
+        return {"factor": 0.1 * len(seen), "floor": 0.0, "violation_rate": 0.005, "rate_per_s": 1.0}
+
+    monkeypatch.setattr(peaks, "find_peak", search)
+    return seen
+
+
+def test_only_a_factor_found_as_the_protocol_says_serves_other_runs(searches):
+    jobs, real = Jobs(1), TRIAL.with_(duration_s=14_400.0)
+    assert peak_entry(TRIAL, jobs, (1,), PeakPlan())["factor"] == pytest.approx(0.1)
+    assert peak_entry(TRIAL, jobs, (1,), PeakPlan())["factor"] == pytest.approx(0.1)  # the same trial again
+    assert len(searches) == 1
+    with pytest.raises(UserError, match="no peak factor is stored"):
+        TRIAL.online_scale()
+    assert peak_entry(real, jobs, (1, 2, 3), PeakPlan())["factor"] == pytest.approx(0.2)  # not the trial's
+    assert TRIAL.online_scale() == real.online_scale() == pytest.approx(0.2)
+    assert peak_entry(real, jobs, (4, 5, 6, 7), PeakPlan())["factor"] == pytest.approx(0.2)  # shared
+    assert len(searches) == 2
+
+
+@pytest.mark.parametrize(("changes", "seeds", "plan"), [
+    ({"duration_s": 600.0}, (1, 2, 3), PeakPlan()),
+    ({}, (1, 2), PeakPlan()),
+    ({"protocol": {**load_yaml("protocol", "default"), "warmup_s": 1.0}}, (1, 2, 3), PeakPlan()),
+    ({"timing": "ooco_xllm"}, (1, 2, 3), PeakPlan()),
+    ({"start_s": 0.0}, (1, 2, 3), PeakPlan()),
+    ({}, (1, 2, 3), PeakPlan(over_floor=0.01)),
+])
+def test_whatever_a_factor_is_computed_with_tells_it_apart(changes, seeds, plan):
+    usual = TRIAL.with_(duration_s=14_400.0)
+    assert conditions_of(usual, (1, 2, 3), PeakPlan()) == peak.PROTOCOL
+    found = conditions_of(usual.with_(**changes), seeds, plan)
+    assert found not in (peak.PROTOCOL, conditions_of(usual, (7,), PeakPlan()))
+
+
+def test_a_factor_of_unknown_origin_is_not_used(own_cache):
+    """Files written before conditions were kept may hold trials."""
+    key = peak.key_of("mine", "pair_7b", CHAT, "first_token")
+    peak.store_entry({**key, "factor": 0.25}, own_cache, key)
+    assert peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token") is None
+
+
+def test_a_cluster_of_ones_own_has_its_factor_by_path_and_by_content(searches, tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text(yaml.safe_dump(MINE))
+    assert label("cluster", str(path)) == label("cluster", path) == label("cluster", MINE)
+    by_path = Scenario(workload="ooc", cluster=str(path))
+    with pytest.raises(UserError, match=rf"capacity only_peak=true workload=ooc cluster={path}.*rate_scale="):
+        by_path.online_scale()
+    with pytest.raises(UserError, match=r"capacity only_peak=true workload=ooc cluster=….*rate_scale="):
+        Scenario(workload="ooc", cluster=MINE).online_scale()
+    found = peak_entry(by_path, Jobs(1), (1, 2, 3), PeakPlan())["factor"]
+    assert Scenario(workload="ooc", cluster=MINE).online_scale() == by_path.online_scale() == found
+
+
+def test_a_changed_preset_has_the_presets_load_and_a_note(own_cache):
+    usual = Scenario(workload="ooc", cluster=load_yaml("cluster", "pair_7b"))
+    changed = usual.with_(cluster={**load_yaml("cluster", "pair_7b"), "kv_fraction": 0.8})
+    assert (usual.online_scale(), usual.scale_note()) == (Scenario().online_scale(), "")
+    assert changed.online_scale() == usual.online_scale()
+    assert "as shipped, from which yours differ" in changed.scale_note()
+    assert "capacity only_peak=true workload=ooc cluster=…" in changed.scale_note()
