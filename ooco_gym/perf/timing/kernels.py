@@ -97,6 +97,14 @@ class PrefillAttentionParameters(_Mapped):
     """Rows are padded to a multiple of it."""
     causal: float = 0.5
     """Share of its own new tokens that a row does not look at: 0.5 is the causal triangle."""
+    packed: float = 0.0
+    """1: the query heads that share a key/value head lie in one tile, so a row of it is one head's (0: no)."""
+    softmax_width: float = 0.0
+    """The softmax of a score costs as much as this many more elements of the head."""
+    store_s: float = 0.0
+    """To write a new token's key and value: for each element of the key, outside the norm."""
+    store_width: float = 512.0
+    """Elements of the key from which `store_s` counts no more: blocks are as wide as that."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +118,13 @@ class DecodeAttentionParameters(_Mapped):
     group_rows: float = 1.0
     """Query heads that share a key/value head are padded to as many rows."""
     request_head_s: float = 0.0
-    """For each request and key/value head of the chip, outside the norm."""
+    """For each request and key/value head of the chip, however short its context: a third roof."""
     critical_s_per_token: float = 0.0
-    """For each token of the mean context: the longest chain of one request."""
+    """For each token of the mean context: the longest chain of one request, a fourth roof."""
+    lone_launch_s: float = 0.0
+    """`launch_s` where no heads share keys and values (some kernels differ there); 0: the same."""
+    lone_critical_s_per_token: float = 0.0
+    """`critical_s_per_token` where no heads share keys and values; 0: the same."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,13 @@ class AllReduceParameters(_Mapped):
     exponent: float = 1.0
     """Of the norm of latency and transfer; 1 adds them."""
     ramp_bytes: float = 0.0
-    """The transfer of `x` bytes goes at the rate of `x + sqrt(x * ramp_bytes)`: links fill slowly."""
+    """Moving `x` bytes takes as long as `x + sqrt(x * ramp_bytes)` would at full rate: links fill slowly."""
+    switch_bytes: float = 0.0
+    """Payload from which another kernel is used; 0: none."""
+    switched_bytes_per_s: float = 0.0
+    """Rate of that kernel; 0: the same."""
+    switched_latency_s: float = 0.0
+    """Latency of that kernel, which has neither ramp nor latency by rank."""
 
 
 @dataclass(frozen=True)
@@ -236,33 +254,43 @@ def prefill_attention(p: PrefillAttentionParameters, heads: float, kv_heads: flo
     """Prefill attention of one layer on one chip that has `heads` query and `kv_heads` key/value heads.
 
     Rows are padded to tiles, each looks at its causal part of the context plus `row_tokens`, queries and outputs as
-    well as keys and values move once, and a single block of rows walks through the whole context (`critical`).
+    well as keys and values move once, a single block of rows walks through the whole context (`critical`), and the
+    new keys and values are written to the cache (`store`).
     """
-    row_flops, q_bytes, kv_bytes = _shape(heads, kv_heads, head_dim, dtype_bytes)
-    compute = row_flops / p.flops_per_s * np.array([1.0, p.row_tokens, 0.0, 0.0])
+    q_bytes, kv_bytes = 2.0 * dtype_bytes * heads * head_dim, 2.0 * dtype_bytes * kv_heads * head_dim
+    width = head_dim + p.softmax_width
+    compute = 4.0 * heads * width / p.flops_per_s * np.array([1.0, p.row_tokens, 0.0, 0.0])
     memory = np.array([0.0, q_bytes, kv_bytes, 0.0]) / p.memory_bytes_per_s
-    block = 4.0 * p.tile * head_dim / p.critical_flops_per_s if p.critical_flops_per_s else 0.0
-    reread = np.array([0.0, 0.0, p.reread * kv_bytes / p.memory_bytes_per_s, 0.0])
-    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, reread, block, int(p.tile), p.causal)
+    block = 4.0 * p.tile * width / p.critical_flops_per_s if p.critical_flops_per_s else 0.0
+    store = p.store_s * min(kv_heads * head_dim, p.store_width)
+    outside = np.array([0.0, store, p.reread * kv_bytes / p.memory_bytes_per_s, 0.0])
+    tile = round(p.tile * kv_heads / heads) if p.packed else round(p.tile)
+    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, outside, block, max(tile, 1), p.causal)
 
 
 def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float, head_dim: float,
                      dtype_bytes: float = 2.0) -> Attention:
     """Decode attention of one layer on one chip: one row a request, query heads padded to `group_rows` a group."""
-    padded = max(heads, kv_heads * p.group_rows)
-    row_flops, q_bytes, kv_bytes = _shape(padded, kv_heads, head_dim, dtype_bytes)
-    compute = np.array([row_flops / p.flops_per_s, 0.0, 0.0, 0.0])
-    memory = np.array([0.0, q_bytes * heads / padded, kv_bytes, 0.0]) / p.memory_bytes_per_s
-    request = np.array([0.0, 0.0, 0.0, p.request_head_s * kv_heads])
-    return Attention(np.stack([compute, memory]), p.exponent, p.launch_s, request, p.critical_s_per_token)
+    q_bytes, kv_bytes = 2.0 * dtype_bytes * heads * head_dim, 2.0 * dtype_bytes * kv_heads * head_dim
+    compute = [4.0 * max(heads, kv_heads * p.group_rows) * head_dim / p.flops_per_s, 0.0, 0.0, 0.0]
+    memory = [0.0, q_bytes / p.memory_bytes_per_s, kv_bytes / p.memory_bytes_per_s, 0.0]
+    requests = [0.0, 0.0, 0.0, p.request_head_s * kv_heads]
+    lone = heads == kv_heads
+    launch = p.lone_launch_s if lone and p.lone_launch_s else p.launch_s
+    critical = p.lone_critical_s_per_token if lone and p.lone_critical_s_per_token else p.critical_s_per_token
+    return Attention(np.array([compute, memory, requests]), p.exponent, launch, critical_s=critical)
 
 
 def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) -> np.ndarray:
     """Seconds of an all-reduce of `payload_bytes` over `n` chips (0 on one): a ring moves `2 (n - 1) / n` of them."""
-    ranks = _array(n)
-    moved = 2.0 * (ranks - 1.0) / ranks * _array(payload_bytes)
+    ranks, payload = _array(n), _array(payload_bytes)
+    moved = 2.0 * (ranks - 1.0) / ranks * payload
     transfer = (moved + np.sqrt(moved * p.ramp_bytes)) / p.bytes_per_s
-    return np.where(ranks > 1, norm(p.exponent, p.latency_s + (ranks - 1.0) * p.rank_latency_s, transfer), 0.0)
+    seconds = norm(p.exponent, p.latency_s + (ranks - 1.0) * p.rank_latency_s, transfer)
+    if p.switch_bytes:
+        other = p.switched_latency_s + moved / (p.switched_bytes_per_s or p.bytes_per_s)
+        seconds = np.where(payload >= p.switch_bytes, other, seconds)
+    return np.where(ranks > 1, seconds, 0.0)
 
 
 def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike) -> np.ndarray:
@@ -296,11 +324,6 @@ def norm(exponent: float, *terms: ArrayLike) -> np.ndarray:
 
 def _array(values: ArrayLike) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
-
-
-def _shape(heads: float, kv_heads: float, head_dim: float, dtype_bytes: float) -> tuple[float, float, float]:
-    """FLOPs for each row and token; bytes of a row's query and output; bytes of a token's key and value."""
-    return 4.0 * heads * head_dim, 2.0 * dtype_bytes * heads * head_dim, 2.0 * dtype_bytes * kv_heads * head_dim
 
 
 def _number(where: str, value: Any) -> float:
