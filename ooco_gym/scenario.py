@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 from collections.abc import Mapping
@@ -11,7 +12,8 @@ from typing import Any
 
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import label, short_name, stored_peak_factor
-from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.perf import Deployment, cost_table, load_chip, load_model, prefill_latency_ps
+from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.resources import load_yaml, names
 
 DAY_S = 86_400.0
@@ -199,7 +201,20 @@ class Scenario:
         return Cluster.load(self.cluster)
 
     def load_slo(self) -> Slo:
-        """The SLO, loaded; the cluster's own preset where none is named."""
+        """The SLO, loaded; the cluster's own preset where none is named.
+
+        Raises:
+            UserError: an unknown key, a figure out of range, or a TTFT that not even one prompt token can meet.
+        """
+        slo = self.read_slo()
+        fastest_s = _first_token_s(_Given(self.cluster), self.timing)
+        if fastest_s > slo.ttft_s:
+            raise UserError(f"slo.ttft_s={slo.ttft_s:g} cannot be met: the prefill of one prompt token takes "
+                            f"{fastest_s:.4g} s on this cluster; raise slo.ttft_s or take more chips")
+        return slo
+
+    def read_slo(self) -> Slo:
+        """The SLO, not held against the cluster."""
         value = self.slo if self.slo is not None else self.load_cluster().slo
         raw = dict(value) if isinstance(value, Mapping) else _yaml_copy("slo", value)
         check_keys("slo", raw, Slo.__dataclass_fields__)
@@ -259,7 +274,7 @@ class Scenario:
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
         """The stored factor under the scenario's SLO, else under the cluster's own preset."""
-        for slo in (self.load_slo(), replace(self, slo=None).load_slo()):
+        for slo in (self.read_slo(), replace(self, slo=None).read_slo()):
             factor = stored_peak_factor(workload, cluster, asdict(slo), slo.tpot_from)
             if factor is not None:
                 return factor
@@ -277,6 +292,28 @@ class Scenario:
         """All fields as JSON-able values, with what was left open resolved."""
         return {**asdict(self), "slo": asdict(self.load_slo()), "rate_scale": self.online_scale(),
                 "predictor": asdict(Predictor.load(self.predictor)), "protocol": self.load_protocol()}
+
+
+class _Given:
+    """A cluster as it was given, to be looked up in a cache: equal content is one key."""
+
+    def __init__(self, cluster: Any):
+        self.cluster = cluster
+        self.key = json.dumps(cluster, sort_keys=True, default=str)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Given) and self.key == other.key
+
+    def __hash__(self) -> int:
+        return hash(self.key)
+
+
+@lru_cache(maxsize=64)
+def _first_token_s(given: _Given, timing: str) -> float:
+    """Prefill of one prompt token on the fastest relaxed instance."""
+    machines = Cluster.load(given.cluster).deployments(timing)
+    return min(prefill_latency_ps(cost_table(deployment, 1, 1), [(1, 1)])
+               for role, deployment in machines if role == "relaxed") / PS_PER_S
 
 
 @lru_cache(maxsize=64)

@@ -65,3 +65,15 @@ def test_a_trace_file_is_measured_from_its_first_request_on(tmp_path):
 def test_a_tighter_promise_keeps_the_load_of_the_clusters_preset():
     preset = Scenario(workload="ooc").online_scale()
     assert Scenario(workload="ooc", slo={"ttft_s": 1.7, "tpot_s": 0.043}).online_scale() == preset
+
+
+def test_a_first_token_that_no_instance_can_give_in_time_is_refused():
+    import ooco_gym
+
+    fits = Scenario(slo={"ttft_s": 0.04, "tpot_s": 0.05})
+    assert fits.load_slo().ttft_s == 0.04
+    with pytest.raises(UserError, match=r"slo\.ttft_s=0\.02 cannot be met.*one prompt token takes 0\.03.* s on this"):
+        ooco_gym.simulate(Scenario(slo={"ttft_s": 0.02, "tpot_s": 0.05}, rate_scale=0.01, duration_s=10.0))
+    # It is the instance that prefills that counts, and a faster one is enough.
+    mixed = {"name": "mixed", "model": "qwen2_5_7b", "relaxed": [POOL, {"chip": "h200"}], "strict": [POOL]}
+    assert Scenario(cluster=mixed, slo={"ttft_s": 0.01, "tpot_s": 0.05}).load_slo().ttft_s == 0.01

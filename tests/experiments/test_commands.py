@@ -102,7 +102,10 @@ def test_capacity_of_one_policy_runs_its_baselines(capsys):
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["simulate", "policy=oco"], "did you mean 'ooco'"),
     (["simulate", *LOAD, "offline.rate=-1"], "offline.rate"),
-    (["simulate", *LOAD, "slo.tpot_s=0.001"], "slo.tpot_s"),
+    (["simulate", *LOAD, "slo.tpot_s=0.001"], "slo.tpot_s=0.001 cannot be met: a decode step"),
+    (["simulate", *LOAD, "slo.ttft_s=0.001"], "slo.ttft_s=0.001 cannot be met: the prefill of one prompt token takes"),
+    (["compare", "policies=[ooco]", *LOAD, "slo.ttft_s=0.001"], "slo.ttft_s=0.001 cannot be met"),
+    (["capacity", "policy=ooco", *LOAD, "slo.ttft_s=0.001"], "slo.ttft_s=0.001 cannot be met"),
     (["compare", "policies=[ooco,base_p]", *LOAD], "did you mean 'base_pd'"),
     (["compare", "policies=[ooco]", "baseline=base_pd", *LOAD], "baseline"),
     (["compare", "policies=[ooco]", "seeds=0", *LOAD], "seeds"),
