@@ -111,7 +111,8 @@ class Form(TimingForm):
         shape = (model.heads / shard.tp, max(model.kv_heads / shard.tp, 1.0), model.head_dim, model.dtype_bytes)
         one = (kernels.prefill_attention(found.prefill_attention, *shape) if phase == "prefill"
                else kernels.decode_attention(found.decode_attention, *shape))
-        return one._replace(roofs_s=model.layers * one.roofs_s, launch_s=model.layers * one.launch_s,
+        roofs = one.roofs_s[one.roofs_s.any(axis=1)]
+        return one._replace(roofs_s=model.layers * roofs, launch_s=model.layers * one.launch_s,
                             linear_s=model.layers * one.linear_s, critical_s=model.layers * one.critical_s)
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:

@@ -1,0 +1,177 @@
+"""The measured operators of a chip, by what `timing=measured` looks up: shapes of one chip, sizes, seconds.
+
+A Parquet file with one row for each measurement, as `ooco-gym calibrate` writes it beside a chip's YAML. What a row
+needs depends on its `op`; shapes are those of one chip of an instance, and `time_us` is of one run of the operator:
+
+- `gemm`, or `gemm:<name>`: `n_tokens, d_in, d_out` (the LM head too; its tokens are sequences);
+- `elt:<name>`: `n_tokens, d_in` (the hidden width), and `h_q, h_kv, tp` of the model where they are known;
+  the sampler (`elt:sampler`): `n_tokens` (sequences);
+- `attn_prefill`: `batch, q_len, prefix, h_q, h_kv, d_h`; rows of one prompt are used;
+- `attn_decode`: `batch, context_len, h_q, h_kv, d_h`;
+- `all_reduce`: `n_gpus, bytes`; the fastest of several kernels counts.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf.specs import ChipSpec, ModelSpec
+from ooco_gym.perf.timing._curves import Curve, Surface
+
+SIZES = ("n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q", "h_kv", "d_h", "tp", "n_gpus",
+         "bytes")
+NAMES = {
+    "norms": ("norms", "norm", "layernorm", "input_layernorm", "post_attention_layernorm", "rms_norm"),
+    "rotary": ("rotary", "rotary_emb", "rope", "attn_rope"),
+    "activation": ("activation", "act_fn", "mlp_act"),
+    "embedding": ("embedding", "emb"),
+    "residual": ("residual", "add"),
+    "sampler": ("sampler",),
+}
+"""Names under which measurements have an element-wise operator, by ours."""
+
+
+class Layer(NamedTuple):
+    """A measured linear layer, and how much it counts for another."""
+
+    weight: float
+    d_in: int
+    d_out: int
+    curve: Curve
+    """Over tokens."""
+
+
+class Measurements:
+    """Measured operators, found by shape; what was not measured is None."""
+
+    def __init__(self, ops: np.ndarray, sizes: dict[str, np.ndarray], seconds: np.ndarray) -> None:
+        self._ops, self._sizes, self._seconds = ops, sizes, seconds
+        self._gemms: dict[tuple[float, float], np.ndarray] = {}
+        is_gemm = np.array([str(op).partition(":")[0] == "gemm" for op in ops], dtype=bool)
+        shapes = np.stack([sizes["d_in"], sizes["d_out"]], axis=1)[is_gemm]
+        found, index = np.unique(shapes, axis=0, return_inverse=True)
+        for number, (d_in, d_out) in enumerate(found):
+            self._gemms[float(d_in), float(d_out)] = np.flatnonzero(is_gemm)[index == number]
+
+    def linear(self, d_in: int, d_out: int) -> list[Layer]:
+        """The measured layers that stand for one from `d_in` to `d_out`.
+
+        The layer itself where it was measured, otherwise the four around it on the grid of measured widths, weighted
+        by the logarithms of the widths; empty where these do not exist.
+        """
+        inner, outer = (sorted({shape[side] for shape in self._gemms}) for side in (0, 1))
+        corners = [(wi * wo, i, o) for wi, i in _neighbours(inner, d_in) for wo, o in _neighbours(outer, d_out)]
+        if (float(d_in), float(d_out)) in self._gemms:
+            corners = [(1.0, float(d_in), float(d_out))]
+        if any((i, o) not in self._gemms for _, i, o in corners):
+            return []
+        return [Layer(weight, int(i), int(o), self._curve("n_tokens", self._gemms[i, o])) for weight, i, o in corners]
+
+    def elementwise(self, name: str, model: ModelSpec, tp: int) -> Curve | None:
+        """An element-wise operator (a name of `NAMES`) over tokens, of a model with these widths on `tp` chips."""
+        rows = np.isin(self._ops, [f"elt:{alias}" for alias in NAMES[name]])
+        if name != "sampler":
+            wanted = {"d_in": model.hidden, "h_q": model.heads, "h_kv": model.kv_heads, "tp": tp}
+            for size, value in wanted.items():
+                rows &= (self._sizes[size] == value) | (np.isnan(self._sizes[size]) & (size != "d_in"))
+        return self._curve("n_tokens", np.flatnonzero(rows)) if rows.any() else None
+
+    def decode_attention(self, heads: float, kv_heads: float, head_dim: int) -> Surface | None:
+        """Decode attention over requests and mean context, for the heads of one chip."""
+        rows = self._attention("attn_decode", heads, kv_heads, head_dim)
+        if not len(rows):
+            return None
+        return Surface.measured(self._sizes["batch"][rows], self._sizes["context_len"][rows], self._seconds[rows])
+
+    def prefill_attention(self, heads: float, kv_heads: float, head_dim: int) -> Surface | None:
+        """Prefill attention of one prompt over new tokens and tokens before them, for the heads of one chip."""
+        rows = self._attention("attn_prefill", heads, kv_heads, head_dim)
+        batch = self._sizes["batch"][rows]
+        rows = rows[(batch == 1) | np.isnan(batch)]
+        if not len(rows):
+            return None
+        prefix = np.nan_to_num(self._sizes["prefix"][rows])
+        return Surface.measured(self._sizes["q_len"][rows], prefix, self._seconds[rows], power=True)
+
+    def all_reduce(self, n: int) -> Curve | None:
+        """An all-reduce over `n` chips by bytes."""
+        rows = np.flatnonzero((self._ops == "all_reduce") & (self._sizes["n_gpus"] == n))
+        if not len(rows):
+            return None
+        payload, seconds = self._sizes["bytes"][rows], self._seconds[rows]
+        sizes = np.unique(payload)
+        return Curve(sizes, np.array([seconds[payload == size].min() for size in sizes]))
+
+    def _attention(self, op: str, heads: float, kv_heads: float, head_dim: int) -> np.ndarray:
+        sizes = self._sizes
+        return np.flatnonzero((self._ops == op) & (sizes["h_q"] == heads) & (sizes["h_kv"] == kv_heads)
+                              & (sizes["d_h"] == head_dim))
+
+    def _curve(self, size: str, rows: np.ndarray) -> Curve:
+        return Curve(self._sizes[size][rows], self._seconds[rows])
+
+
+def measurements(chip: ChipSpec) -> Measurements | None:
+    """The measurements that a chip's `tables` names; None where it names none.
+
+    Raises:
+        UserError: the file is missing, cannot be read, lacks a column, or holds a time that is not positive.
+    """
+    if not chip.tables:
+        return None
+    try:
+        changed = os.stat(chip.tables).st_mtime_ns
+    except OSError:
+        raise UserError(f"chip '{chip.name}': tables '{chip.tables}' does not exist; expected a Parquet file of "
+                        "measured operators (docs/timing.md), relative to the chip's YAML") from None
+    return _load(chip.name, chip.tables, changed)
+
+
+@lru_cache(maxsize=8)
+def _load(name: str, path: str, changed: int) -> Measurements:
+    import pyarrow
+    import pyarrow.parquet
+
+    where = f"chip '{name}': tables '{path}'"
+    try:
+        table = pyarrow.parquet.read_table(path)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise UserError(f"{where} cannot be read as Parquet: {' '.join(str(error).split())}") from error
+    for column in ("op", "time_us"):
+        if column not in table.column_names:
+            raise UserError(f"{where}: column '{column}' is missing; found: {', '.join(table.column_names)}")
+    rows = table.num_rows
+    sizes = {size: _numbers(where, table, size) if size in table.column_names else np.full(rows, np.nan)
+             for size in SIZES}
+    seconds = 1e-6 * _numbers(where, table, "time_us")
+    wrong = np.flatnonzero(~(np.isfinite(seconds) & (seconds > 0)))
+    if len(wrong):
+        raise UserError(f"{where}, row {wrong[0] + 1}: time_us must be positive, got {1e6 * seconds[wrong[0]]:g}")
+    return Measurements(np.array(table["op"].to_pylist(), dtype=object).astype(str), sizes, seconds)
+
+
+def _numbers(where: str, table: object, column: str) -> np.ndarray:
+    import pyarrow
+
+    try:
+        values = table[column].cast(pyarrow.float64())  # type: ignore[index]
+    except pyarrow.ArrowException as error:
+        raise UserError(f"{where}: column '{column}' must hold numbers") from error
+    return values.to_numpy(zero_copy_only=False)
+
+
+def _neighbours(sizes: list[float], size: float) -> list[tuple[float, float]]:
+    """The measured sizes on both sides of one, with their weights; empty beyond them."""
+    if not sizes or not sizes[0] <= size <= sizes[-1]:
+        return []
+    right = int(np.searchsorted(sizes, size))
+    if sizes[right] == size:
+        return [(1.0, sizes[right])]
+    low, high = sizes[right - 1], sizes[right]
+    share = float(np.log(size / low) / np.log(high / low))
+    return [(1.0 - share, low), (share, high)]

@@ -1,0 +1,190 @@
+"""`timing=measured`: a chip's measured operators, interpolated; the roofline where there are none."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import NamedTuple
+
+import numpy as np
+
+from ooco_gym.perf.timing import extended, kernels, ooco
+from ooco_gym.perf.timing._base import Linear, MeasuredAttention, OperatorCost, Phase, Shard, TimingForm
+from ooco_gym.perf.timing._curves import Curve, Surface
+from ooco_gym.perf.timing._measurements import Layer, Measurements, measurements
+from ooco_gym.perf.timing.attention import Attention
+from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears
+
+
+class Form(TimingForm):
+    """Operators take what was measured for their shapes on the chip (`tables` of its YAML).
+
+    Between measured sizes times run straight; beyond them, and for shapes that were not measured, the roofline goes
+    on: the chip's kernels (`extended`) where it has them, otherwise its achievable rates. A chip without tables is
+    timed by that roofline altogether. With tables, the engine's overhead counts where it was fitted
+    (`extended.overhead`) only: that of `timing=ooco` stands for launches, which measured operators have themselves.
+    """
+
+    def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
+        """Linear layers, element-wise operators and communication."""
+        return _form(shard).dense(shard, tokens)
+
+    def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
+        """The LM head and the sampler."""
+        return _form(shard).head(shard, sequences)
+
+    def attention(self, shard: Shard, phase: Phase) -> Attention:
+        """The roofline's attention; where `measured_attention` stands in for it, its sums count whole prompts."""
+        return _form(shard).attention(shard, phase)
+
+    def overhead_s(self, shard: Shard, phase: Phase) -> float:
+        """What the engine adds to an iteration's kernels."""
+        return _form(shard).overhead_s(shard, phase)
+
+    def floor_s(self, shard: Shard, phase: Phase) -> float:
+        """What the engine takes beside the chip's work."""
+        return _form(shard).floor_s(shard, phase)
+
+    def saturation_batch(self, shard: Shard) -> int:
+        """Of the roofline: measured times alone do not say what bounds them."""
+        return _form(shard).saturation_batch(shard)
+
+    def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
+        """Attention as measured; None where the tables have none for these heads."""
+        return _form(shard).measured_attention(shard)
+
+
+def unmeasured(shard: Shard) -> list[str]:
+    """The operators of an iteration that the chip's tables lack, so that the roofline stands in for them."""
+    table = measurements(shard.chip)
+    return ["all operators"] if table is None else _found(shard, table).missing
+
+
+class _Found(NamedTuple):
+    """What the tables hold of a model's operators."""
+
+    layers: dict[tuple[int, int], list[Layer]]
+    elementwise: dict[str, Curve]
+    decode: Surface | None
+    prefill: Surface | None
+    all_reduce: Curve | None
+    missing: list[str]
+
+
+class _Lookup(extended.Form):
+    """The extended form with measured operators in place of kernels, where a chip has tables."""
+
+    def kernels(self, shard: Shard) -> Kernels:
+        """The kernels that stand in for what was not measured."""
+        return complete(shard.chip)
+
+    def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
+        """As `extended`; residuals besides, where they were measured apart from the norms."""
+        costs = super().dense(shard, tokens)
+        if "residual" in self._found(shard).elementwise:
+            moved = 3.0 * shard.model.dtype_bytes * shard.model.hidden
+            costs.append(self.between(shard, Elementwise("residual", moved, shard.model.layers), np.asarray(tokens)))
+        return costs
+
+    def linear(self, shard: Shard, linear: Linear, tokens: np.ndarray, times: int) -> OperatorCost:
+        """A linear layer; between the widths of four measured ones, their mean ratio to the roofline counts."""
+        cost = super().linear(shard, linear, tokens, times)
+        layers = self._found(shard).layers.get((linear.d_in, linear.d_out))
+        if not layers:
+            return cost
+        gemm, dtype_bytes = self.kernels(shard).gemm, shard.model.dtype_bytes
+        ratio = np.zeros(np.shape(tokens))
+        for weight, d_in, d_out, curve in layers:
+            def roof(sizes: np.ndarray, d_in: int = d_in, d_out: int = d_out) -> np.ndarray:
+                return kernels.gemm_s(gemm, sizes, d_in, d_out, dtype_bytes)
+            ratio += weight * np.log(curve.seconds(tokens, roof) / roof(tokens))
+        return cost._replace(seconds=cost.seconds * np.exp(ratio))
+
+    def between(self, shard: Shard, operator: Elementwise, tokens: np.ndarray) -> OperatorCost:
+        """An element-wise operator."""
+        cost = super().between(shard, operator, tokens)
+        curve = self._found(shard).elementwise.get(operator.name)
+        if not curve:
+            return cost
+        parameters = self.kernels(shard).elementwise
+        seconds = curve.seconds(tokens, lambda sizes: kernels.elementwise_s(parameters, operator.token_bytes * sizes))
+        return cost._replace(seconds=operator.times * seconds)
+
+    def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:
+        """Seconds of one all-reduce."""
+        curve = self._found(shard).all_reduce
+        if not curve:
+            return super().allreduce_s(shard, payload_bytes)
+        return curve.seconds(payload_bytes, lambda sizes: extended.Form.allreduce_s(self, shard, sizes))
+
+    def sampler_s(self, shard: Shard, sequences: np.ndarray) -> np.ndarray:
+        """Seconds of sampling; beyond the measured batches in proportion to them."""
+        curve = self._found(shard).elementwise.get("sampler")
+        if not curve:
+            return super().sampler_s(shard, sequences)
+        return curve.seconds(sequences, np.asarray)
+
+    def attention(self, shard: Shard, phase: Phase) -> Attention:
+        """The roofline's; where attention is measured, its sums are those that measurements are looked up by."""
+        attention = super().attention(shard, phase)
+        if self.measured_attention(shard) is None:
+            return attention
+        return attention._replace(tile=1, causal=0.0)
+
+    def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
+        """Attention of the tables; a phase that they lack takes the roofline's time."""
+        found, layers = self._found(shard), shard.model.layers
+        decode, prefill = (super(_Lookup, self).attention(shard, phase) for phase in ("decode", "prefill"))
+        if not found.decode and not found.prefill:
+            return None
+
+        def decode_roof(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+            return decode.seconds(batch * context, batch, batch * context, batch)
+
+        def prefill_roof(q: np.ndarray, earlier: np.ndarray) -> np.ndarray:
+            rows = np.ceil(q / prefill.tile) * prefill.tile
+            return prefill.seconds(rows * (earlier + (1.0 - prefill.causal) * q), rows, earlier + q, np.ones(q.shape))
+
+        def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+            if not found.decode:
+                return decode_roof(batch, context)
+            return layers * found.decode.seconds(batch, context, decode_roof)
+
+        def prefill_s(q: np.ndarray, kv: np.ndarray) -> np.ndarray:
+            if not found.prefill:
+                return prefill_roof(q, kv - q)
+            return layers * found.prefill.seconds(q, kv - q, prefill_roof)
+
+        return MeasuredAttention(decode_s, prefill_s)
+
+    def _found(self, shard: Shard) -> _Found:
+        table = measurements(shard.chip)
+        assert table is not None  # otherwise this form is not chosen
+        return _found(shard, table)
+
+
+_LOOKUP, _EXTENDED, _ROOFLINE = _Lookup(), extended.Form(), ooco.Form()
+
+
+def _form(shard: Shard) -> TimingForm:
+    if shard.chip.tables:
+        return _LOOKUP
+    return _EXTENDED if shard.chip.extended else _ROOFLINE
+
+
+@cache
+def _found(shard: Shard, table: Measurements) -> _Found:
+    """Looks up every operator of a model on `shard.tp` chips."""
+    model, tp = shard.model, shard.tp
+    head = Linear("lm_head", model.hidden, -(-model.vocab // tp))
+    layers = {(one.d_in, one.d_out): table.linear(one.d_in, one.d_out) for one in [*fused_linears(model, tp), head]}
+    names = [operator.name for operator in elementwise(model, tp)]
+    curves = {name: table.elementwise(name, model, tp) for name in [*names, "residual", "sampler"]}
+    heads = (model.heads / tp, max(model.kv_heads / tp, 1.0), model.head_dim)
+    decode, prefill = table.decode_attention(*heads), table.prefill_attention(*heads)
+    all_reduce = table.all_reduce(tp) if tp > 1 else None
+    missing = [one.name for one in [*fused_linears(model, tp), head] if not layers[one.d_in, one.d_out]]
+    missing += [name for name in names if not curves[name]]
+    missing += [name for name, found in (("prefill attention", prefill), ("decode attention", decode)) if not found]
+    missing += ["all_reduce"] if tp > 1 and not all_reduce else []
+    return _Found(layers, {name: curve for name, curve in curves.items() if curve}, decode, prefill, all_reduce,
+                  missing)
