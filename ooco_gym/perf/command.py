@@ -50,6 +50,7 @@ def _other(shared: dict[str, Any], chip: Any) -> tuple[Deployment | None, str]:
     if not chip or load_chip(chip) == load_chip(shared.get("chip", chip)):
         return None, ""
     try:
-        return Deployment.from_config(shared | {"chip": chip}), ""
+        other = Deployment.from_config(shared | {"chip": chip})
+        return (other, "") if other.bs_sat else (None, "")  # asked for, since a timing may lack the chip's figures
     except UserError as error:
         return None, f"no comparison: {error}"

@@ -14,6 +14,7 @@ from ooco_gym.perf.timing import OperatorCost, Phase
 COMPUTE, MEMORY, COMMUNICATION, OVERHEAD = "compute", "memory bandwidth", "communication", "overhead"
 CAPACITY = "capacity"
 _RESOURCES: tuple[str, ...] = (COMPUTE, MEMORY, COMMUNICATION, OVERHEAD)
+KINDS: tuple[str, ...] = ("gemm", "attention", "elementwise", "communication", "overhead")
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,9 @@ class IterationReport:
     Attributes:
         latency_s: of the whole iteration, overhead included.
         operator_shares: share of the latency by operator; they sum to 1.
+        kind_shares: the same by kind: gemm, attention, elementwise, communication, overhead.
         resource_shares: share of the latency by what limits it: compute, memory bandwidth, communication, overhead.
+            A kernel's launch counts to what limits the kernel.
         bottleneck: "capacity" where the KV memory could not take one more request of the batch's mean context,
             otherwise the resource with the largest share.
         tokens: tokens computed.
@@ -32,6 +35,7 @@ class IterationReport:
 
     latency_s: float
     operator_shares: dict[str, float]
+    kind_shares: dict[str, float]
     resource_shares: dict[str, float]
     bottleneck: str
     tokens: float
@@ -61,14 +65,15 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
     requests = np.array(prefill if len(prefill) else [(1.0, context) for context in decode], dtype=np.float64)
     costs = _costs(deployment, phase, requests)
     latency = sum(float(cost.seconds) for cost in costs)
-    resources = dict.fromkeys(_RESOURCES, 0.0)
+    kinds, resources = dict.fromkeys(KINDS, 0.0), dict.fromkeys(_RESOURCES, 0.0)
     for cost in costs:
+        kinds[cost.kind] += float(cost.seconds) / latency
         resources[_resource(cost)] += float(cost.seconds) / latency
     kv_share = _kv_share(deployment, requests[:, 1].sum())
     room = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
     bottleneck = CAPACITY if room > 1 else max(resources, key=lambda name: resources[name])
     shares = {cost.name: float(cost.seconds) / latency for cost in costs}
-    return IterationReport(latency, shares, resources, bottleneck, float(requests[:, 0].sum()), kv_share)
+    return IterationReport(latency, shares, kinds, resources, bottleneck, float(requests[:, 0].sum()), kv_share)
 
 
 def decode_saturation(deployment: Deployment) -> int:
@@ -91,8 +96,11 @@ def prefill_saturation(deployment: Deployment, limit: int = 65_536) -> int | Non
     tokens = np.arange(1, limit + 1, dtype=np.float64)
     compute, other = np.zeros(limit), np.zeros(limit)
     form, shard = deployment.form, deployment.shard
-    costs = [*form.dense(shard, tokens), *form.head(shard, np.ones(limit)),
-             _attention(deployment, "prefill", *_alone(deployment, tokens))]
+    attention = _attention(deployment, "prefill", *_alone(deployment, tokens))
+    measured = form.measured_attention(shard)
+    if measured:
+        attention = attention._replace(seconds=measured.prefill_s(tokens, tokens))
+    costs = [*form.dense(shard, tokens), *form.head(shard, np.ones(limit)), attention]
     for cost in costs:
         if cost.kind in ("gemm", "attention"):
             compute += np.where(cost.compute_bound, cost.seconds, 0.0)
@@ -111,14 +119,27 @@ def _alone(deployment: Deployment, tokens: np.ndarray) -> tuple[np.ndarray, ...]
 def _costs(deployment: Deployment, phase: Phase, requests: np.ndarray) -> list[OperatorCost]:
     form, shard = deployment.form, deployment.shard
     q, kv = requests[:, 0], requests[:, 1]
-    overhead = np.array(form.overhead_s(shard, phase))
     if phase == "prefill":
         features = form.attention(shard, phase).features(q, kv)
     else:
         features = np.array([kv.sum(), len(kv), kv.sum(), len(kv)], dtype=np.float64)
-    return [*form.dense(shard, q.sum()), _attention(deployment, phase, *features),
-            *form.head(shard, np.array(float(len(requests)))),
-            OperatorCost("overhead", "overhead", overhead, np.array(False))]
+    attention = _attention(deployment, phase, *features)
+    measured = form.measured_attention(shard)
+    if measured and phase == "prefill":
+        attention = attention._replace(seconds=measured.prefill_s(q, kv).sum())
+    elif measured:
+        batch, context = np.array([float(len(kv))]), np.array([kv.mean()])
+        attention = attention._replace(seconds=measured.decode_s(batch, context)[0])
+    work = [*form.dense(shard, q.sum()), attention, *form.head(shard, np.array(float(len(requests))))]
+    overhead = [_overhead("overhead", form.overhead_s(shard, phase))]
+    floor = form.floor_s(shard, phase)
+    if floor:  # the chip waits for its host
+        overhead.append(_overhead("host", max(0.0, floor - sum(float(cost.seconds) for cost in work))))
+    return [*work, *overhead]
+
+
+def _overhead(name: str, seconds: float) -> OperatorCost:
+    return OperatorCost(name, "overhead", np.array(seconds), np.array(False))
 
 
 def _attention(deployment: Deployment, phase: Phase, work: np.ndarray, rows: np.ndarray, context: np.ndarray,

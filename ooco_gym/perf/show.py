@@ -13,6 +13,10 @@ from ooco_gym.files import atomic_write
 
 _SHORT = {"compute": "compute", "memory bandwidth": "memory", "communication": "links", "overhead": "overhead",
           "capacity": "capacity"}
+_COLUMNS = {"gemm": "linear", "attention": "attn", "elementwise": "other", "communication": "links",
+            "overhead": "engine"}  # "other": norms, rotary positions, activations, embedding
+_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#eeca3b", "#ff9da6", "#9d755d",
+            "#bab0ac", "#2f4b7c", "#a05195")
 
 
 def print_study(figures: dict[str, Any], note: str = "") -> None:
@@ -22,6 +26,8 @@ def print_study(figures: dict[str, Any], note: str = "") -> None:
     console.print(_prefill_table(figures))
     for line in [*summary_lines(figures), *([note] if note else [])]:
         console.print(line, highlight=False)
+    for warning in figures["warnings"]:
+        console.print(f"Note: {warning}", highlight=False, style="yellow")
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:
@@ -64,7 +70,7 @@ def write_plot(figures: dict[str, Any], path: Path, png: bool = False) -> list[P
         picture = path.with_suffix(".png")
         try:
             with atomic_write(picture) as temporary:
-                figure.write_image(temporary, width=1200, height=800)
+                figure.write_image(temporary, width=1200, height=1100)
             written.append(picture)
         except (ImportError, OSError, RuntimeError, ValueError) as error:  # no kaleido, or no browser for it
             Console(stderr=True).print(f"no PNG written, only HTML: {_first_line(error)}", highlight=False)
@@ -105,35 +111,44 @@ def _cell(row: dict[str, Any]) -> str:
 
 
 def _prefill_table(figures: dict[str, Any]) -> Table:
-    table = Table(title=f"Prefill of one prompt, with shares of its time\n{_title(figures)}", title_justify="left")
-    for column in ("tokens", "ms", "tokens/s", "bound by", "linear", "attn", "links", "overhead"):
+    table = Table(title=f"Prefill of one prompt, with shares of its time\n{_title(figures)}", title_justify="left",
+                  pad_edge=False)
+    kinds = _shown_kinds(figures)
+    for column in ("tokens", "ms", "tokens/s", "bound by", *(_COLUMNS[kind] for kind in kinds)):
         table.add_column(column, justify="left" if column == "bound by" else "right")
     for row in figures["prefill"]:
-        shares = row["operator_shares"]
-        links = row["resource_shares"]["communication"]
-        linear = 1 - shares["attention"] - shares["overhead"] - links
+        shares = row["kind_shares"]
         table.add_row(f"{row['prompt_tokens']:,}", f"{1e3 * row['latency_s']:.1f}", f"{row['tokens_per_s']:,.0f}",
                       _SHORT[row["bottleneck"]] if row["fits"] else "no room",
-                      *(f"{share:.0%}" for share in (linear, shares["attention"], links, shares["overhead"])))
+                      *(f"{shares[kind]:.0%}" for kind in kinds))
     return table
 
 
+def _shown_kinds(figures: dict[str, Any]) -> list[str]:
+    """The kinds of operators of which the timing knows any; the roofline knows no element-wise ones."""
+    rows = [*figures["prefill"], *figures["decode"]]
+    return [kind for kind in _COLUMNS if kind != "elementwise" or any(row["kind_shares"][kind] for row in rows)]
+
+
 def build_figure(figures: dict[str, Any]) -> Any:
-    """Draws the figures of `ooco_gym.perf.study.study` as a Plotly figure of four panels."""
+    """Draws the figures of `ooco_gym.perf.study.study` as a Plotly figure of six panels."""
     import plotly.graph_objects as go  # slow to import, and only needed here
     from plotly.subplots import make_subplots
 
-    figure = make_subplots(rows=2, cols=2, subplot_titles=(
+    contexts = list(dict.fromkeys(row["context_tokens"] for row in figures["decode"]))
+    figure = make_subplots(rows=3, cols=2, vertical_spacing=0.09, subplot_titles=(
         "Decode step (ms) by batch size", "Decode throughput (tokens/s) by batch size",
-        "Prefill of one prompt (ms) by tokens", "What limits prefill (share of the time)"))
-    saturation, colours = figures["saturation"], ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2")
-    for index, context in enumerate(dict.fromkeys(row["context_tokens"] for row in figures["decode"])):
+        "Prefill of one prompt (ms) by tokens", "What limits prefill (share of the time)",
+        f"Operators of a decode step at context {contexts[-1]:,} (share)",
+        "Operators of prefill (share)"))
+    saturation = figures["saturation"]
+    for index, context in enumerate(contexts):
         rows = [row for row in figures["decode"] if row["context_tokens"] == context and row["fits"]]
         for column, key, scale in ((1, "latency_s", 1e3), (2, "tokens_per_s", 1.0)):
             figure.add_trace(go.Scatter(
                 x=[row["batch"] for row in rows], y=[scale * row[key] for row in rows],
                 text=[row["bottleneck"] for row in rows], name=f"context {context:,}", mode="lines+markers",
-                line={"color": colours[index % len(colours)]}, legendgroup=str(context), showlegend=column == 1,
+                line={"color": _COLOURS[index % len(_COLOURS)]}, legendgroup=str(context), showlegend=column == 1,
             ), row=1, col=column)
     prefill = figures["prefill"]
     tokens = [row["prompt_tokens"] for row in prefill]
@@ -141,15 +156,34 @@ def build_figure(figures: dict[str, Any]) -> Any:
                                 text=[row["bottleneck"] for row in prefill], name="prefill"), row=2, col=1)
     for resource in prefill[0]["resource_shares"]:
         figure.add_trace(go.Scatter(x=tokens, y=[row["resource_shares"][resource] for row in prefill], name=resource,
-                                    mode="lines", stackgroup="limits"), row=2, col=2)
+                                    mode="lines", stackgroup="limits", legendgroup="limits",
+                                    legendgrouptitle_text="What limits prefill"), row=2, col=2)
+    decode = [row for row in figures["decode"] if row["context_tokens"] == contexts[-1]]
+    decode = [row for row in decode if row["fits"]] or decode
+    _operators(figure, 1, [row["batch"] for row in decode], [row["operator_shares"] for row in decode])
+    _operators(figure, 2, tokens, [row["operator_shares"] for row in prefill])
     for panel in (1, 2):
         _mark(figure, panel, saturation["decode_gemm_batch"], f"bs_sat {saturation['bs_sat']}")
         if saturation["prefill_tokens"]:
             _mark(figure, panel + 2, saturation["prefill_tokens"], f"{saturation['prefill_tokens']} tokens", log=True)
     figure.update_xaxes(type="log", row=2)
+    figure.update_xaxes(type="log", row=3, col=2)
     figure.update_yaxes(type="log", row=2, col=1)
-    figure.update_layout(title=_title(figures), template="plotly_white", hovermode="closest")
+    figure.update_layout(title=_title(figures), template="plotly_white", hovermode="closest", height=1100)
     return figure
+
+
+def _operators(figure: Any, column: int, sizes: list[int], shares: list[dict[str, float]]) -> None:
+    """Stacks the shares of an iteration's operators over its size, in the third row of panels."""
+    import plotly.graph_objects as go
+
+    names = [name for name in dict.fromkeys(name for row in shares for name in row)
+             if any(row.get(name, 0.0) for row in shares)]
+    for index, name in enumerate(names):
+        figure.add_trace(go.Scatter(
+            x=sizes, y=[row.get(name, 0.0) for row in shares], name=name, mode="lines",
+            stackgroup=f"operators {column}", line={"color": _COLOURS[index % len(_COLOURS)]}, legendgroup="operators",
+            legendgrouptitle_text="Operators", showlegend=column == 1), row=3, col=column)
 
 
 def _mark(figure: Any, panel: int, position: float, text: str, log: bool = False) -> None:

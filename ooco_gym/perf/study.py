@@ -10,6 +10,7 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import IterationReport, decode_saturation, describe_iteration, prefill_saturation
 from ooco_gym.perf.throughput import TABLE_6_TOKENS_PER_S, colocated_throughput
+from ooco_gym.perf.validity import validity_warnings
 
 SCHEMA = "ooco-gym/perf/1"
 _THROUGHPUT_KEYS = ("prompt_tokens", "output_tokens", "batch", "prompts_per_prefill")
@@ -29,7 +30,7 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
 
     Returns:
         A JSON-able mapping: `capacity`, `saturation`, `decode` and `prefill` (one row a cell), `throughput`,
-        `comparison` (None without `other`).
+        `comparison` (None without `other`), `warnings` (where the sizes leave what the chip's figures were fitted on).
     """
     estimate = colocated_throughput(deployment, **_throughput_arguments(throughput))
     return {
@@ -49,6 +50,8 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         "prefill": [_prefill_row(deployment, tokens) for tokens in _sizes("prompts", prompts)],
         "throughput": asdict(estimate),
         "comparison": compare(deployment, other, throughput) if other else None,
+        "warnings": validity_warnings(deployment, max_batch=max(batches), max_tokens=max(prompts),
+                                      max_context=max(*contexts, *prompts)),
     }
 
 
@@ -80,7 +83,8 @@ def _row(report: IterationReport) -> dict[str, Any]:
     return {
         "latency_s": report.latency_s, "tokens_per_s": report.tokens_per_s, "bottleneck": report.bottleneck,
         "kv_share": report.kv_share, "fits": report.kv_share <= 1,
-        "operator_shares": report.operator_shares, "resource_shares": report.resource_shares,
+        "operator_shares": report.operator_shares, "kind_shares": report.kind_shares,
+        "resource_shares": report.resource_shares,
     }
 
 
