@@ -1,0 +1,159 @@
+"""Which batches are measured: pure decode, pure prefill, both in one iteration, and streams of requests."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+
+
+class Limits(NamedTuple):
+    """What an engine can hold, as it tells after its start.
+
+    Attributes:
+        max_num_seqs: most requests in one iteration.
+        max_num_batched_tokens: most tokens in one iteration.
+        max_model_len: longest request, prompt and output together.
+        kv_tokens: tokens that its KV memory holds.
+        block_tokens: tokens of one block.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    kv_tokens: int
+    block_tokens: int
+
+    @classmethod
+    def of(cls, engine: dict[str, Any]) -> Limits:
+        """Reads them from `engine.json`'s content (one block is the engine's own)."""
+        kv_tokens = (engine["num_blocks"] - 1) * engine["block_tokens"]
+        return cls(engine["max_num_seqs"], engine["max_num_batched_tokens"], engine["max_model_len"], kv_tokens,
+                   engine["block_tokens"])
+
+
+def sizes(first: int, last: int, factor: float) -> list[int]:
+    """Whole numbers from `first` to `last`, both among them, each about `factor` times the one before."""
+    if last < first:
+        return []
+    count = max(1, int(np.ceil(np.log(last / first) / np.log(factor) - 1e-9)))
+    return sorted({round(first * (last / first) ** (i / count)) for i in range(count + 1)})
+
+
+def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+    """One pass over all designed states, in random order, with sizes a little different in every pass.
+
+    Sizes that vary from pass to pass keep the fit from resting on round numbers, which kernels like; the order is
+    drawn so that a disturbance of the machine does not fall on one kind of batch.
+
+    Args:
+        limits: of the engine.
+        plan: `decode_factor`, `context_factor`, `prefill_factor` (steps of the grids), `first_context`,
+            `first_prefill`, `decode_steps`, `fill_tokens` (most prompt tokens spent to reach one state), `spread`,
+            `stream_rounds` (requests a place), `stream_output` (longest output there).
+        draws: random numbers.
+
+    Returns:
+        Cases as the driver takes them.
+
+    Raises:
+        UserError: the plan is not one, or leaves nothing to measure.
+    """
+    _check(plan)
+    cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, plan, draws)
+    cases += _stream_cases(limits, plan, draws)
+    if not cases:
+        raise UserError(f"engine.design leaves nothing to measure on an engine with {limits.kv_tokens:,} KV tokens and "
+                        f"max_model_len={limits.max_model_len}; lower engine.design.first_context or first_prefill")
+    return [cases[i] for i in draws.permutation(len(cases))]
+
+
+def every_size(limits: Limits) -> dict[str, Any]:
+    """A case that runs one prompt of each length that one iteration can take.
+
+    Some libraries build a kernel when they first see a number of tokens (oneDNN on a CPU: two milliseconds, much more
+    than a small model's step), which a server that has run for a while no longer does.
+    """
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len - 1, limits.kv_tokens)
+    return {"name": "every size", "decodes": 0, "context": 0, "steps": 0,
+            "prefills": [[length] for length in range(1, longest + 1)]}
+
+
+def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+    """States of requests that decode, with pieces of prompts that come in between."""
+    cases = []
+    longest = limits.max_model_len - plan["decode_steps"] - 1
+    for decodes in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
+        lengths = sizes(plan["first_prefill"], limits.max_num_batched_tokens - decodes, plan["prefill_factor"])
+        for context in sizes(plan["first_context"], longest, plan["context_factor"]):
+            context = _varied(context, plan, draws, longest)
+            prefills = [[_varied(length, plan, draws, limits.max_num_batched_tokens - decodes)]
+                        for length in lengths if length < limits.max_model_len] if decodes < limits.max_num_seqs else []
+            # The decoding requests grow by one token in each of the iterations: filling, decoding, prompts.
+            rounds = decodes * context // limits.max_num_batched_tokens + plan["decode_steps"] + 2 * len(prefills) + 2
+            while prefills and context + rounds >= limits.max_model_len:
+                prefills, rounds = prefills[:-1], rounds - 2
+            held = decodes * (context + rounds + limits.block_tokens) + max((group[0] for group in prefills), default=0)
+            if decodes * context > plan["fill_tokens"] or held > limits.kv_tokens \
+                    or context + rounds >= limits.max_model_len:
+                continue
+            cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
+                          "steps": plan["decode_steps"], "prefills": prefills})
+    return cases
+
+
+def _prefill_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+    """Prompts alone: several in one iteration, and long ones cut into pieces by the engine."""
+    groups = []
+    longest = min(limits.max_model_len - 1, limits.kv_tokens - limits.block_tokens)
+    for length in sizes(plan["first_prefill"], longest, plan["prefill_factor"] ** 0.5):
+        for count in sizes(1, min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // length)), 4.0):
+            group = [_varied(length, plan, draws, longest) for _ in range(count)]
+            if sum(-(-one // limits.block_tokens) for one in group) * limits.block_tokens <= limits.kv_tokens:
+                groups.append(group)
+    return [{"name": f"prefill {len(group)}x{group[0]}", "decodes": 0, "context": 0, "steps": 0, "prefills": [group]}
+            for group in groups]
+
+
+def _stream_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
+    """So many requests in the engine at any time, of all lengths, each replaced when it ends.
+
+    The same batch costs more there than where it decodes undisturbed (by 10 % on a CPU with 32 requests): memory is
+    scattered, caches are cold, requests come and go.
+    """
+    cases = []
+    longest = max(1, limits.max_model_len // 4)
+    for concurrency in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
+        count = plan["stream_rounds"] * concurrency + 4
+        room = max(2, limits.kv_tokens // concurrency - limits.block_tokens)
+        lengths = [(min(_log_uniform(plan["first_prefill"], longest, draws), room // 2),
+                    min(_log_uniform(4, plan["stream_output"], draws), room // 2, longest)) for _ in range(count)]
+        if plan["stream_rounds"]:
+            cases.append({"name": f"stream {concurrency}", "concurrency": concurrency, "requests": lengths})
+    return cases
+
+
+def _log_uniform(first: int, last: int, draws: np.random.Generator) -> int:
+    low, high = np.log(min(first, last)), np.log(max(first, last) + 1)
+    return int(np.exp(draws.uniform(low, high)))
+
+
+def _varied(size: int, plan: dict[str, Any], draws: np.random.Generator, most: int) -> int:
+    factor = (1.0 + plan["spread"]) ** draws.uniform(-1.0, 1.0)
+    return int(np.clip(round(size * factor), 1, max(1, most)))
+
+
+def _check(plan: dict[str, Any]) -> None:
+    for key in ("decode_factor", "context_factor", "prefill_factor"):
+        if not plan[key] > 1:
+            raise UserError(f"engine.design.{key}={plan[key]} must be greater than 1")
+    for key in ("first_context", "first_prefill", "decode_steps", "fill_tokens", "stream_output", "passes"):
+        if not isinstance(plan[key], int) or plan[key] < 1:
+            raise UserError(f"engine.design.{key}={plan[key]} must be a whole number of at least 1")
+    for key in ("stream_rounds", "warmup_passes"):
+        if not isinstance(plan[key], int) or plan[key] < 0:
+            raise UserError(f"engine.design.{key}={plan[key]} must be a whole number of at least 0")
+    if not 0 <= plan["spread"] < 1:
+        raise UserError(f"engine.design.spread={plan['spread']} must be at least 0 and less than 1")

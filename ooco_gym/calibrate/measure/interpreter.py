@@ -1,0 +1,98 @@
+"""The engine's own Python: finding it, and talking with the driver that runs in it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ooco_gym.errors import UserError
+
+VARIABLE = "OOCO_GYM_ENGINE_PYTHON"
+_SCRIPTS = Path(__file__).parent / "scripts"
+_PLACE = Path(".venv-engine") / "bin" / "python"
+
+
+def find_python(given: str | None) -> Path:
+    """The interpreter that has the engine: `given`, or `$OOCO_GYM_ENGINE_PYTHON`, or what `make engine` makes.
+
+    Raises:
+        UserError: there is none.
+    """
+    setup = "`make engine` in a checkout of ooco-gym makes one, engine.python=PATH names another"
+    chosen = given or os.environ.get(VARIABLE)
+    if chosen:
+        path = Path(chosen).expanduser().absolute()
+        if not os.access(path, os.X_OK) or path.is_dir():
+            source = "engine.python" if given else VARIABLE
+            raise UserError(f"{source}={chosen} is no Python interpreter that can be run; {setup}")
+        return path
+    for folder in (Path.cwd(), Path(__file__).resolve().parents[3]):
+        if os.access(folder / _PLACE, os.X_OK):
+            return folder / _PLACE
+    raise UserError(f"no Python interpreter with an engine was found (engine.python and ${VARIABLE} are not set, and "
+                    f"there is no '{_PLACE}'); {setup}")
+
+
+class Driver:
+    """A process that drives an engine; use it as a context manager.
+
+    Args:
+        python: the interpreter.
+        environment: variables that are set for it, beside this process's own.
+        log: file for what the engine prints.
+    """
+
+    def __init__(self, python: Path, environment: Mapping[str, Any], log: Path) -> None:
+        self._log = log
+        values = {key: str(value) for key, value in environment.items() if value is not None}
+        paths = [str(_SCRIPTS), os.environ.get("PYTHONPATH", "")]
+        values["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+        with log.open("w", encoding="utf-8") as file:
+            self._process = subprocess.Popen(
+                [str(python), "-m", "engine_driver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+                text=True, env={**os.environ, **values}, start_new_session=True)
+
+    def __enter__(self) -> Driver:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:                    # in a session of its own, it does not hear Ctrl-C
+            self._process.kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        try:
+            self._process.wait(timeout=30.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def ask(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Sends an order and waits for its answer.
+
+        Raises:
+            UserError: the engine failed or is gone; the message ends with what it said last.
+        """
+        assert self._process.stdin is not None and self._process.stdout is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            line = self._process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        answer = json.loads(line) if line else {"error": self._last_words()}
+        if "error" in answer:
+            raise UserError(f"the engine failed at '{order['do']}': {answer['error']}; what it printed is in "
+                            f"'{self._log}'")
+        return answer
+
+    def _last_words(self) -> str:
+        lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+        told = " ".join(lines[-1:]) or "it printed nothing"
+        return f"the process ended ({told})"

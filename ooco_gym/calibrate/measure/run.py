@@ -1,0 +1,165 @@
+"""One measurement: passes over the designed batches, and between them the loads that the engine serves."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooco_gym.calibrate.measure import load, tables
+from ooco_gym.calibrate.measure.design import Limits, design, every_size
+from ooco_gym.calibrate.measure.interpreter import Driver, find_python
+from ooco_gym.calibrate.measure.random_model import write_random_model
+from ooco_gym.errors import UserError
+from ooco_gym.files import write_json
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMA = "ooco-gym/measure/1"
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Measures the engine of `cfg.engine` (`conf/engine`) and writes to `cfg.out`.
+
+    Writes `engine.json` and `iterations.parquet` (the designed batches), and for each load
+    `serve/<load>/requests.parquet`, `timeseries.csv`, `iterations.parquet` and `engine.json`.
+
+    Returns:
+        What was measured, with counts and rates.
+
+    Raises:
+        UserError: no interpreter with the engine, an engine that fails, or a plan that is none.
+    """
+    from omegaconf import OmegaConf
+
+    given = cfg.get("engine")
+    if given is None or isinstance(given, str):
+        raise UserError(f"engine={given or ''} is no engine to measure; give engine=vllm, or a YAML like "
+                        "conf/engine/vllm.yaml")
+    plan = OmegaConf.to_container(given, resolve=True)
+    assert isinstance(plan, dict)
+    return measure({str(key): value for key, value in plan.items()}, Path(cfg.out))
+
+
+def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
+    """Measures by `plan`, a mapping like `conf/engine/vllm.yaml`; the rest is as `main` has it."""
+    load.check(plan["serve"])
+    python = find_python(plan["python"])
+    settings = dict(plan["settings"])
+    out.mkdir(parents=True, exist_ok=True)
+    if plan["model"] is None:
+        settings["model"] = str(write_random_model(out / "model", plan["random_model"], settings["max_model_len"]))
+        settings["load_format"] = "dummy"
+    else:
+        settings["model"] = plan["model"]
+    with Driver(python, plan["environment"], out / "engine.log") as driver:
+        engine = driver.ask({"do": "start", "adapter": _adapter(plan["adapter"]), "settings": settings,
+                             "cpus": _last_cpus(plan["cpus"]), "priority": plan["priority"]})
+        if plan["model"] is None:
+            engine["model"] = "random"
+        return Measurement(driver, engine, plan, out).run()
+
+
+class Measurement:
+    """Orders the driver about, and keeps what it answers."""
+
+    def __init__(self, driver: Driver, engine: dict[str, Any], plan: dict[str, Any], out: Path) -> None:
+        self.driver, self.engine, self.plan, self.out = driver, engine, plan, out
+        self.limits = Limits.of(engine)
+        self.draws = np.random.Generator(np.random.Philox(plan["seed"]))
+        self.rows: list[dict[str, Any]] = []
+        self.machine: list[dict[str, Any]] = []
+        self.serving: dict[str, dict[str, Any]] = {}
+
+    def run(self) -> dict[str, Any]:
+        """Warms up, then passes and loads in turn, so that a drift of the machine falls on both alike."""
+        if self.plan["design"]["warm_every_size"]:
+            self._ask("warm-up", {"do": "cases", "cases": [every_size(self.limits)]})
+        for _ in range(self.plan["design"]["warmup_passes"]):
+            self._ask("warm-up", {"do": "cases", "cases": self._cases()})
+        loads = dict(self.plan["serve"]["loads"] or {})
+        capacity = self._capacity() if loads else None
+        passes, waiting = self.plan["design"]["passes"], list(loads)
+        for number in range(passes):
+            self._pass(number)
+            due = len(loads) - len(loads) * (passes - 1 - number) // passes
+            while capacity is not None and len(loads) - len(waiting) < due:
+                name = waiting.pop(0)
+                self._serve(name, loads[name] * capacity)
+        tables.write_table(self.out / "iterations.parquet", self.rows, tables.ITERATIONS)
+        facts = self._facts(capacity)
+        write_json(self.out / "engine.json", facts)
+        return {"schema": SCHEMA, **facts, "iterations": len(self.rows)}
+
+    def _facts(self, capacity: float | None) -> dict[str, Any]:
+        return {**self.engine, "settings": dict(self.plan["settings"]), "capacity_per_s": capacity,
+                "serving": self.serving, "machine": self.machine}
+
+    def _cases(self) -> list[dict[str, Any]]:
+        return design(self.limits, self.plan["design"], self.draws)
+
+    def _ask(self, part: str, order: dict[str, Any]) -> dict[str, Any]:
+        answer = self.driver.ask(order)
+        machine = {"part": part, **answer["machine"]}
+        self.machine.append(machine)
+        if sys.stderr.isatty():
+            print(f"{part}: {len(answer['steps'])} iterations in {machine['wall_s']:.1f} s", file=sys.stderr)
+        return answer
+
+    def _pass(self, number: int) -> None:
+        steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": self._cases()})["steps"]
+        measured = [step for step in steps if step["label"] != "drain"]
+        self.rows += tables.iteration_rows(measured, self.engine, number)
+
+    def _capacity(self) -> float:
+        requests = load.burst(self.plan["serve"], self.limits.max_model_len, self.draws)
+        return load.capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
+
+    def _serve(self, name: str, rate_per_s: float) -> None:
+        requests = load.poisson(self.plan["serve"], rate_per_s, self.limits.max_model_len, self.draws)
+        answer = self._ask(name, {"do": "serve", "requests": requests})
+        folder = self.out / "serve" / name
+        rows = tables.iteration_rows(answer["steps"], self.engine)
+        tables.write_table(folder / "iterations.parquet", rows, tables.ITERATIONS)
+        tables.write_table(folder / "requests.parquet", answer["requests"], tables.REQUESTS)
+        tables.write_timeseries(folder / "timeseries.csv", rows, self.engine["num_blocks"])
+        self.serving[name] = {"rate_per_s": rate_per_s, **served(answer["requests"])}
+        write_json(folder / "engine.json", {**self.engine, "measured": self.serving[name]})
+
+
+def served(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Means and medians of what the requests saw, in milliseconds; TPOT from the first token on."""
+    ttft = np.array([record["first_token_s"] - record["arrival_s"] for record in records])
+    end = np.array([record["last_token_s"] - record["arrival_s"] for record in records])
+    tokens = np.array([record["output_tokens"] for record in records])
+    tpot = ((end - ttft) / np.maximum(tokens - 1, 1))[tokens > 1]
+    figures = {"requests": float(len(records))}
+    for name, values in (("ttft", ttft), ("tpot", tpot), ("e2e", end)):
+        figures[f"{name}_mean_ms"] = 1e3 * float(values.mean()) if values.size else float("nan")
+        figures[f"{name}_median_ms"] = 1e3 * float(np.median(values)) if values.size else float("nan")
+    return figures
+
+
+def _adapter(name: str) -> str:
+    """A name as it is; a file by its absolute path."""
+    if not name.endswith(".py"):
+        return name
+    path = Path(name).expanduser().absolute()
+    if not path.is_file():
+        raise UserError(f"engine.adapter={name}: there is no such file; give the name 'vllm', or a file like "
+                        "ooco_gym/calibrate/measure/scripts/engine_driver/vllm_engine.py")
+    return str(path)
+
+
+def _last_cpus(count: int | None) -> list[int] | None:
+    """The processors to pin to: the last ones, since the first serve the system's interrupts."""
+    if count is None:
+        return None
+    there = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if not isinstance(count, int) or count < 1:
+        raise UserError(f"engine.cpus={count} must be a whole number of at least 1, or null for no pinning")
+    return there[-count:]

@@ -1,0 +1,97 @@
+"""Takes orders as lines of JSON on stdin and answers each with one line on what was stdout.
+
+Orders: `{"do": "start", "adapter": …, "settings": …, "cpus": …, "priority": …}` first, then any number of `cases` and
+`serve`, and `stop`. What the engine prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from .loop import run_cases, serve
+
+_GROUP = "/proc/self/autogroup"
+
+
+def main() -> None:
+    """Answers orders until told to stop, or until the other side is gone."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    engine = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        if order["do"] == "stop":
+            break
+        try:
+            if order["do"] == "start":
+                engine, answer = _start(order)
+            else:
+                answer = _obey(engine, order)
+        except Exception as error:
+            import traceback
+
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _start(order: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    placed = _place(order["cpus"], order["priority"])
+    engine = _adapter(order["adapter"]).start(order["settings"])
+    return engine, {**engine.describe(), **placed}
+
+
+def _obey(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
+    gc.collect()
+    gc.freeze()                                 # what is there stays; collecting it again would look like slow steps
+    load_before, busy_before = os.getloadavg()[0], time.process_time()
+    begun = time.monotonic()
+    answer = run_cases(engine, order["cases"]) if order["do"] == "cases" else serve(engine, order["requests"])
+    return {**answer, "machine": {
+        "load_before": load_before, "load_after": os.getloadavg()[0], "wall_s": time.monotonic() - begun,
+        "processor_s": time.process_time() - busy_before}}
+
+
+def _place(cpus: list[int] | None, priority: bool) -> dict[str, Any]:
+    """Pins the process and asks to go first, as far as the system allows; says what it got.
+
+    Must be called before the engine makes threads: they inherit both. Real-time priority is not asked for: Linux takes
+    a twentieth of every second back from it, in one piece.
+    """
+    if cpus and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, cpus)
+    if priority:
+        try:
+            os.nice(-20)
+            if os.path.exists(_GROUP):          # the session's share, of which `nice` only divides what it gets
+                with open(_GROUP, "w", encoding="ascii") as file:
+                    file.write("-20")
+        except OSError as error:
+            print(f"a higher priority is refused ({error}): the engine shares its processor", file=sys.stderr)
+    return {"cpus": sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+            "nice": os.nice(0)}
+
+
+def _adapter(name: str) -> Any:
+    """The module of an engine: one of this package by its name, or a file."""
+    if not name.endswith(".py"):
+        return importlib.import_module(f".{name}_engine", __package__)
+    spec = importlib.util.spec_from_file_location("engine_adapter", name)
+    if spec is None or spec.loader is None:
+        raise FileNotFoundError(name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module             # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,172 @@
+"""vLLM's V1 engine in this process, its scheduler watched.
+
+What each iteration computes is read from the scheduler's own output, by wrapping `schedule` and `update_from_output`
+of the one scheduler object; nothing of the engine's behaviour changes. Written against vLLM 0.32.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import random
+import time
+from collections import deque
+from typing import Any
+
+from .interface import Batch, Outcome
+
+_POOL = 1 << 16
+
+
+class VllmEngine:
+    """An `LLMEngine` whose core runs in this process."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"      # read when vLLM is imported
+        from vllm import EngineArgs  # pyright: ignore[reportMissingImports]
+        from vllm.v1.engine.llm_engine import LLMEngine  # pyright: ignore[reportMissingImports]
+
+        self._engine = LLMEngine.from_engine_args(EngineArgs(skip_tokenizer_init=True, **settings))
+        self._scheduler = self._engine.engine_core.engine_core.scheduler
+        self._began_s = 0.0
+        self._scheduled: deque[tuple[Any, Batch, float]] = deque()
+        self._done: list[tuple[Batch, float]] = []
+        self._parameters: dict[int, Any] = {}
+        self._inside: dict[str, str] = {}       # a request's name here, and the one that vLLM gave it
+        self._outside: dict[str, str] = {}
+        draws, vocabulary = random.Random(0), self._config.model_config.get_vocab_size()
+        self._tokens = [draws.randrange(3, vocabulary) for _ in range(_POOL)]
+        self._watch()
+
+    @property
+    def _config(self) -> Any:
+        return self._engine.vllm_config
+
+    # --- What the driver asks ---------------------------------------------------------------------------------------
+    def clock(self) -> float:
+        return time.perf_counter()
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(max(0.0, seconds))
+
+    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        begin = hash((name, prompt_tokens)) % max(1, _POOL - prompt_tokens)
+        prompt = self._tokens[begin:begin + prompt_tokens]
+        inside = self._engine.add_request(name, {"prompt_token_ids": prompt}, self._sampling(output_tokens)) or name
+        self._inside[name], self._outside[inside] = inside, name
+
+    def abort(self, names: list[str]) -> None:
+        inside = [self._forget(name) for name in names if name in self._inside]
+        if inside:
+            self._engine.abort_request(inside, internal=True)
+
+    def busy(self) -> bool:
+        return self._engine.has_unfinished_requests() or bool(self._scheduled)
+
+    def step(self, began_s: float) -> Outcome:
+        self._began_s, self._done = began_s, []
+        outputs = self._engine.step()
+        ended_s = self.clock()
+        for batch, updating_s in self._done:
+            batch.update_us = 1e6 * (ended_s - updating_s)
+        tokens = [output.request_id for output in outputs if output.outputs[0].token_ids]
+        finished = [output.request_id for output in outputs if output.finished]
+        for name in finished:
+            self._forget(name)
+        return Outcome(tokens, finished, [batch for batch, _ in self._done])
+
+    def describe(self) -> dict[str, Any]:
+        import torch  # pyright: ignore[reportMissingImports]
+        import vllm  # pyright: ignore[reportMissingImports]
+
+        config, model = self._config, self._config.model_config
+        device = str(config.device_config.device_type)
+        cuda = torch.cuda.get_device_name() if device == "cuda" else None
+        scheduler, cache = config.scheduler_config, config.cache_config
+        return {
+            "engine": f"vLLM {vllm.__version__}", "torch": torch.__version__, "python": platform.python_version(),
+            "model": str(model.model), "dtype": str(model.dtype).removeprefix("torch."), "device": cuda or device,
+            "cpu": _processor(), "threads": torch.get_num_threads(),
+            "tensor_parallel": config.parallel_config.tensor_parallel_size,
+            "pipeline_parallel": config.parallel_config.pipeline_parallel_size,
+            "num_blocks": self._scheduler.kv_cache_config.num_blocks, "block_tokens": cache.block_size,
+            "max_num_seqs": scheduler.max_num_seqs, "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+            "max_model_len": model.max_model_len, "prefix_caching": bool(cache.enable_prefix_caching),
+            "chunked_prefill": bool(scheduler.enable_chunked_prefill), "policy": scheduler.policy,
+            "asynchronous": bool(scheduler.async_scheduling), "enforce_eager": bool(model.enforce_eager),
+            "model_config": {key: value for key, value in model.hf_text_config.to_dict().items()
+                             if isinstance(value, (int, float, str, bool))},
+        }
+
+    def _forget(self, name: str) -> str:
+        inside = self._inside.pop(name)
+        del self._outside[inside]
+        return inside
+
+    # --- How it is watched ------------------------------------------------------------------------------------------
+    def _sampling(self, output_tokens: int) -> Any:
+        """Greedy, of exactly this length, handed out token by token as a streaming server does."""
+        if output_tokens not in self._parameters:
+            from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+            from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+            self._parameters[output_tokens] = SamplingParams(
+                max_tokens=output_tokens, ignore_eos=True, temperature=0.0, detokenize=False,
+                output_kind=RequestOutputKind.DELTA)
+        return self._parameters[output_tokens]
+
+    def _watch(self) -> None:
+        schedule, update = self._scheduler.schedule, self._scheduler.update_from_output
+
+        def watched_schedule(*args: Any, **kwargs: Any) -> Any:
+            begun_s = self.clock()
+            output = schedule(*args, **kwargs)
+            ended_s = self.clock()
+            if output.total_num_scheduled_tokens:
+                batch = self._batch(output)
+                batch.schedule_us = 1e6 * (ended_s - begun_s)
+                self._scheduled.append((output, batch, self.clock()))
+            return output
+
+        def watched_update(output: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._scheduled and self._scheduled[0][0] is output:
+                _, batch, forward_s = self._scheduled.popleft()
+                now_s = self.clock()
+                batch.forward_us = 1e6 * (now_s - forward_s)
+                self._done.append((batch, now_s))
+            return update(output, *args, **kwargs)
+
+        self._scheduler.schedule, self._scheduler.update_from_output = watched_schedule, watched_update
+
+    def _batch(self, output: Any) -> Batch:
+        """Reads what was scheduled; the requests' computed tokens count this iteration's already."""
+        batch = Batch(self._began_s)
+        requests = self._scheduler.requests
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = requests[name]
+            context = request.num_computed_tokens
+            if tokens == 1 and context > request.num_prompt_tokens:
+                batch.n_decode += 1
+                batch.decode_context_sum += context
+                batch.sequences_sampled += 1
+            else:
+                batch.chunks.append((tokens, context))
+                batch.sequences_sampled += not request.is_prefill_chunk
+        batch.preempted = len(output.preempted_req_ids or ())
+        batch.running, batch.waiting = len(self._scheduler.running), len(self._scheduler.waiting)
+        batch.free_blocks = self._scheduler.kv_cache_manager.block_pool.get_num_free_blocks()
+        batch.first_scheduled = [self._outside[request.req_id] for request in output.scheduled_new_reqs]
+        return batch
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def start(settings: dict[str, Any]) -> VllmEngine:
+    """Starts vLLM with `settings` as its `EngineArgs`."""
+    return VllmEngine(settings)
