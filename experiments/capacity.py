@@ -23,7 +23,7 @@ from experiments.tables import capacity_table, show_notes, waiting
 from experiments.tuning import Tuning, candidates_of, tune
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import unknown
-from ooco_gym.scenario import PROTOCOL_WINDOW_S
+from ooco_gym.scenario import PROTOCOL_WINDOW_S, workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,10 +57,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             peaks = [dict(peak) for _, peak in benches]
             studies = [] if options["only_peak"] else list(threads.map(lambda one: _study(options, *one), benches))
         rows = _measure(studies, policies)
-    capacity_table(rows, peaks, PAPER_RATIO)
+    scenario = benches[0][0].scenario
+    place = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
+    capacity_table(rows, peaks, PAPER_RATIO, place)
     notes = notes_of(float(options["duration_s"]), seeds_of(options["seeds"]))
     show_notes(notes)
-    place = f"{peaks[0]['workload']} on {peaks[0]['cluster']}"
     if rows:
         figure = capacity_figure(rows, f"{place}: sustainable offline load", options["limits"]["violations"])
         write_page(figure, Path(options["out"]) / "capacity.html")

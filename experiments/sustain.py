@@ -129,6 +129,7 @@ def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:
         "wasted_tokens_per_s": float(at.wasted_per_s.mean()),
         "violation_rate": float(at.violations.mean()),
         "limited_by": crossing.reason,
+        "best_baseline_tuned_as": None if ":" not in best.policy else best.policy,
         "ratio_to_best_baseline": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high,
         "curve": [{"offline_rate": point.rate, "violation_rate": float(point.violations.mean()),
                    "violation_rates": point.violations.tolist(), "kept_up_share": float(point.kept_up.mean()),

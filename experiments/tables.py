@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -52,26 +53,48 @@ def show_notes(notes: Sequence[str]) -> None:
 
 
 def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
-                   paper: tuple[float, float]) -> None:
-    """Prints the results of `capacity`, one table for each TPOT definition."""
+                   paper: tuple[float, float], place: str) -> None:
+    """Prints the results of `capacity` on a `place`, one table for each TPOT definition, its footnotes below."""
     from rich.table import Table
 
-    screen, first = console(), peaks[0]
-    screen.print(f"sustainable offline load: {first['workload']} on {first['cluster']}; paper: OOCO {paper[0]:g} to "
-                 f"{paper[1]:g} times the better baseline (Figure 6)", highlight=False)
+    screen = console()
+    screen.print(f"sustainable offline load: {place}; paper: OOCO {paper[0]:g} to {paper[1]:g} times the better "
+                 "baseline (Figure 6)", highlight=False)
     for peak in peaks:
         if not rows:
             screen.print(f"TPOT from {peak['tpot_from'].replace('_', ' ')}: {_peak_line(peak)}", highlight=False)
             continue
         mine = [row for row in rows if row["tpot_from"] == peak["tpot_from"]]
-        table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}; ratio over {mine[0]['best_baseline']}",
-                      title_justify="left", caption=_peak_line(peak), caption_justify="left")
-        for column in ("policy", "requests/s", "95 %", "tokens/s", "recomputed", "violations", "limited by", "ratio",
-                       "95 %"):
-            table.add_column(column, justify="left" if column in ("policy", "limited by") else "right", no_wrap=True)
+        table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}", title_justify="left",
+                      caption="\n".join([_peak_line(peak), *footnotes(mine)]), caption_justify="left")
+        for column in ("policy", "offline\nrequests/s", "\n95 %", "\ntokens/s", "recomputed\ntokens/s",
+                       "\nviolations", "\nlimited by", "ratio of\ntokens/s", "\n95 %"):
+            left = column.strip() in ("policy", "limited by")
+            table.add_column(column, justify="left" if left else "right", no_wrap=True)
         for row in mine:
             table.add_row(*_capacity_cells(row))
         screen.print(table)
+
+
+def footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a table of `capacity` counts, and what was tuned in it."""
+    base = rows[0]["best_baseline_tuned_as"] or rows[0]["best_baseline"]
+    lines = ["tokens/s: prompt and output tokens of the offline requests that were finished in the window, whenever "
+             f"they arrived; ratio: of these, over {base}'s, the better baseline's"]
+    default = {row["tuned_as"]: row["default"]["max_offline_rate"] for row in rows if row["tuned_as"]}
+    for policy in dict.fromkeys([*default, *([base] if rows[0]["best_baseline_tuned_as"] else [])]):
+        shipped = f"; as shipped it sustains {default[policy]:.2f} requests/s" if policy in default else ""
+        lines.append(f"{policy}: tuned, on other seeds, as its paper leaves this open ({_meaning(policy)}){shipped}")
+    return lines
+
+
+def _meaning(policy: str) -> str:
+    """The parameters that a policy's name sets, in words."""
+    from ooco_gym.policy import get_policy
+
+    names = [pair.partition("=")[0] for pair in policy.partition(":")[2].split(",")]
+    return ", ".join(f"{param.name}: {re.sub(r'^[a-z_]+=[^ ]+: ', '', param.doc)}"
+                     for param in get_policy(policy).params if param.name in names)
 
 
 def _peak_line(peak: Mapping[str, Any]) -> str:

@@ -75,11 +75,14 @@ class Cluster:
             UserError: unknown name or key, an empty pool, or a figure out of range.
         """
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
-        check_keys(f"cluster '{raw.get('name', value)}'", raw, cls.__dataclass_fields__)
+        name = short_name(raw if isinstance(value, Mapping) else value)
+        check_keys(f"cluster '{name}'", raw, cls.__dataclass_fields__)
         for role in ("relaxed", "strict"):
             raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
             if not raw[role]:
-                raise UserError(f"cluster '{raw.get('name', value)}': pool '{role}' needs at least one instance")
+                raise UserError(f"cluster '{name}': pool '{role}' needs at least one instance")
+        if "model" not in raw:
+            raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
         cluster = cls(**{"name": "custom", **raw})
         if cluster.kv_link_bytes_per_s <= 0 or cluster.max_batch < 2 or cluster.block_tokens < 1:
             raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "

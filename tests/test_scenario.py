@@ -17,6 +17,9 @@ POOL = {"chip": "ascend_910c"}
 @pytest.mark.parametrize(("load", "message"), [
     (lambda: Cluster.load({"name": "mine", "modell": 1}),
      "cluster 'mine': unknown key 'modell' (did you mean 'model'?)"),
+    (lambda: Cluster.load({"modell": 1}), "cluster 'custom': unknown key 'modell' (did you mean 'model'?)"),
+    (lambda: Cluster.load({"relaxed": [POOL], "strict": [POOL]}), "cluster 'custom': key 'model' is missing"),
+    (lambda: Cluster.load({"model": "x", "relaxed": []}), "cluster 'custom': pool 'relaxed' needs at least one"),
     (lambda: Cluster.load({"relaxed": [{**POOL, "counts": 2}]}), "cluster pool 'relaxed': unknown key 'counts'"),
     (lambda: Predictor.load({"nois": 0.1}), "predictor: unknown key 'nois' (did you mean 'noise'?)"),
     (lambda: Scenario(slo={"ttft": 1}).load_slo(), "slo: unknown key 'ttft' (did you mean 'ttft_s'?)"),

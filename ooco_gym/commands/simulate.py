@@ -88,7 +88,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
             ("TTFT", "ttft"), ("TPOT", "tpot"), ("deadline", "deadline"))),
         *((name, _spread(online, key)) for name, key in (
             ("TTFT", "ttft"), ("TPOT from first token", "tpot"), ("TPOT from first decode", "tpot_decode"))),
-        ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished"),
+        ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
         ("offline prompt tokens", f"{offline['prompt_tokens_per_s']:,.0f} per second"),
         ("offline output tokens", f"{offline['output_tokens_per_s']:,.0f} per second"),
         ("offline reference GPU time", f"{offline['reference_gpu_s_per_s']:.3f} s per second"),
@@ -124,6 +124,9 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_SHARE:
         lines.append(f"the offline backlog grows: of what arrived in the second half, only "
                      f"{_percent(kept_up)} was completed in it.")
+    if offline["finished"] > offline["arrived"]:
+        lines.append("more offline requests were finished in the window than arrived in it: the others arrived before "
+                     "it. Service counts where it is completed.")
     if offline["arrived"] == 0 and offline["finished"] == 0:
         lines.append("no offline request arrived: offline.rate=1.0 asks for one a second.")
     return lines

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ooco_gym.errors import UserError
+from ooco_gym.peak import short_name
 from ooco_gym.render.record import Record
 from ooco_gym.render.tables import Table
 from ooco_gym.resources import load_yaml, names
@@ -56,9 +57,10 @@ def conditions_table(record: Record, seeds: Sequence[int]) -> Table:
 
 
 def _cluster(cluster: Mapping[str, Any]) -> str:
-    pools = [f"{group.get('count', 1)} {role} of {group.get('tp', 1) * group.get('pp', 1)} × {group['chip']}"
+    pools = [f"{group.get('count', 1)} {role} of {group.get('tp', 1) * group.get('pp', 1)} × "
+             f"{short_name(group['chip'])}"
              for role in ("relaxed", "strict") for group in cluster.get(role) or ()]
-    return f"{cluster.get('name', 'custom')}: {cluster.get('model')}, {', '.join(pools)}"
+    return f"{short_name(cluster)}: {short_name(cluster.get('model') or '?')}, {', '.join(pools)}"
 
 
 def command_of(record: Record) -> str | None:

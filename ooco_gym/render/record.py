@@ -15,6 +15,7 @@ import yaml
 
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
+from ooco_gym.peak import short_name
 from ooco_gym.scenario import Scenario, workload_name
 
 if TYPE_CHECKING:
@@ -253,5 +254,4 @@ def _text(value: Any) -> str:
 def scenario_name(scenario: Mapping[str, Any] | Scenario) -> str:
     """`workload on cluster`, as titles have it."""
     values = vars(scenario) if isinstance(scenario, Scenario) else scenario
-    cluster = values["cluster"]
-    return f"{workload_name(values['workload'])} on {cluster['name'] if isinstance(cluster, Mapping) else cluster}"
+    return f"{workload_name(values['workload'])} on {short_name(values['cluster'])}"

@@ -99,6 +99,35 @@ def test_capacity_of_one_policy_runs_its_baselines(capsys):
     assert "the window of 200 s is shorter than the protocol's 14400 s" in " ".join(capsys.readouterr().out.split())
 
 
+def test_capacity_says_what_its_ratio_is_of_and_what_was_tuned(capsys):
+    """An inline cluster has its name; the tuned cap and what is counted are in footnotes."""
+    from experiments.tables import capacity_table
+
+    peak = {"tpot_from": "first_token", "factor": 0.5, "floor": None}
+    row = {"policy": "online_priority", "tuned_as": "online_priority:cap_share=0.7", "tpot_from": "first_token",
+           "best_baseline": "online_priority", "best_baseline_tuned_as": "online_priority:cap_share=0.7",
+           "max_offline_rate": 1.5, "max_offline_rate_low": 1.0, "max_offline_rate_high": 2.0,
+           "max_offline_tokens_per_s": 2000.0, "wasted_tokens_per_s": 10.0, "violation_rate": 0.01,
+           "limited_by": "backlog", "ratio_to_best_baseline": 1.0, "ratio_low": None, "ratio_high": None,
+           "default": {"max_offline_rate": 0.57}}
+    capacity_table([row], [peak], (1.17, 3.0), "ooc on custom")
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "ooc on custom" in printed and "ratio of" in printed
+    assert "finished in the window, whenever they arrived" in printed
+    assert "tuned, on other seeds" in printed and "share of the TPOT SLO" in printed
+    assert "as shipped it sustains 0.57 requests/s" in printed
+    capacity_table([{**row, "tuned_as": None, "best_baseline_tuned_as": None}], [peak], (1.17, 3.0), "x")
+    assert "tuned" not in capsys.readouterr().out
+
+
+def test_a_cluster_without_a_name_is_called_custom(capsys):
+    Path("own.yaml").write_text("{model: qwen2_5_7b, relaxed: [{chip: ascend_910c}], strict: [{chip: ascend_910c}]}")
+    capacity = ["capacity", "policy=ooco", "only_peak=true", "tpot_from=first_token", "cluster=own.yaml", *LOAD]
+    assert main([*capacity, "out=peak"]) == 0
+    assert "azure_conv on custom;" in " ".join(capsys.readouterr().out.split())
+    assert summary("peak")["cluster"].startswith("custom@")
+
+
 @pytest.mark.parametrize(("arguments", "sentence"), [
     (["simulate", "policy=oco"], "did you mean 'ooco'"),
     (["simulate", *LOAD, "offline.rate=-1"], "offline.rate"),

@@ -142,6 +142,19 @@ def test_a_run_without_online_requests_is_not_ranked(records):
     assert [trace.text[0] for trace in figure.data] == ["no online request"]
 
 
+def test_an_inline_cluster_is_called_by_its_name(records, tmp_path):
+    pool = {"chip": {"name": "my_chip", "peak_flops": 1.0}}
+    for name, shown in ((None, "custom"), ("mine", "mine")):
+        cluster = {"model": {"name": "my_model", "layers": 3}, "relaxed": [pool], "strict": [pool]}
+        cluster |= {"name": name} if name else {}
+        scenario = {**records[0].scenario, "cluster": cluster}
+        record = replace(records[0], summary={**records[0].summary, "scenario": scenario})
+        text = markup(report(tmp_path / "x.html", [record]).read_text())
+        assert f"<h1>Co-location of online and offline requests: azure_conv on {shown}</h1>" in text
+        assert f"{shown}: my_model, 1 relaxed of 1 × my_chip, 1 strict of 1 × my_chip" in text
+        assert "{&#x27;" not in text
+
+
 def test_command_plays_the_run_again(records):
     usual = {**records[0].scenario, "protocol": load_yaml("protocol", "default")}
 
