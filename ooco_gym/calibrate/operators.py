@@ -1,0 +1,276 @@
+"""What is fitted of each operator in each form, and how its time follows from the parameters.
+
+The roofline of the paper (`ooco`) is the extended kernel without launch, with the largest roof in place of a norm, and
+with the whole square of prefill attention; so both forms are one set of functions (`ooco_gym.perf.timing.kernels`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.calibrate.fitting import Free, folds, least_squares, sample
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.perf.specs import ChipSpec
+from ooco_gym.perf.timing import kernels
+
+FITTED_ROWS = 2500
+"""Rows of a fit, drawn at random where there are more: parameters move little beyond."""
+_MENU_ROWS = 600
+_UNITS = (16, 32, 56, 80, 108, 132, 160, 192)
+_TILES = (16, 32, 64, 128)
+_SWITCH = (1 << 18, 1 << 26)
+FORMS = ("ooco", "extended")
+FEW = 8
+"""Rows below which an operator is not fitted."""
+
+
+class Operator(NamedTuple):
+    """One operator of one form.
+
+    Attributes:
+        op: of the rows, one of `rows.OPERATORS`.
+        kernel: its name in `kernels.KERNELS`.
+        free: parameters to be found, for rows and a chip.
+        menu: choices that are not numbers to be searched: each a set of fixed parameters.
+        seconds: from parameters and rows to seconds, float64[n].
+    """
+
+    op: str
+    kernel: str
+    free: Callable[[Rows, ChipSpec], list[Free]]
+    menu: Callable[[Rows], list[dict[str, float]]]
+    seconds: Callable[[Any, Rows], np.ndarray]
+
+    def parameters(self, found: Mapping[str, float]) -> Any:
+        """The parameters as the kernels take them."""
+        return kernels.KERNELS[self.kernel](**found)
+
+
+class Fitted(NamedTuple):
+    """Parameters found, and what they rest on.
+
+    Attributes:
+        found: parameters by name, the fixed ones among them.
+        rows: rows of the fit.
+        cost: of the search.
+    """
+
+    found: dict[str, float]
+    rows: int
+    cost: float
+
+
+SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": ("h_q", "h_kv", "d_h"), "attn_decode": ("h_q", "h_kv", "d_h"),
+          "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp")}
+SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": ("batch", "context_len"),
+         "all_reduce": ("bytes", "n_gpus"), "elementwise": ("n_tokens",)}
+
+
+def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
+        start: Mapping[str, float] | None = None) -> Fitted:
+    """Fits an operator to its rows.
+
+    Args:
+        operator: what to fit.
+        rows: its rows, clean.
+        chip: whose peaks bound the rates.
+        seed: of the drawn rows and starts.
+        start: parameters from which to search (of another fit); None: several starts.
+    """
+    menu = operator.menu(rows)
+    free = operator.free(rows, chip)
+    if start is not None:
+        free = [item._replace(start=min(max(start.get(item.name, item.start) - item.above, item.low * 1.1),
+                                        item.high / 1.1)) for item in free]
+    choice = menu[0]
+    if len(menu) > 1:
+        some = rows.select(_few_shapes(rows, SHAPES[operator.op], seed))
+        choice = min(menu, key=lambda item: _search(operator, free, item, some, 1, seed)[1])
+    taken = rows.select(sample(len(rows), FITTED_ROWS, seed))
+    found, cost = _search(operator, free, choice, taken, 1 if start is not None else 3, seed)
+    return Fitted(choice | found, len(taken), cost)
+
+
+def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
+                   start: Mapping[str, float] | None = None) -> tuple[np.ndarray, str]:
+    """Predicts every row by a fit that has not seen its shape.
+
+    Returns:
+        Seconds, float64[n], and what was held out, in words.
+    """
+    columns = SHAPES[operator.op]
+    said = "shapes"
+    if len(np.unique(rows.distinct(*columns))) < 2:
+        columns, said = SIZES[operator.op], "sizes (only one shape was measured)"
+    number = folds(rows.distinct(*columns), seed)
+    predicted = np.empty(len(rows))
+    for fold in range(int(number.max()) + 1):
+        unseen = number == fold
+        known = rows.select(~unseen)
+        found = fit(operator, known if len(known) >= FEW else rows, chip, seed, start).found
+        predicted[unseen] = operator.seconds(operator.parameters(found), rows.select(unseen))
+    return predicted, f"{int(number.max()) + 1} folds of {said}"
+
+
+def _search(operator: Operator, free: Sequence[Free], fixed: Mapping[str, float], rows: Rows, starts: int,
+            seed: int) -> tuple[dict[str, float], float]:
+    searched = [item for item in free if item.name not in fixed]
+
+    def predict(found: dict[str, float]) -> np.ndarray:
+        return operator.seconds(operator.parameters({**fixed, **found}), rows)
+
+    return least_squares(searched, predict, rows.seconds, starts=starts, seed=seed)
+
+
+def _few_shapes(rows: Rows, columns: Sequence[str], seed: int, most: int = 12) -> np.ndarray:
+    """Indices of rows of a few shapes only: attention is evaluated shape by shape."""
+    shape = rows.distinct(*columns)
+    names = np.unique(shape)
+    chosen = names[sample(len(names), most, seed)] if columns[0].startswith("h_") else names
+    inside = np.flatnonzero(np.isin(shape, chosen))
+    return inside[sample(len(inside), _MENU_ROWS, seed)]
+
+
+def _by_heads(rows: Rows, seconds: Callable[[np.ndarray, float, float, float], np.ndarray]) -> np.ndarray:
+    """Applies a function to the rows of each head configuration."""
+    found, shape = np.empty(len(rows)), rows.distinct("h_q", "h_kv", "d_h")
+    for number in range(int(shape.max(initial=-1)) + 1):
+        index = np.flatnonzero(shape == number)
+        first = index[0]
+        found[index] = seconds(index, float(rows["h_q"][first]), float(rows["h_kv"][first]), float(rows["d_h"][first]))
+    return found
+
+
+def _gemm_s(p: kernels.GemmParameters, rows: Rows) -> np.ndarray:
+    return kernels.gemm_s(p, rows["n_tokens"], rows["d_in"], rows["d_out"])
+
+
+def _prefill_s(p: kernels.PrefillAttentionParameters, rows: Rows) -> np.ndarray:
+    batch, q, kv = rows["batch"], rows["q_len"], rows["context_len"]
+
+    def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
+        form = kernels.prefill_attention(p, heads, kv_heads, head_dim)
+        padded = np.ceil(q[index] / form.tile) * form.tile
+        return form.seconds(batch[index] * padded * (kv[index] - form.causal * q[index]), batch[index] * padded,
+                            batch[index] * kv[index], batch[index])
+
+    return _by_heads(rows, seconds)
+
+
+def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
+    batch, total = rows["batch"], rows["batch"] * rows["context_len"]
+
+    def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
+        form = kernels.decode_attention(p, heads, kv_heads, head_dim)
+        return form.seconds(total[index], batch[index], total[index], batch[index])
+
+    return _by_heads(rows, seconds)
+
+
+def _allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
+    return kernels.allreduce_s(p, rows["bytes"], rows["n_gpus"])
+
+
+def _elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
+    return kernels.elementwise_s(p, rows["bytes"])
+
+
+def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) -> list[Free]:
+    flops, memory = chip.peak_flops_per_s, chip.peak_memory_bytes_per_s
+    return [Free("flops_per_s", 0.75 * flops, 0.01 * flops, most_flops * flops),
+            Free("memory_bytes_per_s", 0.8 * memory, 0.01 * memory, most_memory * memory)]
+
+
+_LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
+_NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
+
+
+def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    free = [*_rates(chip), _LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
+            Free("waste", 0.3, 0.01, 1.5, off=True)]
+    tall = Free("tall", 0.03, 1e-3, 1.0, off=True)
+    return [*free, tall] if (rows["n_tokens"] > 2 * kernels.TALL_ROWS).any() else free
+
+
+def _prefill_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    block = chip.peak_flops_per_s / 100
+    free = [*_rates(chip, 3.0, 3.0), _LAUNCH, _NORM, Free("row_tokens", 150.0, 1.0, 3000.0, off=True),
+            Free("critical_flops_per_s", block, block / 100, block * 100), Free("reread", 1.0, 0.01, 8.0, off=True)]
+    if len(np.unique(rows["d_h"])) > 1:
+        free.append(Free("softmax_width", 30.0, 0.5, 500.0, off=True))
+    if len(np.unique(rows["h_kv"])) > 1:
+        free.append(Free("store_s", 1e-11, 1e-14, 1e-7, off=True))
+    return free
+
+
+def _decode_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    free = [*_rates(chip, 3.0), _LAUNCH, _NORM, Free("request_head_s", 3e-8, 1e-11, 1e-4, off=True),
+            Free("critical_s_per_token", 1e-10, 1e-13, 1e-6, off=True)]
+    lone = rows["h_q"] == rows["h_kv"]
+    if lone.any() and not lone.all():
+        free += [Free("lone_launch_s", 6e-6, 1e-8, 1e-2), Free("lone_critical_s_per_token", 1e-9, 1e-13, 1e-6)]
+    return free
+
+
+def _allreduce_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    link = chip.peak_link_bytes_per_s
+    free = [Free("bytes_per_s", 0.6 * link, 1e-3 * link, 3.0 * link), Free("latency_s", 6e-6, 1e-8, 1e-2),
+            Free("ramp_bytes", 1e6, 1.0, 1e9, off=True), _NORM]
+    if len(np.unique(rows["n_gpus"])) > 1:
+        free.append(Free("rank_latency_s", 1e-6, 1e-9, 1e-3, off=True))
+    return free
+
+
+def _allreduce_switched(rows: Rows, chip: ChipSpec) -> list[Free]:
+    link = chip.peak_link_bytes_per_s
+    return [*_allreduce_free(rows, chip), Free("switched_bytes_per_s", 0.6 * link, 1e-3 * link, 3.0 * link),
+            Free("switched_latency_s", 2e-5, 1e-8, 1e-2)]
+
+
+def _link_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    return [item for item in _allreduce_free(rows, chip) if item.name in ("bytes_per_s", "latency_s")]
+
+
+def _elementwise_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    return [_rates(chip, most_memory=20.0)[1], _LAUNCH, _NORM]
+
+
+def _choices(name: str, options: Sequence[float], **fixed: float) -> list[dict[str, float]]:
+    return [{name: float(option), **fixed} for option in options]
+
+
+def _switches(rows: Rows) -> list[dict[str, float]]:
+    """No switch of kernels, or one at a measured payload."""
+    payloads = np.unique(rows["bytes"])
+    inside = payloads[(payloads >= _SWITCH[0]) & (payloads <= _SWITCH[1])]
+    off = {"switched_bytes_per_s": 0.0, "switched_latency_s": 0.0}
+    few = inside[sample(len(inside), 12, 0)]
+    return [{"switch_bytes": 0.0, **off}, *({"switch_bytes": float(size)} for size in few)]
+
+
+_ROOFLINE = {"exponent": math.inf}
+OPERATORS: dict[str, dict[str, Operator]] = {
+    "extended": {
+        "gemm": Operator("gemm", "gemm", _gemm_free, lambda _: _choices("units", _UNITS), _gemm_s),
+        "attn_prefill": Operator(
+            "attn_prefill", "prefill_attention", _prefill_free,
+            lambda _: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)], _prefill_s),
+        "attn_decode": Operator("attn_decode", "decode_attention", _decode_free, lambda _: [{}], _decode_s),
+        "all_reduce": Operator("all_reduce", "allreduce", _allreduce_switched, _switches, _allreduce_s),
+        "elementwise": Operator("elementwise", "elementwise", _elementwise_free, lambda _: [{}], _elementwise_s),
+    },
+    "ooco": {
+        "gemm": Operator("gemm", "gemm", lambda _, chip: _rates(chip), lambda _: [_ROOFLINE], _gemm_s),
+        "attn_prefill": Operator(
+            "attn_prefill", "prefill_attention", lambda _, chip: _rates(chip, 3.0),
+            lambda _: [_ROOFLINE | {"tile": 1.0, "causal": 0.0}], _prefill_s),
+        "attn_decode": Operator(
+            "attn_decode", "decode_attention", lambda _, chip: _rates(chip, 3.0), lambda _: [_ROOFLINE], _decode_s),
+        "all_reduce": Operator("all_reduce", "allreduce", _link_free, lambda _: [{}], _allreduce_s),
+    },
+}
+"""By form and operator; an operator that a form lacks is part of its overhead."""

@@ -1,0 +1,48 @@
+"""Whole iterations of an engine, as `ooco-gym calibrate measure` writes them (docs/measuring.md)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.tables import Frame
+
+if TYPE_CHECKING:
+    from ooco_gym.calibrate.sources import Context, Found
+
+NAME = "iterations"
+_NEEDED = ("n_decode", "decode_context_sum", "n_prefill", "prefill_tokens", "time_us")
+
+
+def claims(frame: Frame) -> bool:
+    """By the sums over a batch."""
+    return all(name in frame for name in ("n_decode", "decode_context_sum", "time_us"))
+
+
+def read(frame: Frame, context: Context, found: Found) -> None:
+    """Takes all iterations with a time; where prompts are not listed, they are taken to be alike."""
+    frame.require(_NEEDED)
+    rows = len(frame)
+    prompts, tokens = (np.nan_to_num(frame.numbers(name)) for name in ("n_prefill", "prefill_tokens"))
+    if "prefill_q" in frame and "prefill_kv" in frame:
+        q_lists, kv_lists = frame.lists("prefill_q"), frame.lists("prefill_kv")
+        prompt_of = np.repeat(np.arange(rows), [len(item) for item in q_lists])
+        q = np.array([value for item in q_lists for value in item], dtype=np.float64)
+        kv = np.array([value for item in kv_lists for value in item], dtype=np.float64)
+    else:
+        count = prompts.astype(np.int64)
+        prompt_of, share = np.repeat(np.arange(rows), count), np.maximum(prompts, 1.0)
+        context_sum = np.nan_to_num(frame.numbers("prefill_context_sum")) if "prefill_context_sum" in frame else tokens
+        q, kv = (tokens / share)[prompt_of], (context_sum / share)[prompt_of]
+    decodes = np.nan_to_num(frame.numbers("n_decode"))
+    sampled = frame.numbers("sequences_sampled") if "sequences_sampled" in frame else decodes + prompts
+    devices, models = frame.texts("device", context.device), frame.texts("model", context.model)
+    labels = frame.texts("label")
+    everything = EngineRows(
+        frame.path.name, "", "", decodes, np.nan_to_num(frame.numbers("decode_context_sum")), np.nan_to_num(sampled),
+        1e-6 * frame.numbers("time_us"), prompt_of, q, kv, labels, frame.first_row + np.arange(rows))
+    for device, model in sorted(set(zip(devices, models, strict=True))):
+        part = everything.select((devices == device) & (models == model))
+        found.engine.append(EngineRows(**{**vars(part), "device": str(device), "model": str(model)}))

@@ -1,0 +1,103 @@
+"""LLMServingSim's profiles (github casys-kaist/LLMServingSim): `dense`, `per_sequence`, `attention`; times in µs.
+
+The files say neither model nor device: these are the command's `model` (or the folder's `engine.json`) and `device`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.tables import Frame
+from ooco_gym.errors import UserError
+from ooco_gym.perf.specs import ModelSpec, list_models, load_model
+
+if TYPE_CHECKING:
+    from ooco_gym.calibrate.sources import Context, Found
+
+NAME = "llmservingsim"
+LINEARS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 2, "down_proj": 3}
+_ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+
+
+def claims(frame: Frame) -> bool:
+    """By the columns of its three tables."""
+    timed = "time_us" in frame
+    return timed and (all(name in frame for name in _ATTENTION) or (
+        "layer" in frame and ("tokens" in frame or "sequences" in frame)))
+
+
+def read(frame: Frame, context: Context, found: Found) -> None:
+    """Takes linear layers, element-wise operators and attention of one kind; mixed batches are counted as skipped."""
+    model, tp = _model(frame.path, context), _tp(frame.path, context)
+    common = {"device": context.device, "model": model.name, "tp": float(tp), "source": NAME}
+    if "layer" not in frame:
+        _attention(frame, found, model, tp, common)
+        return
+    sizes = frame.numbers("tokens" if "tokens" in frame else "sequences")
+    times, layers = frame.numbers("time_us"), frame.texts("layer")
+    for layer in sorted(set(layers)):
+        which = layers == layer
+        rows = Rows.of(frame.path, frame.first_row, len(frame), n_tokens=sizes, time_us=times,
+                       **_shape(layer, model, tp), **common)
+        found.rows.append(rows.select(which))
+
+
+def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
+    from ooco_gym.perf.timing.extended import fused_linears
+
+    linears = fused_linears(model, tp)
+    heads = {"h_q": float(model.heads), "h_kv": float(model.kv_heads), "d_h": float(model.head_dim)}
+    if layer in LINEARS:
+        linear = linears[LINEARS[layer]]
+        return {"op": f"gemm:{layer}", "d_in": float(linear.d_in), "d_out": float(linear.d_out), **heads}
+    if layer == "lm_head":
+        return {"op": "gemm:lm_head", "d_in": float(model.hidden), "d_out": float(-(-model.vocab // tp)), **heads}
+    return {"op": f"elt:{layer}", "d_in": float(model.hidden), "d_out": float(linears[3].d_in), **heads}
+
+
+def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
+    new, cached, batch, context = (frame.numbers(name) for name in _ATTENTION)
+    times = frame.numbers("time_us")
+    heads = {"h_q": model.heads / tp, "h_kv": max(model.kv_heads / tp, 1.0), "d_h": float(model.head_dim)}
+    prefill = Rows.of(frame.path, frame.first_row, len(frame), op="attn_prefill", batch=1.0, q_len=new, prefix=cached,
+                      context_len=new + cached, n_tokens=new, time_us=times, **heads, **common)
+    decode = Rows.of(frame.path, frame.first_row, len(frame), op="attn_decode", batch=batch, q_len=1.0,
+                     context_len=context, n_tokens=batch, time_us=times, **heads, **common)
+    found.rows += [prefill.select((new > 0) & (batch == 0)), decode.select((new == 0) & (batch > 0))]
+    found.skip(f"{frame.path.name}: prefill and decode in one kernel", int(((new > 0) & (batch > 0)).sum()))
+
+
+def _model(path: Path, context: Context) -> ModelSpec:
+    """The model of the command; else of the folder's `engine.json`; else a known model's name in the path."""
+    name = context.model
+    settings = path.parent / "engine.json"
+    if not name and settings.exists():
+        try:
+            name = str(json.loads(settings.read_text(encoding="utf-8")).get("model", ""))
+        except (OSError, ValueError) as error:
+            raise UserError(f"'{settings}' cannot be read as JSON: {error}") from error
+    known = {_plain(item): item for item in list_models()}
+    for text in (name, *(() if name else reversed(path.parts[:-1]))):
+        if _plain(text) in known:
+            return load_model(known[_plain(text)])
+    if not name:
+        raise UserError(f"'{path}' does not say which model was measured; give it as model=NAME, one of: "
+                        f"{', '.join(list_models())}, or a YAML file")
+    return load_model(name)
+
+
+def _tp(path: Path, context: Context) -> int:
+    """The tensor-parallel degree in the path (`.../tp2/...`), else the command's."""
+    found = [int(part[2:]) for part in path.parts if re.fullmatch(r"tp\d+", part)]
+    return found[-1] if found else context.tp
+
+
+def _plain(name: str) -> str:
+    """A name without what spellings differ in: `Llama-3.1-8B` and `llama_3_1_8b`."""
+    return re.sub(r"[^a-z0-9]", "", str(name).lower())
