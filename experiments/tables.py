@@ -81,8 +81,9 @@ def footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     base = rows[0]["best_baseline_tuned_as"] or rows[0]["best_baseline"]
     lines = ["tokens/s: prompt and output tokens of the offline requests that were finished in the window, whenever "
              f"they arrived; ratio: of these, over {base}'s, the better baseline's"]
-    default = {row["tuned_as"]: row["default"]["max_offline_rate"] for row in rows if row["tuned_as"]}
-    for policy in dict.fromkeys([*default, *([base] if rows[0]["best_baseline_tuned_as"] else [])]):
+    default: dict[str, float] = {row["tuned_as"]: row["default"]["max_offline_rate"] for row in rows if row["tuned_as"]}
+    tuned: list[str] = [*default, *([base] if rows[0]["best_baseline_tuned_as"] and base not in default else [])]
+    for policy in tuned:
         shipped = f"; as shipped it sustains {default[policy]:.2f} requests/s" if policy in default else ""
         lines.append(f"{policy}: tuned, on other seeds, as its paper leaves this open ({_meaning(policy)}){shipped}")
     return lines

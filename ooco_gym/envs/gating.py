@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import index as whole
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -120,9 +121,18 @@ class GatingEnv(gym.Env):
         return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
 
     def step(self, action: int) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
-        """Answers the decision and runs on to the next one; see the class."""
-        legal = 0 < action <= self.config.candidates and self._mask[action]
-        self._advance(int(self._chosen[action - 1]) if legal else s.HOLD)
+        """Answers the decision and runs on to the next one; see the class.
+
+        Raises:
+            UserError: the action is no whole number, or the episode is over.
+        """
+        try:
+            choice = whole(action)
+        except TypeError:
+            raise UserError(f"step({action!r}): an action is a whole number of {self.action_space} (0 holds, 1 to "
+                            f"{self.config.candidates} start a candidate)") from None
+        legal = 0 < choice <= self.config.candidates and self._mask[choice]
+        self._advance(int(self._chosen[choice - 1]) if legal else s.HOLD)
         account = self._account.tolist()
         info = {"action_mask": self._mask.copy(), "elapsed_s": account[stepping.ELAPSED],
                 "cost": account[stepping.COST], "reward/service": account[stepping.SERVICE],

@@ -240,3 +240,12 @@ def test_scenario_objects_are_accepted():
     made = gym.make(ID, scenario=Scenario(cluster="pair_7b", workload="ooc", rate_scale=0.03), **SHORT)
     made.reset(seed=1)
     assert made.unwrapped.config.scenario.workload == "ooc"
+
+
+@pytest.mark.parametrize("action", [1.5, None, "1", np.array([1, 2])])
+def test_what_is_no_action_is_refused_with_the_action_space(env, action):
+    env.reset(seed=1, options={"window": 0})
+    with pytest.raises(UserError, match=r"an action is a whole number of Discrete\(9\)"):
+        env.step(action)
+    _, _, terminated, truncated, _ = env.step(np.int64(1))  # the episode is where it was
+    assert not terminated and not truncated
