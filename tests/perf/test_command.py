@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from omegaconf import DictConfig, OmegaConf
+from perf_chips import chip, measured_rows, write_tables
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf import Deployment
+from ooco_gym.perf import Deployment, load_model
 from ooco_gym.perf.command import main
 from ooco_gym.perf.show import build_figure, summary_lines
 from ooco_gym.perf.study import study
@@ -22,7 +23,8 @@ def config(out: str | None = None, **changes: Any) -> DictConfig:
     assert isinstance(values, DictConfig)
     groups = {name: value for group in values.pop("defaults") if not isinstance(group, str)
               for name, value in group.items()}
-    chosen = {group: load_yaml(group, changes.pop(group, name)) for group, name in groups.items()}
+    chosen = {group: choice if isinstance(choice := changes.pop(group, name), dict) else load_yaml(group, choice)
+              for group, name in groups.items()}
     return OmegaConf.create({**chosen, **OmegaConf.to_container(values), "out": out, **changes})  # pyright: ignore
 
 
@@ -94,3 +96,34 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, changes, message
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_extended_timing_shows_its_operators_and_where_it_extrapolates(tmp_path, capsys):
+    validity = {"max_batch": 128, "tp": [1]}
+    figures = main(config(str(tmp_path), chip=chip(validity=validity), timing="extended", compare_chip=None))
+    assert {"norms", "rotary", "activation", "embedding", "lm_head", "sampler"} <= set(
+        figures["decode"][0]["operator_shares"])
+    for row in [*figures["decode"], *figures["prefill"]]:
+        assert sum(row["kind_shares"].values()) == pytest.approx(1)
+        assert row["kind_shares"]["elementwise"] > 0
+    assert figures["warnings"] == ["chip 'h200_kernels': its figures were fitted up to a decode batch of 128 requests; "
+                                   "this run reaches 512, where times are extrapolated"]
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "other" in printed and "Note: chip 'h200_kernels': its figures were fitted up to" in printed
+    traces = {trace.name for trace in build_figure(figures).data}
+    assert {"norms", "activation", "sampler", "memory bandwidth", "context 250"} <= traces
+
+
+def test_a_comparison_without_kernels_is_a_note_and_no_error(capsys):
+    bare = chip(extended=None, name="bare")
+    figures = main(config(chip=chip(), timing="extended", compare_chip=bare))
+    assert figures["comparison"] is None
+    assert "no comparison: timing=extended: chip 'bare' has no section" in " ".join(capsys.readouterr().out.split())
+
+
+def test_measured_timing_says_what_was_not_measured(tmp_path, capsys):
+    rows = [row for row in measured_rows(load_model("llama_3_1_8b")) if row["op"] != "gemm:lm_head"]
+    tables = write_tables(tmp_path / "tables.parquet", rows)
+    figures = main(config(chip=chip(tables=tables), model="llama_3_1_8b", timing="measured", compare_chip=None))
+    assert figures["warnings"][-1].endswith("so timing=extended stands in: lm_head")
+    assert "stands in: lm_head" in " ".join(capsys.readouterr().out.split())

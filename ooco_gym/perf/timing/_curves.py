@@ -1,4 +1,4 @@
-"""Measured times between the sizes that were measured, and beyond them in proportion to a roofline."""
+"""Measured times between the sizes that were measured, and above them in proportion to a roofline."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Roof2 = Callable[[np.ndarray, np.ndarray], np.ndarray]
 class Curve:
     """Seconds by one size: straight lines between measured sizes, since operators are nearly affine in their sizes.
 
-    Beyond the measured sizes the last time grows (or falls) as the roofline does, so that nothing jumps. Where a size
-    was measured several times, the median counts.
+    Beyond the largest measured size the last time grows as the roofline does, so that nothing jumps; below the
+    smallest the first one stays (launches). Where a size was measured several times, the median counts.
     """
 
     def __init__(self, sizes: np.ndarray, seconds: np.ndarray) -> None:
@@ -63,8 +63,8 @@ class Surface:
 
 
 def _extend(inside: np.ndarray, sizes: np.ndarray, measured: np.ndarray, roof: Roof) -> np.ndarray:
-    """Times taken at the nearest measured size, brought to `sizes` by the roofline's ratio."""
-    nearest = np.clip(sizes, measured[0], measured[-1])
-    if np.array_equal(nearest, sizes):
+    """Times taken at the nearest measured size, brought to larger `sizes` by the roofline's ratio."""
+    largest = measured[-1]
+    if not np.any(sizes > largest):
         return inside
-    return inside * np.where(nearest == sizes, 1.0, roof(sizes) / roof(nearest))
+    return inside * np.where(sizes > largest, roof(sizes) / roof(np.minimum(sizes, largest)), 1.0)

@@ -4,8 +4,8 @@ A Parquet file with one row for each measurement, as `ooco-gym calibrate` writes
 needs depends on its `op`; shapes are those of one chip of an instance, and `time_us` is of one run of the operator:
 
 - `gemm`, or `gemm:<name>`: `n_tokens, d_in, d_out` (the LM head too; its tokens are sequences);
-- `elt:<name>`: `n_tokens, d_in` (the hidden width), and `h_q, h_kv, tp` of the model where they are known;
-  the sampler (`elt:sampler`): `n_tokens` (sequences);
+- `elt:<name>`: `n_tokens, d_in` (the hidden width), and where they are known `d_out` (the inner width of the MLP on
+  one chip) and `h_q, h_kv, tp` of the model; the sampler (`elt:sampler`): `n_tokens` (sequences);
 - `attn_prefill`: `batch, q_len, prefix, h_q, h_kv, d_h`; rows of one prompt are used;
 - `attn_decode`: `batch, context_len, h_q, h_kv, d_h`;
 - `all_reduce`: `n_gpus, bytes`; the fastest of several kernels counts.
@@ -77,6 +77,7 @@ class Measurements:
         rows = np.isin(self._ops, [f"elt:{alias}" for alias in NAMES[name]])
         if name != "sampler":
             wanted = {"d_in": model.hidden, "h_q": model.heads, "h_kv": model.kv_heads, "tp": tp}
+            wanted |= {"d_out": -(-model.intermediate // tp)} if name == "activation" else {}
             for size, value in wanted.items():
                 rows &= (self._sizes[size] == value) | (np.isnan(self._sizes[size]) & (size != "d_in"))
         return self._curve("n_tokens", np.flatnonzero(rows)) if rows.any() else None
@@ -124,6 +125,9 @@ def measurements(chip: ChipSpec) -> Measurements | None:
     """
     if not chip.tables:
         return None
+    if os.path.isdir(chip.tables):
+        raise UserError(f"chip '{chip.name}': tables '{chip.tables}' is a folder; expected a Parquet file of measured "
+                        f"operators: ooco-gym calibrate data={chip.tables} makes one of what is in it")
     try:
         changed = os.stat(chip.tables).st_mtime_ns
     except OSError:

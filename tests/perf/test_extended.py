@@ -1,0 +1,177 @@
+"""`timing=extended`: sane for every size, no faster than its launches, the roofline where a kernel is missing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from perf_chips import KERNELS, decode_s, deploy, prefill_s
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, list_chips, load_chip, prefill_latency_ps
+from ooco_gym.perf.describe import describe_iteration
+
+FORMS = [deploy("ooco"), deploy("ooco_xllm"), deploy("extended"), deploy("measured"),
+         deploy("extended", model="qwen2_5_72b", tp=4), deploy("ooco", model="qwen2_5_72b", tp=4),
+         deploy("extended", model="opt_13b")]
+SIZES = st.lists(st.integers(1, 40_000), min_size=2, max_size=12).map(sorted)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(FORMS), SIZES)
+def test_dense_operators_are_positive_and_never_fall_with_tokens(deployment, tokens):
+    sizes = np.array(tokens, dtype=np.float64)
+    for cost in [*deployment.form.dense(deployment.shard, sizes), *deployment.form.head(deployment.shard, sizes)]:
+        assert cost.seconds.shape == cost.compute_bound.shape == sizes.shape
+        assert np.isfinite(cost.seconds).all() and (cost.seconds > 0).all()
+        assert (np.diff(cost.seconds) >= -1e-12).all(), cost.name
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(FORMS), st.integers(1, 512), SIZES)
+def test_decode_attention_never_falls_with_context_or_batch(deployment, batch, contexts):
+    attention = deployment.form.attention(deployment.shard, "decode")
+    sizes = np.array(contexts, dtype=np.float64)
+    taken = decode_s(attention, batch, sizes)
+    assert np.isfinite(taken).all() and (taken > 0).all()
+    assert (np.diff(taken) >= 0).all()
+    assert (decode_s(attention, batch + 1, sizes) >= taken).all()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(FORMS), st.integers(1, 9000), st.integers(0, 60_000), st.integers(1, 500))
+def test_prefill_attention_never_falls_with_tokens_or_context(deployment, q, earlier, more):
+    attention = deployment.form.attention(deployment.shard, "prefill")
+    taken = prefill_s(attention, q, q + earlier)
+    assert 0 < taken < np.inf
+    assert taken <= prefill_s(attention, q + more, q + more + earlier) * (1 + 1e-12)
+    assert taken <= prefill_s(attention, q, q + earlier + more) * (1 + 1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20_000), st.sampled_from([1, 2, 4, 8]))
+def test_nothing_is_faster_than_its_launches_and_roofs(tokens, tp):
+    deployment = deploy("extended", tp=tp)
+    model, size = deployment.model, np.array(float(tokens))
+    costs = {cost.name: float(cost.seconds) for cost in deployment.form.dense(deployment.shard, size)}
+    gemm, elementwise, link = KERNELS["gemm"], KERNELS["elementwise"], KERNELS["allreduce"]
+    for name in ("qkv", "o", "gate_up", "down"):
+        assert costs[name] > model.layers * gemm["launch_s"]
+    work = 2 * tokens * model.hidden * 2 * model.intermediate / tp * model.layers
+    assert costs["gate_up"] > model.layers * gemm["launch_s"] + work / gemm["flops_per_s"]
+    assert costs["norms"] > (2 * model.layers + 1) * elementwise["launch_s"]
+    assert costs["rotary"] > model.layers * elementwise["launch_s"] < costs["activation"]
+    assert costs["embedding"] > elementwise["launch_s"]
+    if tp > 1:
+        assert costs["all_reduce"] > (2 * model.layers + 1) * (link["latency_s"] + (tp - 1) * link["rank_latency_s"])
+    for phase in ("prefill", "decode"):
+        launch = KERNELS[f"{phase}_attention"]["launch_s"]
+        one = deployment.form.attention(deployment.shard, phase).seconds(*np.ones((4, 1)))
+        assert one[0] > model.layers * launch
+
+
+def test_partial_tiles_and_waves_cost_as_much_as_whole_ones():
+    deployment = deploy("extended")
+    narrow = deploy("extended", extended={**KERNELS, "gemm": {**KERNELS["gemm"], "waste": 0.0}})
+    tokens = np.array([4096.0, 4097.0])
+    with_waste, without = (np.diff(one.form.dense(one.shard, tokens)[2].seconds)[0] for one in (deployment, narrow))
+    assert with_waste > 5 * without > 0
+
+
+def test_a_causal_prompt_costs_about_half_of_the_square():
+    attention = deploy("extended").form.attention(deploy("extended").shard, "prefill")
+    ratio = prefill_s(attention, 16_384, 32_768) / prefill_s(attention, 16_384, 16_384)
+    assert 2.5 < ratio < 3.1  # 3 of the units of which a prompt's own triangle is 1
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_missing_kernels_take_the_rooflines_time(tp):
+    """An empty section leaves the paper's form, element-wise operators and one all-reduce more besides."""
+    bare, ooco = deploy("extended", tp=tp, extended={}), deploy("ooco", tp=tp)
+    tokens = np.array([1.0, 300.0, 5000.0])
+    ours, theirs = ({cost.name: cost.seconds for cost in one.form.dense(one.shard, tokens)} for one in (bare, ooco))
+    for name in ("qkv", "o", "down"):
+        np.testing.assert_allclose(ours[name], theirs[name])
+    if tp > 1:
+        np.testing.assert_allclose(ours["all_reduce"], theirs["all_reduce"] * (2 * 32 + 1) / (2 * 32))
+    np.testing.assert_allclose(bare.form.head(bare.shard, tokens)[0].seconds,
+                               ooco.form.head(ooco.shard, tokens)[0].seconds)
+    sums = np.array([[1e6], [100.0], [1e5], [8.0]])
+    for phase in ("prefill", "decode"):
+        a, b = (one.form.attention(one.shard, phase).seconds(*sums) for one in (bare, ooco))
+        assert a == pytest.approx(b)
+        assert bare.form.overhead_s(bare.shard, phase) == 0
+
+
+def test_gate_and_up_run_as_one_product():
+    """At a few tokens both are bound by memory; one launch, and the input read once, is what is saved."""
+    extended = deploy("extended", extended={**KERNELS, "gemm": {**KERNELS["gemm"], "exponent": 1e3}})
+    cost = {cost.name: cost for cost in extended.form.dense(extended.shard, np.array([1.0]))}["gate_up"]
+    weights = 2 * 4096 * 2 * 14336
+    assert cost.seconds[0] == pytest.approx(32 * (3.7e-6 + weights / 3.96e12), rel=1e-3)
+
+
+def test_an_iteration_waits_for_its_host():
+    host = {"decode_floor_s": 0.02, "prefill_layer_floor_s": 1e-3, "decode_s": 1e-3}
+    waiting = deploy("extended", extended={**KERNELS, "overhead": host})
+    table = cost_table(waiting, 64, 4096)
+    assert decode_latency_ps(table, 1, 100) == pytest.approx(21e9, rel=1e-6)
+    assert prefill_latency_ps(table, [(16, 16)]) == pytest.approx(32e9, rel=1e-6)
+    report = describe_iteration(waiting, decode=[100])
+    assert report.latency_s == pytest.approx(21e-3)
+    assert report.operator_shares["host"] > 0.5
+    assert report.bottleneck == "overhead"
+    assert describe_iteration(waiting, prefill=[(9000, 9000)]).operator_shares["host"] == 0
+
+
+@pytest.mark.parametrize("deployment", [FORMS[2], FORMS[4], FORMS[6]], ids=lambda one: one.model.name)
+def test_bs_sat_is_where_compute_takes_over_for_good(deployment):
+    batch = np.arange(1.0, 2000.0)
+    costs = deployment.form.dense(deployment.shard, batch)
+    bound = np.all([cost.compute_bound for cost in costs if cost.kind == "gemm"], axis=0)
+    saturation = deployment.bs_sat
+    assert bound[saturation - 1:].all()
+    assert not bound[saturation - 2]
+
+
+@pytest.mark.parametrize(("model", "tp", "step_error"), [
+    ("qwen2_5_7b", 1, 0.02), ("qwen2_5_72b", 4, 0.02), ("llama_3_1_8b", 1, 0.035), ("llama_2_7b", 1, 0.08)])
+def test_lines_of_the_cost_table_stay_close_to_the_form(model, tp, step_error):
+    """Two lines a batch size stand for a p-norm: no step is off by more, the mean by a fraction of it."""
+    deployment = deploy("extended", model=model, tp=tp)
+    form, shard, table = deployment.form, deployment.shard, cost_table(deployment, 256, 64)
+    batch, contexts = np.arange(1.0, 257.0), np.geomspace(16, 65_536, 40)
+    total = batch[:, None] * contexts
+    costs = [*form.dense(shard, batch), *form.head(shard, batch)]
+    exact = np.sum([cost.seconds for cost in costs], axis=0)[:, None] + form.overhead_s(shard, "decode")
+    exact = exact + form.attention(shard, "decode").seconds(total, batch[:, None], total, batch[:, None])
+    lines = table.decode_lines[1:].astype(np.float64)
+    taken = np.maximum(lines[:, :1] + lines[:, 1:2] * total, lines[:, 2:3] + lines[:, 3:] * total) / 1e12
+    error = np.abs(taken / exact - 1)
+    assert error.max() <= step_error
+    assert error.mean() <= step_error / 3
+
+
+def test_a_chip_without_kernels_is_named_with_what_to_do():
+    with pytest.raises(UserError) as error:
+        cost_table(deploy("extended", extended=None), 8, 8)
+    assert "chip 'h200_kernels' has no section 'extended'" in str(error.value)
+    assert "ooco-gym calibrate" in str(error.value)
+    for name in list_chips():
+        assert (f" {name}" in str(error.value)) == (load_chip(name).extended is not None)
+
+
+@pytest.mark.parametrize("name", [name for name in list_chips() if load_chip(name).extended])
+def test_shipped_kernels_give_a_sane_table(name):
+    """No faster than the datasheet's peak, and within a factor of three of the paper's form."""
+    deployment, paper = (Deployment.from_config({"chip": name, "model": "llama_3_1_8b", "timing": timing})
+                         for timing in ("extended", "ooco"))
+    batches: list[dict[str, Any]] = [{"decode": [1000] * 64}, {"prefill": [(2048, 2048)]}]
+    for batch in batches:
+        report, other = describe_iteration(deployment, **batch), describe_iteration(paper, **batch)
+        assert other.latency_s / 3 < report.latency_s < 3 * other.latency_s
+    flops = 2 * 2048 * (deployment.model.parameters - deployment.model.vocab * deployment.model.hidden * 2)
+    assert describe_iteration(deployment, prefill=[(2048, 2048)]).latency_s > flops / deployment.chip.peak_flops_per_s
