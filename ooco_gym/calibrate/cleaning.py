@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.calibrate.rows import Rows, counted
+from ooco_gym.calibrate.rows import COLUMNS, ORIGIN, Rows, counted
 from ooco_gym.perf.specs import ChipSpec
 
 PEAK_SLACK = 1.1
@@ -69,9 +69,8 @@ def complete(rows: Rows) -> Rows:
     context = np.where(prefill & np.isnan(context), q + prefix, context)
     prefix = np.where(prefill & np.isnan(rows["prefix"]), np.maximum(context - q, 0.0), prefix)
     heads = np.where(np.isnan(rows["d_h"]) & np.isin(kind, ("attn_prefill", "attn_decode")), 128.0, rows["d_h"])
-    filled = {name: rows[name] for name in ("device", "model", "op", "kernel", "source", "file", "row", "tp", "n_tokens",
-                                           "batch", "d_in", "d_out", "h_q", "h_kv", "n_gpus", "bytes", "time_us")}
-    return Rows(filled | {"q_len": q, "prefix": prefix, "context_len": context, "d_h": heads})
+    same = {name: rows[name] for name in (*COLUMNS, *ORIGIN)}
+    return Rows(same | {"q_len": q, "prefix": prefix, "context_len": context, "d_h": heads})
 
 
 def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:

@@ -219,9 +219,11 @@ def _decode_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 def _allreduce_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     link = chip.peak_link_bytes_per_s
     free = [Free("bytes_per_s", 0.6 * link, 1e-3 * link, 3.0 * link), Free("latency_s", 6e-6, 1e-8, 1e-2),
-            Free("ramp_bytes", 1e6, 1.0, 1e9, off=True), _NORM]
+            Free("ramp_bytes", 1e5, 1.0, 1e9, off=True)]
     if len(np.unique(rows["n_gpus"])) > 1:
-        free.append(Free("rank_latency_s", 1e-6, 1e-9, 1e-3, off=True))
+        free += [Free("rank_latency_s", 2e-7, 1e-9, 1e-3, off=True),
+                 Free("direct_bytes_per_s", 0.6 * link, 1e-2 * link, 3.0 * link),
+                 Free("ring_latency_s", 5e-6, 1e-9, 1e-2, off=True)]
     return free
 
 

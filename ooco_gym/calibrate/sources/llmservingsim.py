@@ -10,8 +10,6 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.tables import Frame
 from ooco_gym.errors import UserError

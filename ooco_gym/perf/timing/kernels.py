@@ -139,6 +139,10 @@ class AllReduceParameters(_Mapped):
     """Of the norm of latency and transfer; 1 adds them."""
     ramp_bytes: float = 0.0
     """Moving `x` bytes takes as long as `x + sqrt(x * ramp_bytes)` would at full rate: links fill slowly."""
+    direct_bytes_per_s: float = 0.0
+    """Rate at which a chip reads the whole payload of all others, the faster way for small ones; 0: there is none."""
+    ring_latency_s: float = 0.0
+    """What the ring takes beyond that way's latency."""
     switch_bytes: float = 0.0
     """Payload from which another kernel is used; 0: none."""
     switched_bytes_per_s: float = 0.0
@@ -282,11 +286,18 @@ def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float
 
 
 def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) -> np.ndarray:
-    """Seconds of an all-reduce of `payload_bytes` over `n` chips (0 on one): a ring moves `2 (n - 1) / n` of them."""
+    """Seconds of an all-reduce of `payload_bytes` over `n` chips (0 on one).
+
+    A ring moves `2 (n - 1) / n` of the payload over each link; read directly, `n - 1` payloads move, in one step. The
+    faster of the two is taken.
+    """
     ranks, payload = _array(n), _array(payload_bytes)
     moved = 2.0 * (ranks - 1.0) / ranks * payload
     transfer = (moved + np.sqrt(moved * p.ramp_bytes)) / p.bytes_per_s
-    seconds = norm(p.exponent, p.latency_s + (ranks - 1.0) * p.rank_latency_s, transfer)
+    latency = p.latency_s + (ranks - 1.0) * p.rank_latency_s
+    seconds = norm(p.exponent, latency + p.ring_latency_s, transfer)
+    if p.direct_bytes_per_s:
+        seconds = np.minimum(seconds, norm(p.exponent, latency, (ranks - 1.0) * payload / p.direct_bytes_per_s))
     if p.switch_bytes:
         other = p.switched_latency_s + moved / (p.switched_bytes_per_s or p.bytes_per_s)
         seconds = np.where(payload >= p.switch_bytes, other, seconds)
