@@ -101,7 +101,7 @@ def test_bad_input_is_one_sentence_and_writes_nothing(tmp_path, changes, message
 def test_extended_timing_shows_its_operators_and_where_it_extrapolates(tmp_path, capsys):
     validity = {"max_batch": 128, "tp": [1]}
     figures = main(config(str(tmp_path), chip=chip(validity=validity), timing="extended", compare_chip=None))
-    assert {"norms", "rotary", "activation", "embedding", "lm_head", "sampler"} <= set(
+    assert {"norm", "rotary", "activation", "embedding", "lm_head", "sampler"} <= set(
         figures["decode"][0]["operator_shares"])
     for row in [*figures["decode"], *figures["prefill"]]:
         assert sum(row["kind_shares"].values()) == pytest.approx(1)
@@ -111,7 +111,7 @@ def test_extended_timing_shows_its_operators_and_where_it_extrapolates(tmp_path,
     printed = " ".join(capsys.readouterr().out.split())
     assert "other" in printed and "Note: chip 'h200_kernels': its figures were fitted up to" in printed
     traces = {trace.name for trace in build_figure(figures).data}
-    assert {"norms", "activation", "sampler", "memory bandwidth", "context 250"} <= traces
+    assert {"norm", "activation", "sampler", "memory bandwidth", "context 250"} <= traces
 
 
 def test_a_comparison_without_kernels_is_a_note_and_no_error(capsys):

@@ -62,7 +62,7 @@ def test_nothing_is_faster_than_its_launches_and_roofs(tokens, tp):
         assert costs[name] > model.layers * gemm["launch_s"]
     work = 2 * tokens * model.hidden * 2 * model.intermediate / tp * model.layers
     assert costs["gate_up"] > model.layers * gemm["launch_s"] + work / gemm["flops_per_s"]
-    assert costs["norms"] > (2 * model.layers + 1) * elementwise["launch_s"]
+    assert costs["norm"] > (2 * model.layers + 1) * elementwise["launch_s"]
     assert costs["rotary"] > model.layers * elementwise["launch_s"] < costs["activation"]
     assert costs["embedding"] > elementwise["launch_s"]
     if tp > 1:

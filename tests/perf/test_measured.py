@@ -41,7 +41,7 @@ def test_measured_sizes_come_out_and_sizes_between_lie_between(tables):
         times = dense_us(deployment, tokens)
         for name in ("qkv", "o", "gate_up", "down"):
             assert times[name] == pytest.approx(LAYERS * (20 + 0.3 * tokens))
-        assert times["norms"] == pytest.approx((2 * LAYERS + 1) * (2 + 0.01 * tokens))
+        assert times["norm"] == pytest.approx((2 * LAYERS + 1) * (2 + 0.01 * tokens))
         assert times["rotary"] == times["activation"] == pytest.approx(LAYERS * (2 + 0.01 * tokens))
         assert times["embedding"] == pytest.approx(2 + 0.01 * tokens)
         head = {cost.name: 1e6 * float(cost.seconds[0])
@@ -62,7 +62,7 @@ def test_attention_is_looked_up_by_requests_and_context(tables):
 def test_beyond_the_measured_sizes_the_roofline_goes_on(tables):
     deployment, roofline = deploy("measured", tables=tables), deploy("extended")
     ours, theirs = ([dense_us(one, tokens) for tokens in (512, 4096)] for one in (deployment, roofline))
-    for name in ("qkv", "down", "norms", "activation"):
+    for name in ("qkv", "down", "norm", "activation"):
         assert ours[1][name] / ours[0][name] == pytest.approx(theirs[1][name] / theirs[0][name])
     attention = deployment.form.measured_attention(deployment.shard)
     assert attention is not None
@@ -88,7 +88,7 @@ def test_what_was_not_measured_takes_the_rooflines_time_and_is_said(tmp_path):
 
 def test_another_model_is_not_measured_and_its_own_shapes_are(tables):
     other = deploy("measured", model="qwen2_5_72b", tp=4, tables=tables)
-    assert unmeasured(other.shard) == ["qkv", "o", "gate_up", "down", "lm_head", "embedding", "norms", "activation",
+    assert unmeasured(other.shard) == ["qkv", "o", "gate_up", "down", "lm_head", "embedding", "norm", "activation",
                                        "rotary", "prefill attention", "decode attention", "all_reduce"]
     assert other.form.measured_attention(other.shard) is None
     roofline = deploy("extended", model="qwen2_5_72b", tp=4)

@@ -26,7 +26,8 @@ from ooco_gym.perf.timing._curves import Curve, Surface
 SIZES = ("n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q", "h_kv", "d_h", "tp", "n_gpus",
          "bytes")
 NAMES = {
-    "norms": ("norms", "norm", "layernorm", "input_layernorm", "post_attention_layernorm", "rms_norm"),
+    "norm": ("norm", "layernorm", "input_layernorm", "post_attention_layernorm", "rms_norm"),
+    "final_norm": ("final_norm", "final_layernorm"),
     "rotary": ("rotary", "rotary_emb", "rope", "attn_rope"),
     "activation": ("activation", "act_fn", "mlp_act"),
     "embedding": ("embedding", "emb"),

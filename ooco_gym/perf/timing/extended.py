@@ -52,7 +52,7 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     queries, keys = model.q_width // tp, max(model.kv_heads // tp, 1) * model.head_dim
     found = [
         Elementwise("embedding", 2.0 * model.dtype_bytes * model.hidden, 1),
-        Elementwise("norms", 4.0 * model.dtype_bytes * model.hidden, 2 * model.layers + 1),
+        Elementwise("norm", 4.0 * model.dtype_bytes * model.hidden, 2 * model.layers + 1),
         Elementwise("activation", (3.0 if model.gated_mlp else 2.0) * model.dtype_bytes * down, model.layers),
     ]
     if not model.position_rows:
