@@ -45,22 +45,24 @@ class Slo:
 
 @dataclass(frozen=True)
 class Pool:
-    """Equal instances of one role."""
+    """Equal instances of one role; `kv_blocks` where their number is known rather than computed from the memory."""
 
     chip: Any
     tp: int = 1
     pp: int = 1
     count: int = 1
+    kv_blocks: int | None = None
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """Pools of relaxed and strict instances that serve one model."""
+    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and decode in one batch)."""
 
     name: str
     model: Any
-    relaxed: tuple[Pool, ...]
-    strict: tuple[Pool, ...]
+    relaxed: tuple[Pool, ...] = ()
+    strict: tuple[Pool, ...] = ()
+    mixed: tuple[Pool, ...] = ()
     kv_fraction: float = 0.9
     block_tokens: int = 16
     kv_link_bytes_per_s: float = 25e9
@@ -77,8 +79,11 @@ class Cluster:
         raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
         name = short_name(raw if isinstance(value, Mapping) else value)
         check_keys(f"cluster '{name}'", raw, cls.__dataclass_fields__)
-        for role in ("relaxed", "strict"):
+        for role in ("relaxed", "strict", "mixed"):
             raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
+        if raw["mixed"] and (raw["relaxed"] or raw["strict"]):
+            raise UserError(f"cluster '{name}': give mixed instances, or relaxed and strict ones, not both")
+        for role in () if raw["mixed"] else ("relaxed", "strict"):
             if not raw[role]:
                 raise UserError(f"cluster '{name}': pool '{role}' needs at least one instance")
         if "model" not in raw:
@@ -90,10 +95,10 @@ class Cluster:
         return cluster
 
     def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
-        """(role, deployment) of each instance, relaxed ones first."""
+        """(role, deployment) of each instance, relaxed ones before strict ones."""
         model = load_model(self.model)
         return [(role, _deployment(self, pool, model, timing))
-                for role, pools in (("relaxed", self.relaxed), ("strict", self.strict))
+                for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
                 for pool in pools for _ in range(pool.count)]
 
 
@@ -108,7 +113,8 @@ def _pool(group: Any, role: str) -> Pool:
 
 
 def _deployment(cluster: Cluster, pool: Pool, model: Any, timing: str) -> Deployment:
-    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction, timing, cluster.block_tokens)
+    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction, timing, cluster.block_tokens,
+                      known_kv_blocks=pool.kv_blocks)
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ class Deployment:
         timing: name of the timing form (`ooco_gym.perf.timing`).
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
+        known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
 
     Raises:
         UserError: the weights do not fit, or the model cannot be split that way.
@@ -37,6 +38,7 @@ class Deployment:
     timing: str = "ooco"
     block_tokens: int = 16
     causal_factor: float = 1.0
+    known_kv_blocks: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("tp", "pp", "block_tokens"):
@@ -47,6 +49,8 @@ class Deployment:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value <= 1:
                 raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
+        if self.known_kv_blocks is not None and (not isinstance(self.known_kv_blocks, int) or self.known_kv_blocks < 2):
+            raise UserError(f"kv_blocks must be a whole number of at least 2, got '{self.known_kv_blocks}'")
         timing_form(self.timing)
         self._check_split()
         if self.kv_blocks < 1:
@@ -109,7 +113,9 @@ class Deployment:
 
     @property
     def kv_blocks(self) -> int:
-        """Whole KV blocks that fit."""
+        """Whole KV blocks that fit, or those that are known to be there."""
+        if self.known_kv_blocks is not None:
+            return self.known_kv_blocks
         return max(0, int(self.kv_capacity_bytes // (self.kv_bytes_per_token * self.block_tokens)))
 
     @property

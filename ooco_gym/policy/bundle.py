@@ -13,7 +13,9 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.sim import state as s
 
 # Parameters of any policy that the simulator itself reads, and the counter that they set.
-SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME}
+SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME,
+            "max_num_batched_tokens": s.MIXED_TOKENS, "max_num_seqs": s.MIXED_SEQUENCES,
+            "by_priority": s.MIXED_PRIORITY, "reserved_blocks": s.RESERVED_BLOCKS}
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 
@@ -64,6 +66,8 @@ class Policy:
         params: declared parameters, in the order of their places in State.params.
         values: a value for each parameter.
         class_blind: offline requests are scheduled as online ones (base P/D).
+        mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
+            ones.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
             policy and a `sim.build.Facts`, returns values to set.
     """
@@ -72,6 +76,7 @@ class Policy:
     params: tuple[Param, ...] = ()
     values: Mapping[str, Any] = field(default_factory=dict)
     class_blind: bool = False
+    mixed: bool = False
     route: Any = None
     interrupt: Any = None
     gate: Any = None

@@ -103,6 +103,18 @@ def least_backlog(state, online):
 
 
 @inner
+def fewest_requests(state):
+    """Instance with the fewest requests, running and waiting; of equals the first."""
+    best, least = 0, NEVER
+    for instance in range(state.counters[RELAXED_COUNT]):
+        spec = state.instances[instance]
+        requests = spec.running + spec.online_waiting + spec.offline_waiting
+        if requests < least:
+            best, least = instance, requests
+    return best
+
+
+@inner
 def lightest_strict(state, slot, bound_ps):
     """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
     best, least = state.counters[RELAXED_COUNT], NEVER

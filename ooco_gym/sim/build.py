@@ -52,7 +52,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a policy may be prepared with: the strict instances' timing, the SLO, the workload's mean context."""
+    """What a policy may be prepared with: the timing of those that decode, the SLO, the workload's mean context."""
 
     strict: CostTable
     tpot_s: float
@@ -74,7 +74,7 @@ class Facts:
 
 def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
     """What policies may be prepared with. The mean context weighs requests by the steps that they are in."""
-    strict = next(machine for machine in machines if machine.role == "strict")
+    strict = next((machine for machine in machines if machine.role == "strict"), machines[-1])
     output = trace.output_tokens.astype(np.float64)
     context = trace.prompt_tokens + 0.5 * output
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
@@ -106,7 +106,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     tables = [_table(machine.deployment, rules.max_batch) for machine in machines]
     unique = list({id(table): table for table in tables}.values())
     _check_slo(unique, rules)
-    relaxed = sum(machine.role == "relaxed" for machine in machines)
+    relaxed = sum(machine.role != "strict" for machine in machines)  # where requests arrive
     links = relaxed * (len(machines) - relaxed)
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
     state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
@@ -115,12 +115,15 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _fill_instances(state, machines, tables, unique, rows)
     _fill_links(state, relaxed, rules)
     _fill_requests(state, trace, rules, window_s, class_blind)
-    _price_requests(state, tables[0], tables[relaxed])
+    _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
     _charge_decisions(state, len(unique), rules.decision_s)
     _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
     state.params[:] = params
     for slot, value in settings.items():
         state.counters[slot] = value
+    if state.counters[s.MIXED_SEQUENCES] >= rules.max_batch:
+        raise UserError(f"max_num_seqs={state.counters[s.MIXED_SEQUENCES]} must be below the cluster's max_batch="
+                        f"{rules.max_batch}")
     return state
 
 
@@ -243,6 +246,7 @@ def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[floa
     counters[s.GATE_WINDOW] = 8
     counters[s.PREFILL_TOKENS] = 2048
     counters[s.BLOCK_TOKENS] = rules.block_tokens
+    counters[s.MIXED_TOKENS], counters[s.MIXED_SEQUENCES] = 2048, rules.max_batch - 1
     counters[s.TPOT_MIN_TOKENS] = rules.tpot_min_tokens
     counters[s.TPOT_FROM_DECODE] = int(rules.tpot_from_decode)
     counters[s.GATE_POLL_PS] = round(rules.gate_poll_s * s.PS_PER_S)

@@ -11,6 +11,7 @@ from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, settle, start_run, wake
 from ooco_gym.sim.memory import evict
+from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
 from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule
 from ooco_gym.sim.state import (
@@ -27,6 +28,7 @@ from ooco_gym.sim.state import (
     HOLD,
     HOLD_UNTIL_CHANGE,
     IDLE,
+    MIXED,
     NEVER,
     NO_POINT,
     NOW,
@@ -117,6 +119,10 @@ def legal(answer, count):
 def dispatch(state, instance, gate, compose, evict_hook, pull):
     """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
     spec = state.instances[instance]
+    if spec.role == MIXED:
+        if spec.activity == IDLE:
+            start_mixed(state, instance)
+        return DONE
     while spec.activity == IDLE:
         if spec.stage == CHOOSE:
             if spec.role == RELAXED:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +124,7 @@ class Simulation:
         cluster = self.scenario.load_cluster()
         machines = [Machine(role, deployment) for role, deployment in cluster.deployments(self.scenario.timing)]
         self.policy = prepared(policy_of(self.policy), facts_of(machines, trace, rules))
+        _check_architecture(self.policy, machines, cluster.name)
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=self.bulk,
@@ -189,6 +190,14 @@ class Simulation:
         if used:
             self._logged.append(self.state.log[:used].copy())
             self.state.counters[s.LOG_USED] = 0
+
+
+def _check_architecture(policy: Policy, machines: Sequence[Machine], cluster: str) -> None:
+    mixed = machines[0].role == "mixed"
+    if policy.mixed != mixed:
+        kinds = ("relaxed and strict instances", "mixed instances")
+        raise UserError(f"policy '{policy.name}' schedules {kinds[policy.mixed]}, but cluster '{cluster}' has "
+                        f"{kinds[mixed]}; choose another cluster or policy")
 
 
 def prepared(policy: Policy, facts: Facts) -> Policy:

@@ -14,8 +14,9 @@ from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_outstanding, charge_miss, count
+from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
-from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting
+from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
@@ -27,10 +28,13 @@ from ooco_gym.sim.state import (
     EVENTS,
     HEAP_SIZE,
     HORIZON,
+    IDLE,
     INTERRUPT,
     INTERRUPT_FOR,
     LOG_FULL,
     LOG_USED,
+    MIXED,
+    MIXING,
     NEVER,
     NEXT_ARRIVAL,
     NEXT_DEADLINE,
@@ -50,6 +54,7 @@ from ooco_gym.sim.state import (
     REJECTED,
     RELAXED,
     RELAXED_COUNT,
+    RESERVED_BLOCKS,
     RETRY_PUSHES,
     ROUTE,
     RULES_TYPE,
@@ -136,6 +141,9 @@ def _arrive(state, slot, route):
     if request.urgent and (spec.activity == PREFILL_OFFLINE or spec.activity == DECODE) and not spec.interrupted:
         cut(state, instance)
         add_task(state, INTERRUPT_FOR, instance, slot)
+    elif spec.role == MIXED:
+        if spec.activity == IDLE:  # its next iteration sees all that arrives at this very time
+            schedule(state, instance, counters[NOW])
     else:
         wake(state, instance)
     return TASK_DONE
@@ -144,7 +152,7 @@ def _arrive(state, slot, route):
 @inner
 def _too_large(state, request):
     """Whether a request could not even run alone, on some instance that it may come to."""
-    blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1)
+    blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1) + state.counters[RESERVED_BLOCKS]
     for instance in range(state.instances.size):
         if blocks > state.instances[instance].total_blocks:
             return True
@@ -181,6 +189,8 @@ def _end_iteration(state, instance):
             retry_waiting(state)  # of a relaxed instance too: the room reserved for one that was leaving is free again
     elif spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
         end_prefill(state, instance)
+    elif spec.activity == MIXING:
+        end_mixed(state, instance)
     add_dispatch(state, instance)
 
 

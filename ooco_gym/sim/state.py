@@ -22,10 +22,10 @@ STATUS_NAMES = ("future", "waiting", "prefilling", "push_waiting", "resident", "
                 "rejected")
 
 # --- Instance roles and activities ----------------------------------------------------------------------------------
-RELAXED, STRICT = range(2)
-ROLE_NAMES = ("relaxed", "strict")
-IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE = range(4)
-ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode")
+RELAXED, STRICT, MIXED = range(3)
+ROLE_NAMES = ("relaxed", "strict", "mixed")
+IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE, MIXING = range(5)
+ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode", "mixed")
 
 # --- Rows of State.members: who holds KV memory on an instance, and who runs ----------------------------------------
 URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
@@ -79,7 +79,7 @@ REQUEST = np.dtype(
         ("previous", np.int32),  # neighbours in the one queue that holds it
         ("next", np.int32),
         ("position", np.int32),  # index in its instance's member list
-        ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it
+        ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it (mixed: so many tokens)
         ("first_token_ps", np.int64),
         ("finish_ps", np.int64),
         ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
@@ -87,7 +87,10 @@ REQUEST = np.dtype(
         ("evictions", np.int32),
         ("migrations", np.int32),
         ("interruptions", np.int32),
-        ("spare", np.int32, (5,)),  # three whole lines of the processor's cache a request
+        # on mixed instances
+        ("computed_tokens", np.int32),  # tokens whose keys and values are in memory
+        ("scheduled_tokens", np.int32),  # new tokens in the iteration in progress
+        ("spare", np.int32, (3,)),  # three whole lines of the processor's cache a request
     ],
     align=True,
 )
@@ -204,12 +207,12 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
- GAP_PS,
+ GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, MIXED_PRIORITY, RESERVED_BLOCKS,
  DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(60)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(64)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
 # of offline work in the system, times seconds) -----------------------------------------

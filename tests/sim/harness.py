@@ -33,6 +33,7 @@ class Setup:
     requests: tuple[tuple[float, int, int, bool], ...]
     relaxed: tuple[tuple[str, int], ...] = (("ascend_910c", 1),)  # (chip, tensor parallelism)
     strict: tuple[tuple[str, int], ...] = (("ascend_910c", 1),)
+    mixed: tuple[tuple[str, int], ...] = ()
     kv_tokens: int | None = None  # memory of each instance; None: what the chip has
     policy: str | Policy = "ooco"
     values: tuple[tuple[str, Any], ...] = ()
@@ -62,7 +63,8 @@ def machines_of(setup: Setup) -> list[Machine]:
     """The instances, relaxed ones first."""
     model = load_model("qwen2_5_7b")
     return [Machine(role, Deployment(load_chip(chip), model, tp))
-            for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict)) for chip, tp in pool]
+            for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict), ("mixed", setup.mixed))
+            for chip, tp in pool]
 
 
 class Episode:
@@ -73,6 +75,7 @@ class Episode:
         self.setup, trace = setup, setup.trace() if trace is None else trace
         rules = Rules(**{**DEFAULT_RULES, **setup.rules})
         machines = machines_of(setup)
+        self.machines = machines
         policy = get_policy(setup.policy) if isinstance(setup.policy, str) else setup.policy
         policy = policy.with_values(dict(setup.values))
         facts: Facts = facts_of(machines, trace, rules)

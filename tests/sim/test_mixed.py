@@ -1,0 +1,144 @@
+"""Mixed instances: the schedule of vLLM's V1 scheduler token by token, the iteration's latency, what is conserved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import traces
+from harness import Episode, Setup, differences, play
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm_schedule import Request, Schedule
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import cost_table
+from ooco_gym.perf.table import attention_ps, dense_ps
+from ooco_gym.scenario import Cluster, Scenario
+from ooco_gym.sim import state as s
+from ooco_gym.sim.driver import Simulation
+
+POLICIES = ("vllm_fcfs", "vllm_priority")
+VALUES = st.fixed_dictionaries({"max_num_batched_tokens": st.sampled_from((1, 16, 100, 2048)),
+                                "max_num_seqs": st.sampled_from((1, 3, 16, 63)),
+                                "reserved_blocks": st.sampled_from((0, 1))})
+
+
+@st.composite
+def mixed_setups(draw: st.DrawFn, instances: int = 1, **fixed: Any) -> Setup:
+    """Random episodes on mixed instances, most of them short of memory."""
+    values = tuple(sorted(draw(VALUES).items()))
+    chips = draw(st.lists(st.sampled_from((("ascend_910c", 1), ("h800", 1))), min_size=1, max_size=instances))
+    return Setup(requests=draw(traces()), relaxed=(), strict=(), mixed=tuple(chips),
+                 policy=draw(st.sampled_from(POLICIES)), kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))),
+                 values=values, window_s=(0.0, 20.0)).with_(**fixed)
+
+
+def steps(episode: Episode):
+    """Plays on event by event; yields at the beginning of each iteration of the only instance."""
+    spec, begun = episode.state.instances[0], -1
+    while (at_ps := episode.next_event_ps()) < s.NEVER:
+        if episode.advance(at_ps) == s.DONE:
+            return
+        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
+            begun = int(spec["steps_begun"])
+            yield spec
+
+
+@given(mixed_setups())
+def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
+    """Tokens of each request and preemptions equal those of the restated scheduler, in every iteration."""
+    episode = Episode(setup)
+    requests, counters = episode.state.requests, episode.state.counters
+    usable = int(episode.state.instances[0]["total_blocks"] - counters[s.RESERVED_BLOCKS])
+    other = Schedule(usable, int(counters[s.MIXED_TOKENS]), int(counters[s.MIXED_SEQUENCES]),
+                     bool(counters[s.MIXED_PRIORITY]))
+    arrived, last = 0, {}
+    for spec in steps(episode):
+        other.end(last)
+        while arrived < counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= spec["start_ps"]:
+            row = requests[arrived]
+            if row["status"] != s.REJECTED:
+                other.add(Request(arrived, int(row["prompt_tokens"]), int(row["output_tokens"]),
+                                  (1 - int(row["urgent"]), arrived)))
+            arrived += 1
+        last = other.step() or other.step()  # where all it did was to take memory, it is asked again at once
+        running = episode.state.members[s.BATCH, 0, : spec["running"]]
+        found = {int(slot): int(requests[slot]["scheduled_tokens"]) for slot in running}
+        assert {slot: tokens for slot, tokens in found.items() if tokens} == last
+        assert list(found) == [request.slot for request in other.running]
+        assert requests["evictions"].sum() == other.preemptions
+        assert spec["free_blocks"] - counters[s.RESERVED_BLOCKS] == other.free
+
+
+@given(mixed_setups(instances=3))
+def test_nothing_is_lost(setup: Setup) -> None:
+    """Online requests finish or have missed their promise; what runs holds memory, what is done holds none."""
+    state = play(setup).state
+    done = state.requests["status"] == s.FINISHED
+    counted = (state.requests["online"] == 1) & (state.requests["counted"] == 1)
+    assert (done | (state.requests["violated"] > 0))[counted].all()
+    assert (state.requests["generated_tokens"][done] == state.requests["output_tokens"][done]).all()
+    assert (state.requests["blocks"][done] == 0).all()
+    held = state.requests["blocks"][~done].sum()
+    assert held == (state.instances["total_blocks"] - state.instances["free_blocks"]).sum()
+    busy = sum(state.instances[key] for key in ("online_prefill_ps", "offline_prefill_ps", "decode_ps"))
+    assert (busy <= state.counters[s.NOW]).all()
+    assert (state.instances["free_blocks"] >= 0).all()
+
+
+@given(mixed_setups(instances=2), st.lists(st.floats(0.0, 30.0), max_size=5))
+def test_horizons_change_nothing(setup: Setup, horizons: list[float]) -> None:
+    episode = Episode(setup)
+    for horizon in sorted(horizons):
+        episode.play(round(horizon * s.PS_PER_S))
+    assert differences(episode.play().state, play(setup).state) == []
+
+
+def test_latency_is_that_of_the_tables() -> None:
+    """A chunk of 100 tokens beside three decodes: linear layers together, attentions one after the other."""
+    rows = ((0.0, 50, 40, True), (0.0, 60, 40, True), (0.0, 70, 40, True), (0.3, 400, 5, True))
+    setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="vllm_fcfs",
+                  values=(("max_num_batched_tokens", 203), ("max_num_seqs", 63)))
+    episode = Episode(setup)
+    requests = episode.state.requests
+    for _ in steps(episode):
+        if requests[3]["scheduled_tokens"] == 200 and requests[3]["computed_tokens"] == 200:
+            break
+    else:
+        pytest.fail("the second chunk never came")
+    table = cost_table(episode.machines[0].deployment, 63)
+    contexts = sum(int(requests[i]["computed_tokens"]) + 1 for i in range(3))
+    base, slope, other, rise = table.attention_lines[3]
+    expected = (dense_ps(table, 203) + table.head_ps[4] + max(base + slope * contexts, other + rise * contexts)
+                + round(float(attention_ps(table, *table.attention.features(np.array([200]), np.array([400]))))))
+    spec = episode.state.instances[0]
+    assert spec["end_ps"] - spec["start_ps"] == expected
+
+
+def test_recomputed_tokens_are_waste() -> None:
+    rows = tuple((0.0, 200, 150, i % 2 == 0) for i in range(12))
+    for policy in POLICIES:
+        state = play(Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy,
+                           kv_tokens=2800, values=(("max_num_seqs", 63),))).state
+        assert state.counters[s.EVICTIONS] > 0
+        assert state.counters[s.WASTED_TOKENS] == state.requests["wasted_tokens"].sum() > 0
+        assert (state.requests["wasted_tokens"][state.requests["evictions"] == 0] == 0).all()
+    assert (state.requests["evictions"][state.requests["online"] == 1] == 0).all(), "offline ones give way first"
+
+
+def test_architectures_do_not_mix() -> None:
+    scenario = Scenario(duration_s=60.0, rate_scale=0.1)
+    with pytest.raises(UserError, match=r"'vllm_fcfs' schedules mixed instances, but cluster 'pair_7b'"):
+        Simulation(scenario, "vllm_fcfs")
+    with pytest.raises(UserError, match=r"'ooco' schedules relaxed and strict instances, but cluster 'mixed_7b'"):
+        Simulation(scenario.with_(cluster="mixed_7b"), "ooco")
+    pool = [{"chip": "ascend_910c"}]
+    with pytest.raises(UserError, match="not both"):
+        Cluster.load({"model": "qwen2_5_7b", "mixed": pool, "relaxed": pool})
+
+
+def test_known_blocks_stand() -> None:
+    cluster = Cluster.load({"model": "qwen2_5_7b", "mixed": [{"chip": "ascend_910c", "kv_blocks": 2588}]})
+    assert [deployment.kv_blocks for _, deployment in cluster.deployments("ooco")] == [2588]
