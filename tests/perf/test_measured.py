@@ -221,3 +221,10 @@ def test_iterations_composed_of_measured_operators_come_out(tmp_path, device):
         assert taken == pytest.approx(row["T"], rel=1e-6)
         compared += 1
     assert compared > 80
+
+
+def test_no_tokens_are_no_division_by_zero(tables):
+    deployment = deploy("measured", extended=None, tables=tables)
+    with np.errstate(all="raise"):
+        costs = deployment.form.dense(deployment.shard, np.array([0.0, 10_000.0]))
+    assert all(np.isfinite(cost.seconds).all() for cost in costs)

@@ -64,7 +64,8 @@ class Surface:
 
 def _extend(inside: np.ndarray, sizes: np.ndarray, measured: np.ndarray, roof: Roof) -> np.ndarray:
     """Times taken at the nearest measured size, brought to larger `sizes` by the roofline's ratio."""
-    largest = measured[-1]
-    if not np.any(sizes > largest):
+    larger = np.asarray(sizes) > measured[-1]
+    if not larger.any():
         return inside
-    return inside * np.where(sizes > largest, roof(sizes) / roof(np.minimum(sizes, largest)), 1.0)
+    nearest = roof(np.minimum(sizes, measured[-1]))
+    return inside * np.divide(roof(sizes), nearest, out=np.ones(larger.shape), where=larger)
