@@ -157,6 +157,7 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
                                                        f"P99 {gaps['p99_s']:.4g} s")
         facts.add_row("online", f"{100 * figures['online_share']:.4g} %")
     for key, label in (("sessions", "sessions"), ("repeated_prefix_share", "share of repeated prefix blocks"),
+                       ("sharing_ratio", "share of prompt tokens seen before"),
                        ("length_rank_correlation", "rank correlation of lengths")):
         if figures.get(key) is not None:
             facts.add_row(label, f"{figures[key]:,.4g}")

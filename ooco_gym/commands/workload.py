@@ -127,8 +127,15 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
         tables.append(table)
     for side in ("prompt", "output"):
         facts.add_row(f"KS of {side} lengths", f"{report['lengths'][side]['ks']:.4f} ({report['lengths']['form']})")
-    if report["lengths"]["rank_correlation"] is not None:
-        facts.add_row("rank correlation of lengths", f"{report['lengths']['rank_correlation']:.3f} (generator: 0)")
+    lengths = report["lengths"]
+    if lengths["rank_correlation"] is not None:
+        facts.add_row("rank correlation of lengths",
+                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})")
+    if report["sharing"]:
+        shown = {key: "not known, no hashes" if report["sharing"][key] is None else f"{report['sharing'][key]:.3f}"
+                 for key in ("trace", "model")}
+        facts.add_row(f"share of prompt tokens seen before ({report['sharing']['form']})",
+                      f"{shown['trace']} (generator: {shown['model']})")
     for note in (*report["assumed"], *report["notes"]):
         facts.add_row("note", note)
     return tables

@@ -14,14 +14,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from ooco_gym.workload.keyed import keyed_generator
-from ooco_gym.workload.lengths import LengthModel
 
 BLOCK_S = 600.0
 DAY_S = 86_400.0
+WEEK_S = 7 * DAY_S
 _BASE_CELLS = 20
 _MIN_CELLS = 80
 _BLOCKS_AT_ONCE = 128
 _LOWEST_LAYER = 2.0**-8
+_DRIFT_HARMONICS = 3
 
 
 @dataclass(frozen=True)
@@ -43,12 +44,23 @@ class Bursts:
 
 @dataclass(frozen=True)
 class Arrivals:
-    """The arrival process: mean rate over a day (1/s), 24 hourly rates relative to it (mean 1), what rides on it."""
+    """The arrival process.
+
+    Attributes:
+        mean_rate_per_s: requests per second, mean over a day.
+        tide: 24 hourly rates relative to each other.
+        ou: processes on the log-intensity.
+        bursts: an on/off process, or None.
+        drift: standard deviation of the logarithm by which one week's tide differs from the mean one; 0: all alike.
+        batch_s: requests are let in at whole multiples of this many seconds; 0: as they come.
+    """
 
     mean_rate_per_s: float
     tide: tuple[float, ...]
     ou: tuple[OrnsteinUhlenbeck, ...] = ()
     bursts: Bursts | None = None
+    drift: float = 0.0
+    batch_s: float = 0.0
 
 
 def tide_at(tide: tuple[float, ...], time_s: np.ndarray) -> np.ndarray:
@@ -91,15 +103,41 @@ def intensity(arrivals: Arrivals, seed: int, stream: str, first_block: int, bloc
     for row in range(blocks):  # block by block, so that the same block is always computed on the same shape
         start_s = math.fmod((first_block + row) * BLOCK_S, DAY_S)
         rate[row] = np.exp(log[row]) * tide_at(tuple(tide), start_s + middles)
+        if arrivals.drift:
+            rate[row] *= drift_at(arrivals.drift, (first_block + row) * BLOCK_S + middles, seed, stream)
     if arrivals.bursts is not None:
         rate *= np.repeat(_burst_path(arrivals.bursts, counts[-1], seed, f"{stream}/bursts", first_block, blocks),
                           cells // counts[-1], axis=1)
     return rate
 
 
-def draw_requests(arrivals: Arrivals, lengths: LengthModel, *, start_s: float, duration_s: float, seed: int,
-                  stream: str, rate_scale: float) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-    """Yields (arrival_s float64[n], prompt_tokens int32[n], output_tokens int32[n]), sorted, piece by piece.
+def drift_at(sigma: float, time_s: np.ndarray, seed: int, stream: str) -> np.ndarray:
+    """Returns by how much this week's tide differs from the mean one, float64[n], mean 1 over many weeks.
+
+    Each week has a smooth curve over the day of its own, independent of the next week's; during a week's last day
+    the one fades into the other, so that nothing jumps and the spread stays the same.
+
+    Args:
+        sigma: standard deviation of the logarithm.
+        time_s: float64[n], seconds from the first midnight on, all in one block.
+        seed: of the realisation.
+        stream: as `draw_requests` has it.
+    """
+    angle = 2 * np.pi / DAY_S * time_s * np.arange(1, _DRIFT_HARMONICS + 1)[:, None]
+    waves = np.concatenate([np.cos(angle), np.sin(angle)]) / math.sqrt(_DRIFT_HARMONICS)
+    week = math.floor(time_s[0] / WEEK_S)
+    turn = np.pi / 2 * np.maximum(0.0, (time_s - (week + 1) * WEEK_S) / DAY_S + 1)
+    here, following = (keyed_generator(seed, f"{stream}/drift", number).standard_normal(len(waves)) @ waves
+                       for number in (week, week + 1))
+    return np.exp(sigma * (np.cos(turn) * here + np.sin(turn) * following) - sigma**2 / 2)
+
+
+def draw_requests(arrivals: Arrivals, *, start_s: float, duration_s: float, seed: int, stream: str,
+                  rate_scale: float) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    """Yields (arrival_s float64[n] sorted, random numbers float64[4, n], numbers int64[n]), piece by piece.
+
+    The random numbers, two uniform and two normal ones, are for the lengths; the number is the request's own,
+    whatever window and scale it is seen in.
 
     Each request carries a mark, its height under the rate's curve, and is kept if the mark is below `rate_scale`:
     so the requests of a smaller scale are among those of a larger one. Heights are drawn in layers (0 to 1/256, then
@@ -112,37 +150,40 @@ def draw_requests(arrivals: Arrivals, lengths: LengthModel, *, start_s: float, d
         rates = intensity(arrivals, seed, stream, first, count)
         pieces = [_block_requests(arrivals.mean_rate_per_s, rates[row], seed, stream, first + row, rate_scale)
                   for row in range(count)]
-        arrival_s = np.concatenate([piece[0] for piece in pieces])
-        draws = np.concatenate([piece[1] for piece in pieces], axis=1)
+        arrival_s, draws, numbers = (np.concatenate(column, axis=-1) for column in zip(*pieces, strict=True))
+        if arrivals.batch_s:
+            arrival_s = np.floor(arrival_s / arrivals.batch_s) * arrivals.batch_s
         inside = slice(*np.searchsorted(arrival_s, [start_s, end_s], side="left"))
-        draws = draws[:, inside]
-        yield (arrival_s[inside], lengths.prompt.tokens(draws[0], draws[2]), lengths.output.tokens(draws[1], draws[3]))
+        yield arrival_s[inside], draws[:, inside], numbers[inside]
 
 
 def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream: str, block: int,
-                    rate_scale: float) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the sorted arrival times float64[n] of one block and the length draws float64[4, n] that go with them."""
+                    rate_scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the sorted arrival times float64[n] of one block, the draws float64[4, n] and the numbers int64[n]."""
     cell_s = BLOCK_S / len(rate)
     total = np.concatenate([[0.0], np.cumsum(rate)])
     expected = mean_rate_per_s * total[-1] * cell_s
-    places, draws = [], []
+    places, draws, numbers = [], [], []
     for layer, (low, high) in enumerate(_layers(rate_scale)):
         generator = keyed_generator(seed, f"{stream}/requests", block, layer)
         n = generator.poisson(expected * (high - low))
         uniform = generator.random((4, n))
         values = np.concatenate([uniform[2:], generator.standard_normal((2, n))])
         place = uniform[0]
+        number = (block << 32) + (layer << 27) + np.arange(n)
         if high > rate_scale:
             kept = low + (high - low) * uniform[1] < rate_scale
-            place, values = place[kept], values[:, kept]
+            place, values, number = place[kept], values[:, kept], number[kept]
         places.append(place)
         draws.append(values)
+        numbers.append(number)
     target = np.concatenate(places) * total[-1]
     order = np.argsort(target, kind="stable")
     target = target[order]
     cell = np.minimum(np.searchsorted(total, target, side="right") - 1, len(rate) - 1)
     inside = np.clip((target - total[cell]) / np.where(rate[cell] > 0, rate[cell], 1.0), 0.0, 1.0)
-    return block * BLOCK_S + (cell + inside) * cell_s, np.concatenate(draws, axis=1)[:, order]
+    return (block * BLOCK_S + (cell + inside) * cell_s, np.concatenate(draws, axis=1)[:, order],
+            np.concatenate(numbers)[order])
 
 
 def _layers(rate_scale: float) -> Iterator[tuple[float, float]]:

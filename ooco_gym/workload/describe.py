@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.workload.sample import Sample
+from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
 DISPERSION_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
@@ -21,7 +22,8 @@ def describe(sample: Sample) -> dict[str, Any]:
     Keys: `requests`, `prompt_tokens` and `output_tokens` (`mean`, `sd`, `min`, `max`, `p1` … `p99.9`),
     `length_rank_correlation`, and with arrivals `span_s`, `rate_per_s`, `gaps` (`cv`, `mean_s`, `p50_s`, `p99_s`),
     `dispersion` and `peak_over_mean` (by window in seconds, as text), `online_share`, `sessions`,
-    `repeated_prefix_share`, and always `notes`. What the data cannot tell is None.
+    `repeated_prefix_share` (of blocks), `sharing_ratio` (of prompt tokens, in blocks of 512), and always `notes`.
+    What the data cannot tell is None.
     """
     figures: dict[str, Any] = {"name": sample.name, "requests": sample.requests}
     for field in ("prompt_tokens", "output_tokens"):
@@ -87,7 +89,7 @@ def _arrivals(trace: Trace) -> dict[str, Any]:
         "peak_over_mean": {f"{window_s:g}": _peak(arrival_s, window_s) for window_s in PEAK_S},
         "online_share": float(trace.online.mean()),
         "sessions": None if trace.session is None else len(np.unique(trace.session[trace.session != NO_SESSION])),
-        "repeated_prefix_share": _repeated(trace),
+        "repeated_prefix_share": _repeated(trace), "sharing_ratio": sharing_ratio(trace),
     }
 
 

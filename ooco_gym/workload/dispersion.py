@@ -4,6 +4,10 @@ For a rate `λ(t) = λ · exp(ΣOU_i(t) - var/2) · b(t)`, with b the on/off pro
 relative covariance at lag s is `R(s) = exp(Σ σ_i² e^(-s/τ_i)) · (1 + v e^(-s/τ_b)) - 1`, and the count in a window w
 has the variance `V(w) = λw + 2λ² ∫₀ʷ (w-s) R(s) ds`. Measured over n windows in a row, the variance around their own
 mean is expected to be `V(w) - V(nw)/n²`: what is slower than the trace shows only in part.
+
+Conversations add turns that follow turns: with m turns in the mean and think times of mean θ, the density of later
+turns at lag s after a turn is `h(s) = (1 - 1/m)/θ · e^(-s/(mθ))`, and `V(w)` grows by `2λ ∫₀ʷ (w-s) h(s) ds`. The
+processes ride on the beginnings of conversations, so that the turns see them through the filter `(δ + h)/m`.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ooco_gym.workload.arrivals import DAY_S, Bursts, OrnsteinUhlenbeck
+from ooco_gym.workload.sessions import Chat
 
 SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
 WIDEST = 1.5            # standard deviation of a log-intensity
@@ -20,7 +25,7 @@ _POINTS = 600
 
 
 def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], bursts: Bursts | None,
-                        window_s: np.ndarray, windows: np.ndarray) -> np.ndarray:
+                        window_s: np.ndarray, windows: np.ndarray, chat: Chat | None = None) -> np.ndarray:
     """Returns the expected variance over mean of counts, float64[k].
 
     Args:
@@ -29,15 +34,16 @@ def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], burs
         bursts: on/off process, or None.
         window_s: float64[k].
         windows: int64[k], how many windows of that length in a row are measured.
+        chat: conversations, or None.
     """
     lag = np.concatenate([[0.0], np.geomspace(1e-3, float(np.max(window_s * windows)), _POINTS)])
     exponent = np.zeros_like(lag)
     for process in ou:
-        exponent += process.sigma**2 * np.exp(-lag / process.tau_s)
+        exponent += process.sigma**2 * _seen(process.tau_s, lag, chat)
     relative = np.exp(exponent)
     if bursts is not None:
         variance, tau_s = burst_moments(bursts)
-        relative *= 1 + variance * np.exp(-lag / tau_s)
+        relative *= 1 + variance * _seen(tau_s, lag, chat)
     relative -= 1
     step = np.diff(lag)
     whole = np.concatenate([[0.0], np.cumsum(step * (relative[1:] + relative[:-1]) / 2)])
@@ -45,9 +51,30 @@ def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], burs
 
     def variance_of(span_s: np.ndarray) -> np.ndarray:
         return rate_per_s * span_s + 2 * rate_per_s**2 * (
-            span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first))
+            span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first)) + rate_per_s * turns(span_s)
+
+    def turns(span_s: np.ndarray) -> np.ndarray:
+        if chat is None or chat.mean_turns <= 1:
+            return np.zeros_like(span_s)
+        end = 1 / (chat.mean_turns * chat.think_s)
+        return 2 * (1 - 1 / chat.mean_turns) / chat.think_s * (span_s / end + np.expm1(-end * span_s) / end**2)
 
     return (variance_of(window_s) - variance_of(window_s * windows) / windows**2) / (rate_per_s * window_s)
+
+
+def _seen(tau_s: float, lag_s: np.ndarray, chat: Chat | None) -> np.ndarray:
+    """Returns the covariance that a process of covariance `e^(-s/τ)` on the beginnings has in the requests, float64[k].
+
+    With a = 1/(mθ) and μ = 1/θ the filter's gain is `(μ² + ω²)/(a² + ω²)/m²`; partial fractions give the covariance.
+    """
+    if chat is None or chat.mean_turns <= 1:
+        return np.exp(-lag_s / tau_s)
+    rate, own = 1 / chat.think_s, 1 / tau_s
+    end = rate / chat.mean_turns
+    own = own * 1.001 if abs(own / end - 1) < 1e-3 else own     # the two terms' poles must not meet
+    fast = (rate**2 - own**2) / (end**2 - own**2) * np.exp(-own * lag_s)
+    slow = own / end * (rate**2 - end**2) / (own**2 - end**2) * np.exp(-end * lag_s)
+    return (fast + slow) / chat.mean_turns**2
 
 
 def burst_moments(bursts: Bursts) -> tuple[float, float]:
@@ -58,8 +85,8 @@ def burst_moments(bursts: Bursts) -> tuple[float, float]:
 
 
 def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, measured: np.ndarray, *,
-                  bursts: Bursts | None = None, most: int = 2,
-                  good: float = 0.04) -> tuple[OrnsteinUhlenbeck, ...]:
+                  bursts: Bursts | None = None, most: int = 2, good: float = 0.04,
+                  chat: Chat | None = None) -> tuple[OrnsteinUhlenbeck, ...]:
     """Returns the fewest OU processes, at most `most`, that bring the dispersion to what was measured.
 
     Least squares on the logarithms. None are taken where all that is measured lies within four standard deviations
@@ -73,6 +100,7 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
         bursts: an on/off process beside them, or None.
         most: processes at most.
         good: see above.
+        chat: conversations beside them, or None.
     """
     from scipy.optimize import least_squares
 
@@ -83,7 +111,7 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
         return tuple(OrnsteinUhlenbeck(float(s), float(np.exp(t))) for s, t in x.reshape(-1, 2))
 
     def error(x: np.ndarray) -> np.ndarray:
-        found = expected_dispersion(rate_per_s, read(x), bursts, window_s, windows)
+        found = expected_dispersion(rate_per_s, read(x), bursts, window_s, windows, chat)
         return np.log(np.maximum(found, 1e-3)) - wanted
 
     best = np.zeros(0)

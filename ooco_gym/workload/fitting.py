@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, tide_at
+from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, rank_correlation
 from ooco_gym.workload.dispersion import expected_dispersion, fit_processes
-from ooco_gym.workload.lengths import parse_lengths
-from ooco_gym.workload.likeness import ks_lengths, likeness
+from ooco_gym.workload.find_sharing import Found, adjusted, find_sharing
+from ooco_gym.workload.generate import play as play_workload
+from ooco_gym.workload.lengths import LengthModel, generate_lengths, parse_lengths
+from ooco_gym.workload.likeness import ks, likeness
 from ooco_gym.workload.mixture import fit_mixture
 from ooco_gym.workload.onoff import find_bursts
 from ooco_gym.workload.sample import Sample
+from ooco_gym.workload.sessions import Chat
+from ooco_gym.workload.sharing import sharing_ratio
+from ooco_gym.workload.spec import WorkloadSpec
+from ooco_gym.workload.tides import find_batches, fit_drift, fit_tide, spread_batches, without_tide
+from ooco_gym.workload.trace import Trace
 
 LENGTH_FORMS = ("quantiles", "mixture")
 ARRIVAL_FORMS = ("auto", "cox", "on_off", "poisson")
 FEWEST_REQUESTS = 200
 MOST_REQUESTS = 2_000_000       # whose arrivals are fitted; a tide is taken from all
-TIDE_FROM_S = 20 * 3600.0
+RATIO_STEPS = 4
 BIN_S = (0.5, 2.0, 8.0)
 BETTER = 0.7                    # on/off is picked where its score is below this share of the Cox process's
 LONG_WINDOWS_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
@@ -70,69 +77,98 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
             raise UserError(f"'{sample.name}' has no {field}: a workload needs both lengths")
     if sample.requests < FEWEST_REQUESTS:
         raise UserError(f"'{sample.name}' holds {sample.requests} requests: a fit needs {FEWEST_REQUESTS} at least")
-    assumed = ["prompt and output lengths are drawn independently"]
+    assumed: list[str] = []
     notes = list(sample.notes)
     tell("lengths")
-    length_spec, length_report = _fit_lengths(sample, lengths, seed)
-    report: dict[str, Any] = {"requests": sample.requests, "lengths": length_report}
+    length_spec, model, length_report = _fit_lengths(sample, lengths, seed)
+    report: dict[str, Any] = {"requests": sample.requests, "lengths": length_report, "sharing": None}
+    found = None
     if sample.trace is None:
         assumed.append("arrivals: a Poisson process of one request a second")
         process = Arrivals(1.0, (1.0,) * 24)
         report |= {"form": "poisson", "arrivals": None}
     else:
-        process, arrival_report, more = _fit_arrivals(sample.trace.arrival_s, arrivals, seed, tell)
+        tell("shared prefixes")
+        found = find_sharing(sample.trace, model)
+        chat = found.sharing if found and isinstance(found.sharing, Chat) else None
+        process, arrival_report, more = _fit_arrivals(sample.trace.arrival_s, arrivals, seed, tell, chat)
+        if found is not None:
+            found, report["sharing"] = _fit_ratio(found, sample.trace, process, model, seed)
+            more += found.assumed
         report |= arrival_report
         assumed += more
-        notes += _doubts(report["arrivals"], sample.trace.arrival_s)
+        notes += _doubts(report["arrivals"], sample.trace.arrival_s, process.batch_s)
     spec = {
         "name": name, "description": f"Fitted to {sample.name}.", "source": source, "licence": None,
         "assumed": "; ".join(assumed), "mean_rate_per_s": _round(process.mean_rate_per_s, 6),
         "tide": [_round(x, 5) for x in process.tide] if len(set(process.tide)) > 1 else None,
+        "drift": {"sigma": _round(process.drift)} if process.drift else None,
         "ou": [{"sigma": _round(x.sigma), "tau_s": _round(x.tau_s)} for x in process.ou],
         "bursts": {key: _round(x) for key, x in asdict(process.bursts).items()} if process.bursts else None,
-        "lengths": length_spec,
+        "batch_s": process.batch_s or None,
+        "lengths": length_spec, "length_correlation": model.correlation or None,
+        "sharing": found.spec if found else None,
     }
     return Fit(spec, {**report, "assumed": assumed, "notes": notes})
 
 
-def _fit_arrivals(arrival_s: np.ndarray, form: str, seed: int,
-                  tell: Callable[[str], None]) -> tuple[Arrivals, dict[str, Any], list[str]]:
+def _fit_ratio(found: Found, trace: Trace, process: Arrivals, model: LengthModel,
+               seed: int) -> tuple[Found, dict[str, Any]]:
+    """Plays the generator over the trace's span and moves its ratio until both measure alike."""
+    span = {"start_s": float(trace.arrival_s[0]), "duration_s": float(trace.arrival_s[-1] - trace.arrival_s[0])}
+
+    def measure(seed: int) -> float:
+        workload = WorkloadSpec("fit", process, model, 0.0, found.sharing)
+        return sharing_ratio(play_workload(workload, **span, seed=seed, stream="fit")) or 0.0
+
+    for step in range(RATIO_STEPS):
+        found = adjusted(found, measure(seed + step), model)
+    return found, {"form": found.spec["form"], "trace": found.ratio, "model": measure(seed + RATIO_STEPS)}
+
+
+def _fit_arrivals(arrival_s: np.ndarray, form: str, seed: int, tell: Callable[[str], None],
+                  chat: Chat | None) -> tuple[Arrivals, dict[str, Any], list[str]]:
     if arrival_s[-1] <= arrival_s[0]:
         raise UserError("all requests arrive at the same time: there are no arrivals to fit")
-    tide, rate, assumed = _tide(arrival_s)
+    batch_s = find_batches(arrival_s)
+    spread = spread_batches(arrival_s, batch_s, seed) if batch_s else arrival_s
+    tide, rate, assumed = fit_tide(spread)
+    drift, more = fit_drift(spread, tide)
+    assumed += more
     part = arrival_s[:MOST_REQUESTS]
     if len(part) < len(arrival_s):
         assumed.append(f"bursts are those of the first {MOST_REQUESTS:,} requests")
-    plain = _without_tide(part, tide)
-    base = Arrivals(rate, tide)
+    plain = without_tide(spread[:MOST_REQUESTS], tide)
+    base = Arrivals(rate, tide, drift=drift, batch_s=batch_s)
     tried: dict[str, tuple[Arrivals, float]] = {}
     if form in ("auto", "cox", "poisson"):
         tell("Cox process")
-        tried["cox"] = _best(base, plain, part, [None], seed, 0 if form == "poisson" else None)
+        tried["cox"] = _best(base, plain, part, [None], seed, chat, 0 if form == "poisson" else None)
     if form in ("auto", "on_off"):
         tell("on/off bursts")
         found = [find_bursts(_bins(plain, bin_s), bin_s) for bin_s in BIN_S]
         candidates = [bursts for bursts in found if bursts is not None]
         if candidates:
-            tried["on_off"] = _best(base, plain, part, candidates, seed)
+            tried["on_off"] = _best(base, plain, part, candidates, seed, chat)
         elif form == "on_off":
             raise UserError("no on/off bursts were found in this trace; expected arrivals=auto, cox or poisson")
     chosen = min(tried, key=lambda key: tried[key][1] * (BETTER if key == "cox" else 1.0))
     process = tried[chosen][0]
     tell("comparison")
-    alike = likeness(process, part, seed + 1, most=100)     # by other seeds than those the form was chosen by
+    # By other seeds than those the form was chosen by.
+    alike = likeness(process, part, seed + 1, most=100, chat=chat)
     shown = "poisson" if chosen == "cox" and not process.ou else chosen
     return process, {"form": shown, "arrivals": alike.describe(),
                      "scores": {key: unlike for key, (_, unlike) in tried.items()}}, assumed
 
 
-def _doubts(alike: dict[str, Any], arrival_s: np.ndarray) -> list[str]:
+def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> list[str]:
     """Says where the generator is not like the trace."""
     doubts = []
     together = float(np.mean(np.diff(arrival_s) == 0))
-    if together > 0.05:
-        doubts.append(f"{100 * together:.3g} % of the requests arrive at the same instant as the one before: the trace "
-                      "is batched or coarsely timed, which no form here has")
+    if together > 0.05 and not batch_s:
+        doubts.append(f"{100 * together:.3g} % of the requests arrive at the same instant as the one before, but not "
+                      "at a regular step: the generator has no such batches")
     if alike["ks_gaps"] > 0.05:
         doubts.append(f"the generator's gaps are not the trace's: KS {alike['ks_gaps']:.3f}")
     off = [f"{window} s" for window, item in alike["dispersion"].items()
@@ -143,14 +179,14 @@ def _doubts(alike: dict[str, Any], arrival_s: np.ndarray) -> list[str]:
 
 
 def _best(base: Arrivals, plain: np.ndarray, arrival_s: np.ndarray, candidates: Sequence[Bursts | None],
-          seed: int, most: int | None = None) -> tuple[Arrivals, float]:
+          seed: int, chat: Chat | None, most: int | None = None) -> tuple[Arrivals, float]:
     """Fits the OU processes beside each on/off candidate; returns the most alike, and how unlike it still is."""
-    fitted = [_with_processes(base, plain, arrival_s, bursts, seed, most) for bursts in candidates]
+    fitted = [_with_processes(base, plain, arrival_s, bursts, seed, most, chat) for bursts in candidates]
     return min(fitted, key=lambda item: item[1])
 
 
 def _with_processes(base: Arrivals, plain: np.ndarray, arrival_s: np.ndarray, bursts: Bursts | None, seed: int,
-                    most: int | None) -> tuple[Arrivals, float]:
+                    most: int | None, chat: Chat | None) -> tuple[Arrivals, float]:
     """Fits OU processes to what the dispersion shows beside `bursts`; `plain` are the arrivals without their tide.
 
     How unlike the outcome is to the trace: KS of gaps, mean KS of counts, and 0.3 times the root mean square of the
@@ -166,43 +202,13 @@ def _with_processes(base: Arrivals, plain: np.ndarray, arrival_s: np.ndarray, bu
         window_s, target = np.array(known).T
         windows = np.maximum((span_s // window_s).astype(np.int64), FEWEST_WINDOWS)
         most = (2 if bursts else 3) if most is None else most
-        ou = tuple(_rounded(x) for x in fit_processes(rate, window_s, windows, target, bursts=bursts, most=most))
-        found = expected_dispersion(rate, ou, bursts, window_s, windows)
+        ou = tuple(_rounded(x) for x in fit_processes(rate, window_s, windows, target, bursts=bursts, most=most,
+                                                       chat=chat))
+        found = expected_dispersion(rate, ou, bursts, window_s, windows, chat)
         misfit = float(np.sqrt(np.mean(np.log(np.maximum(found, 1e-3) / np.maximum(target, 1e-3)) ** 2)))
-    process = Arrivals(base.mean_rate_per_s, base.tide, ou, bursts)
-    alike = likeness(process, arrival_s, seed)
+    process = replace(base, ou=ou, bursts=bursts)
+    alike = likeness(process, arrival_s, seed, chat=chat)
     return process, alike.ks_gaps + alike.ks_counts + 0.3 * misfit
-
-
-def _tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
-    """Returns (24 hourly rates of mean 1, mean rate over a day, what was assumed)."""
-    span_s = float(arrival_s[-1] - arrival_s[0])
-    flat = (1.0,) * 24
-    rate = (len(arrival_s) - 1) / span_s
-    if span_s < TIDE_FROM_S:
-        return flat, rate, ["no tide: the trace is shorter than 20 hours"]
-    edges = np.arange(np.floor(arrival_s[0] / 3600.0), np.ceil(arrival_s[-1] / 3600.0) + 1)
-    counts = np.diff(np.searchsorted(arrival_s, edges * 3600.0))
-    there_s = np.minimum(edges[1:] * 3600.0, arrival_s[-1]) - np.maximum(edges[:-1] * 3600.0, arrival_s[0])
-    hour = np.mod(edges[:-1], 24).astype(np.int64)
-    requests = np.bincount(hour, counts, minlength=24)
-    exposed_s = np.bincount(hour, there_s, minlength=24)
-    known = exposed_s > 600.0
-    level = np.interp(np.arange(24), np.flatnonzero(known), (requests[known] / exposed_s[known]), period=24)
-    level = np.maximum(level, 1e-4 * level.max())
-    note = "the trace's time 0 is taken for midnight, and each day's tide for the mean day's"
-    if not known.all():
-        note += f"; hours {', '.join(str(x) for x in np.flatnonzero(~known))} are not in the trace"
-    return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
-
-
-def _without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
-    """Returns the arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
-    if len(set(tide)) == 1:
-        return arrival_s
-    grid = np.arange(arrival_s[0], arrival_s[-1] + 60.0, 30.0)
-    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
-    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level * 30.0)]))
 
 
 def _bins(arrival_s: np.ndarray, bin_s: float) -> np.ndarray:
@@ -213,19 +219,22 @@ def _rounded(process: OrnsteinUhlenbeck) -> OrnsteinUhlenbeck:
     return OrnsteinUhlenbeck(_round(process.sigma), float(np.clip(_round(process.tau_s), 0.2, DAY_S)))
 
 
-def _fit_lengths(sample: Sample, form: str, seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def _fit_lengths(sample: Sample, form: str, seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
+    """Returns (what the YAML says, the same parsed, how like it is)."""
     spec: dict[str, Any] = {}
     report: dict[str, Any] = {"form": form}
-    for side in ("prompt", "output"):
-        tokens = np.asarray(getattr(sample, f"{side}_tokens"))
+    prompt, output = (np.asarray(getattr(sample, f"{side}_tokens")) for side in ("prompt", "output"))
+    for side, tokens in (("prompt", prompt), ("output", output)):
         spec[side] = fit_mixture(tokens, seed) if form == "mixture" else {
             "quantiles": list(QUANTILES), "tokens": [_round(x, 6) for x in np.quantile(tokens, QUANTILES)]}
         spec[side]["mean"] = _round(float(tokens.mean()), 6)
-        model = parse_lengths(Section({"prompt": spec[side], "output": spec[side]}, "fit")).prompt
-        report[side] = {"ks": ks_lengths(model, tokens, seed), "mean": float(tokens.mean())}
-    if sample.prompt_tokens is not None and sample.output_tokens is not None:
-        report["rank_correlation"] = rank_correlation(sample.prompt_tokens, sample.output_tokens)
-    return spec, report
+    found = rank_correlation(prompt, output)
+    model = parse_lengths(Section(spec, "fit"), round(found, 3) if found else 0.0)
+    drawn = generate_lengths(model, 200_000, seed, stream="fit")
+    for side, tokens, like in (("prompt", prompt, drawn[0]), ("output", output, drawn[1])):
+        report[side] = {"ks": ks(like, tokens), "mean": float(tokens.mean())}
+    report |= {"rank_correlation": found, "rank_correlation_model": rank_correlation(*drawn)}
+    return spec, model, report
 
 
 def _round(value: float, digits: int = 4) -> float:

@@ -12,6 +12,8 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload.arrivals import draw_requests
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.keyed import check_seed
+from ooco_gym.workload.sessions import Chat
+from ooco_gym.workload.sharing import BLOCK_TOKENS, hash_blocks, mixed
 from ooco_gym.workload.spec import WorkloadSpec, load_spec
 from ooco_gym.workload.trace import Trace
 
@@ -48,9 +50,29 @@ def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *,
     if expected > MAX_REQUESTS:
         raise UserError(f"workload '{workload.name}' would have about {expected:.3g} requests in {duration_s:g} s at "
                         f"rate_scale {rate_scale:g}; at most {MAX_REQUESTS:,} are generated at once")
-    pieces = list(draw_requests(workload.arrivals, workload.lengths, start_s=start_s, duration_s=duration_s,
-                                seed=check_seed(seed), stream=stream or workload.name, rate_scale=rate_scale)
-                  ) if duration_s > 0 and rate_scale > 0 else []
-    pieces.append((np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32)))
-    arrival_s, prompt, output = (np.concatenate(column) for column in zip(*pieces, strict=True))
-    return Trace(arrival_s, prompt, output, name=workload.name)
+    if duration_s == 0 or rate_scale == 0:
+        return Trace(np.zeros(0), np.zeros(0, np.int32), np.zeros(0, np.int32), name=workload.name)
+    return play(workload, start_s=start_s, duration_s=duration_s, seed=check_seed(seed),
+                stream=stream or workload.name, rate_scale=rate_scale)
+
+
+def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int, stream: str,
+         rate_scale: float = 1.0) -> Trace:
+    """Returns what `generate` does; arguments are not checked."""
+    window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "stream": stream, "rate_scale": rate_scale}
+    sharing, salt = workload.sharing, f"{stream}/{seed}/hashes"
+    if isinstance(sharing, Chat):
+        arrival_s, prompt, output, number, own = sharing.draw(workload.arrivals, workload.lengths, **window)
+        hashes = hash_blocks(prompt, prompt // BLOCK_TOKENS, number, own, salt, sharing.common_blocks)
+        return Trace(arrival_s, prompt, output, session=mixed(number, salt), prefix_hashes=hashes, name=workload.name)
+    columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0), *(np.zeros(0, kind) for kind in (
+        np.int32, np.int32, np.int64, np.int64, np.int64)))]
+    for arrival_s, draws, numbers in draw_requests(workload.arrivals, **window):
+        prompt, output = workload.lengths.draw(draws)
+        shared = group = np.zeros(0, np.int64)
+        if sharing is not None:
+            prompt, shared, group = sharing.prompts(workload.lengths, numbers, seed, stream)
+        columns.append((arrival_s, prompt, output, shared, group, numbers))
+    arrival_s, prompt, output, shared, group, numbers = (np.concatenate(x) for x in zip(*columns, strict=True))
+    hashes = None if sharing is None else hash_blocks(prompt, shared, group, numbers, salt)
+    return Trace(arrival_s, prompt, output, prefix_hashes=hashes, name=workload.name)

@@ -1,9 +1,10 @@
-"""Prompt and output lengths: mixtures of clipped lognormals, quantile tables, or a constant."""
+"""Prompt and output lengths: mixtures of clipped lognormals, quantile tables, or a constant; correlated or not."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,9 +14,14 @@ from ooco_gym.workload.keyed import check_seed, keyed_generator
 
 
 class Lengths(Protocol):
-    """Turns uniform and normal numbers, float64[n] each, into token counts int32[n] >= 1, element by element."""
+    """Turns random numbers into token counts int32[n] >= 1, element by element.
+
+    `tokens` takes a uniform and a normal number for each count, `at` the quantile in (0, 1) at which each count lies.
+    """
 
     def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray: ...
+
+    def at(self, quantile: np.ndarray) -> np.ndarray: ...
 
 
 @dataclass(frozen=True)
@@ -33,6 +39,23 @@ class LognormalMixture:
         edges = np.cumsum(self.weights) / np.sum(self.weights)
         component = np.searchsorted(edges[:-1], uniform, side="right")
         log = np.asarray(self.mu)[component] + np.asarray(self.sigma)[component] * normal
+        return self._counts(log)
+
+    def at(self, quantile: np.ndarray) -> np.ndarray:
+        """Returns int32[n] token counts; the distribution function is inverted on a fine grid."""
+        return self._counts(np.interp(quantile, *self._grid))
+
+    @cached_property
+    def _grid(self) -> tuple[np.ndarray, np.ndarray]:
+        """(distribution function, logarithm of the count), float64[4097] each."""
+        from scipy.special import ndtr
+
+        mu, sigma = np.asarray(self.mu), np.maximum(self.sigma, 1e-9)
+        log = np.linspace((mu - 6 * sigma).min(), (mu + 6 * sigma).max(), 4097)
+        share = np.asarray(self.weights) / np.sum(self.weights)
+        return ndtr((log[:, None] - mu) / sigma) @ share, log
+
+    def _counts(self, log: np.ndarray) -> np.ndarray:
         return np.clip(np.rint(np.exp(np.minimum(log, 30.0))), self.low, self.high).astype(np.int32)
 
 
@@ -45,7 +68,11 @@ class QuantileTable:
 
     def tokens(self, uniform: np.ndarray, normal: np.ndarray) -> np.ndarray:
         """Returns int32[n] token counts."""
-        return np.maximum(np.rint(np.interp(uniform, self.quantiles, self.values)), 1).astype(np.int32)
+        return self.at(uniform)
+
+    def at(self, quantile: np.ndarray) -> np.ndarray:
+        """Returns int32[n] token counts."""
+        return np.maximum(np.rint(np.interp(quantile, self.quantiles, self.values)), 1).astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -58,23 +85,45 @@ class Constant:
         """Returns int32[n] token counts."""
         return np.full(len(uniform), self.count, dtype=np.int32)
 
+    def at(self, quantile: np.ndarray) -> np.ndarray:
+        """Returns int32[n] token counts."""
+        return np.full(len(quantile), self.count, dtype=np.int32)
+
 
 @dataclass(frozen=True)
 class LengthModel:
-    """Prompt and output lengths, independent of each other (measured rank correlations are at most 0.11)."""
+    """Prompt and output lengths.
+
+    Attributes:
+        prompt: token counts of prompts.
+        output: token counts of outputs.
+        correlation: Spearman's rank correlation of the two, brought about by a Gaussian copula; 0: independent.
+    """
 
     prompt: Lengths
     output: Lengths
+    correlation: float = 0.0
+
+    def draw(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns (prompt int32[n], output int32[n]) for float64[4, n]: two uniform and two normal numbers a request.
+        """
+        if self.correlation == 0.0:
+            return self.prompt.tokens(draws[0], draws[2]), self.output.tokens(draws[1], draws[3])
+        from scipy.special import ndtr
+
+        # Spearman's rho of a Gaussian copula is 6/pi * asin(r/2), so r = 2 sin(pi rho / 6).
+        r = 2 * np.sin(np.pi * self.correlation / 6)
+        return self.prompt.at(ndtr(draws[2])), self.output.at(ndtr(r * draws[2] + np.sqrt(1 - r * r) * draws[3]))
 
 
-def parse_lengths(section: Section) -> LengthModel:
+def parse_lengths(section: Section, correlation: float = 0.0) -> LengthModel:
     """Reads `{prompt: ..., output: ...}`.
 
     Raises:
         UserError: a key is missing, unknown or out of range; the message names it.
     """
     section.only("prompt", "output")
-    return LengthModel(_parse_one(section.section("prompt")), _parse_one(section.section("output")))
+    return LengthModel(_parse_one(section.section("prompt")), _parse_one(section.section("output")), correlation)
 
 
 def _parse_one(section: Section) -> Lengths:
@@ -117,10 +166,8 @@ def generate_lengths(spec: LengthModel | Mapping[str, Any] | str, n: int, seed: 
 
     model = spec if isinstance(spec, LengthModel) else load_lengths(spec)
     seed = check_seed(seed)
-    drawn = []
-    for side, lengths in (("prompt", model.prompt), ("output", model.output)):
-        # One generator for each kind of number, drawn in sequence: the first n are the same whatever n is.
-        uniform = keyed_generator(seed, f"{stream}/{side}/uniform").random(n)
-        normal = keyed_generator(seed, f"{stream}/{side}/normal").standard_normal(n)
-        drawn.append(lengths.tokens(uniform, normal))
-    return drawn[0], drawn[1]
+    # One generator for each kind of number, drawn in sequence: the first n are the same whatever n is.
+    sides = ("prompt", "output")
+    uniform = [keyed_generator(seed, f"{stream}/{side}/uniform").random(n) for side in sides]
+    normal = [keyed_generator(seed, f"{stream}/{side}/normal").standard_normal(n) for side in sides]
+    return model.draw(np.stack([*uniform, *normal]))

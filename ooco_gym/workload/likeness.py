@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.workload.arrivals import Arrivals, draw_requests
+from ooco_gym.workload.arrivals import Arrivals
 from ooco_gym.workload.describe import DISPERSION_S, counts_in_windows, dispersion
+from ooco_gym.workload.generate import play as play_workload
 from ooco_gym.workload.lengths import Constant, LengthModel, Lengths
+from ooco_gym.workload.sessions import Chat
+from ooco_gym.workload.spec import WorkloadSpec
 
 COUNT_WINDOWS_S = (0.5, 1.0, 3.0)
 MOST_REQUESTS, MOST_SPAN_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 12
@@ -57,20 +60,18 @@ def ks_lengths(lengths: Lengths, tokens: np.ndarray, seed: int, draws: int = 200
     return ks(lengths.tokens(generator.random(draws), generator.standard_normal(draws)), tokens)
 
 
-def play(arrivals: Arrivals, start_s: float, duration_s: float, seed: int) -> np.ndarray:
+def play(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, chat: Chat | None = None) -> np.ndarray:
     """Returns the arrival times of one realisation, float64[n]."""
-    lengths = LengthModel(Constant(1), Constant(1))
-    pieces = draw_requests(arrivals, lengths, start_s=start_s, duration_s=duration_s, seed=seed, stream="fit",
-                           rate_scale=1.0)
-    return np.concatenate([np.zeros(0), *(piece[0] for piece in pieces)])
+    model = WorkloadSpec("fit", arrivals, LengthModel(Constant(1), Constant(1)), 0.0, chat)
+    return play_workload(model, start_s=start_s, duration_s=duration_s, seed=seed, stream="fit").arrival_s
 
 
 def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, most: int = MOST_SEEDS,
-             windows_s: Sequence[float] = DISPERSION_S) -> Likeness:
+             windows_s: Sequence[float] = DISPERSION_S, chat: Chat | None = None) -> Likeness:
     """Plays a generator over the trace's own span, with up to `most` seeds, and measures both alike."""
     start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])
     seeds = int(np.clip(min(MOST_REQUESTS // len(arrival_s), MOST_SPAN_S // max(span_s, 1.0)), FEWEST_SEEDS, most))
-    runs = [play(arrivals, start_s, span_s, seed * 1000 + i) for i in range(seeds)]
+    runs = [play(arrivals, start_s, span_s, seed * 1000 + i, chat) for i in range(seeds)]
     runs = [run for run in runs if len(run) > 1]
     trace = [(window_s, dispersion(arrival_s, window_s)) for window_s in windows_s]
     known = [(window_s, value) for window_s, value in trace if value is not None]

@@ -8,13 +8,16 @@ from dataclasses import dataclass
 from typing import Any
 
 from ooco_gym.resources import load_yaml, names
-from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, peak_start_s
+from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, peak_start_s
 from ooco_gym.workload.checks import Section, plain
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
+from ooco_gym.workload.sessions import Chat, parse_chat
+from ooco_gym.workload.sharing import Groups, check_form, parse_groups
 
 _NOTES = ("name", "description", "source", "licence", "assumed")
 _USE = ("path", "format", "scale", "rate_scale", "mix", "defaults")
-_KEYS = ("mean_rate_per_s", "tide", "ou", "bursts", "lengths", "peak_start_s")
+_KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
+         "peak_start_s")
 SPEC_KEYS = _NOTES + _USE + _KEYS
 
 
@@ -27,12 +30,14 @@ class WorkloadSpec:
         arrivals: the arrival process.
         lengths: of the requests' prompts and outputs.
         peak_start_s: time of day at which the four busiest hours around the highest rate begin.
+        sharing: what prompts have in common: conversations, or groups of documents; None for nothing.
     """
 
     name: str
     arrivals: Arrivals
     lengths: LengthModel
     peak_start_s: float
+    sharing: Chat | Groups | None = None
 
 
 def list_workloads() -> list[str]:
@@ -84,7 +89,9 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
             other = "offline" if prefer == "workload" else "workload"
             group = other if text in names(other) else prefer
         section = Section(load_yaml(group, text), f"{group} '{text}'")
-    return parse_lengths(section.section("lengths") if section.has("lengths") else section)
+    if not section.has("lengths"):
+        return parse_lengths(section)
+    return parse_lengths(section.section("lengths"), _correlation(section))
 
 
 def _parse(section: Section, name: str) -> WorkloadSpec:
@@ -101,7 +108,28 @@ def _parse(section: Section, name: str) -> WorkloadSpec:
         item.only("factor", "on_s", "off_s")
         bursts = Bursts(item.number("factor", 0.0, 1e3), item.number("on_s", 0.2, DAY_S),
                         item.number("off_s", 0.2, DAY_S))
+    drift = 0.0
+    if section.has("drift"):
+        item = section.section("drift")
+        item.only("sigma")
+        drift = item.number("sigma", 0.0, 2.0)
+    batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
+    section.demand("batch_s", batch_s == 0 or abs(BLOCK_S / batch_s - round(BLOCK_S / batch_s)) < 1e-9,
+                   f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
     rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
     begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
-    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts), parse_lengths(section.section("lengths")),
-                        peak_start_s(tide) if begin_s is None else begin_s)
+    lengths = parse_lengths(section.section("lengths"), _correlation(section))
+    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, drift, batch_s), lengths,
+                        peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths))
+
+
+def _correlation(section: Section) -> float:
+    return section.number("length_correlation", -1.0, 1.0) if section.has("length_correlation") else 0.0
+
+
+def _sharing(section: Section, lengths: LengthModel) -> Chat | Groups | None:
+    if not section.has("sharing"):
+        return None
+    item = section.section("sharing")
+    form = check_form(item)
+    return parse_chat(item, lengths) if form == "chat" else parse_groups(item, form)

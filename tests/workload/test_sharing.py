@@ -1,0 +1,245 @@
+"""Correlated lengths, prompts that begin alike, drifting tides, batches: what is stated is measured back."""
+
+from __future__ import annotations
+
+import os
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import spearmanr
+
+from ooco_gym.errors import UserError
+from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
+from ooco_gym.workload.arrivals import DAY_S, WEEK_S, Arrivals, Bursts, OrnsteinUhlenbeck, drift_at
+from ooco_gym.workload.describe import describe, dispersion
+from ooco_gym.workload.dispersion import expected_dispersion
+from ooco_gym.workload.find_sharing import follow
+from ooco_gym.workload.fitting import fit
+from ooco_gym.workload.likeness import ks, play
+from ooco_gym.workload.sample import sample_of
+from ooco_gym.workload.sessions import Chat, chat_ratio
+from ooco_gym.workload.sharing import hash_blocks, sharing_ratio
+from ooco_gym.workload.tides import find_batches, fit_drift, fit_tide
+
+LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
+        "output": {"weights": [0.4, 0.6], "mu": [3.0, 6.0], "sigma": [0.4, 0.7], "clip": [1, 4000]}}
+
+
+def spec(**more: Any) -> dict[str, Any]:
+    return {"name": "shared", "mean_rate_per_s": 6.0, "lengths": LONG, **more}
+
+
+@pytest.mark.parametrize("wanted", [-0.6, -0.11, 0.3, 0.9])
+def test_a_rank_correlation_comes_out_and_lengths_stay_the_same(wanted: float) -> None:
+    prompt, output = generate_lengths(LONG, 100_000, seed=2)
+    trace = generate(spec(length_correlation=wanted, mean_rate_per_s=28.0), duration_s=3600, seed=3)
+    found = spearmanr(trace.prompt_tokens, trace.output_tokens).statistic  # type: ignore[union-attr]
+    assert found == pytest.approx(wanted, abs=0.015)
+    assert ks(trace.prompt_tokens, prompt) < 0.01 and ks(trace.output_tokens, output) < 0.01
+
+
+def test_without_correlation_nothing_changes() -> None:
+    one, other = (generate(spec(**more), duration_s=600, seed=3) for more in ({}, {"length_correlation": 0.0}))
+    assert one.equals(other)
+
+
+@pytest.mark.parametrize("form", ["documents", "few_shot", "chat"])
+@pytest.mark.parametrize("ratio", [0.25, 0.5, 0.8])
+def test_the_stated_sharing_ratio_is_measured_back(form: str, ratio: float) -> None:
+    sharing = {"form": form, "ratio": ratio} | ({"groups": 300} if form == "documents" else {})
+    trace = generate(spec(sharing=sharing), duration_s=6 * 3600.0, seed=4)
+    assert sharing_ratio(trace) == pytest.approx(ratio, abs=0.015)
+    assert trace.mean_rate == pytest.approx(6.0, rel=0.03)
+    assert describe(sample_of(trace))["sharing_ratio"] == sharing_ratio(trace)
+    prompt, _ = generate_lengths(LONG, 50_000, seed=2)
+    if form == "chat":      # the other forms make prompts of documents and questions
+        assert ks(trace.prompt_tokens, prompt) < 0.02 and trace.session is not None
+    assert trace.prompt_tokens.mean() == pytest.approx(prompt.mean(), rel=0.12)
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.sampled_from(["documents", "few_shot", "chat"]), st.floats(0, 90_000), st.floats(1, 2000), st.integers(0, 99),
+       st.sampled_from([0.2, 1.0, 1.7]), st.sampled_from([None, 3.0]))
+def test_a_window_is_that_part_of_a_longer_one(form: str, start_s: float, duration_s: float, seed: int, factor: float,
+                                               batch_s: float | None) -> None:
+    shared = spec(sharing={"form": form, "ratio": 0.4}, batch_s=batch_s, drift={"sigma": 0.4}, mean_rate_per_s=1.0,
+                  bursts={"factor": 3.0, "on_s": 5.0, "off_s": 40.0})
+    begin_s = max(0.0, start_s - 900)
+    longer = generate(shared, start_s=begin_s, duration_s=4000, seed=seed, rate_scale=factor)
+    window = generate(shared, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=factor)
+    assert window.equals(longer.slice_time(start_s, start_s + duration_s))
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.sampled_from(["documents", "chat"]), st.floats(0.1, 2), st.floats(0.1, 2), st.integers(0, 99))
+def test_requests_of_a_smaller_rate_are_among_those_of_a_larger(form: str, a: float, b: float, seed: int) -> None:
+    small, large = (generate(spec(sharing={"form": form, "ratio": 0.4}), duration_s=600, seed=seed, rate_scale=x)
+                    for x in sorted((a, b)))
+
+    def rows(trace: Trace) -> set[tuple[Any, ...]]:
+        assert trace.prefix_hashes is not None
+        offsets, values = trace.prefix_hashes
+        return {(trace.arrival_s[i], trace.prompt_tokens[i], trace.output_tokens[i],
+                 tuple(values[offsets[i]:offsets[i + 1]])) for i in range(len(trace))}
+
+    assert rows(small) <= rows(large)
+
+
+def test_conversations_grow_and_hold_the_turn_before() -> None:
+    trace = generate(spec(sharing={"form": "chat", "ratio": 0.5, "think_s": 20.0, "common_blocks": 1}),
+                     duration_s=3600, seed=5)
+    assert trace.session is not None and trace.prefix_hashes is not None
+    offsets, values = trace.prefix_hashes
+    assert np.array_equal(np.diff(offsets), -(-trace.prompt_tokens // 512))
+    assert len(set(values[offsets[:-1]])) == 1, "all begin with the common block"
+    latest: dict[int, int] = {}
+    followed = 0
+    for row, session in enumerate(trace.session.tolist()):
+        if session in latest:
+            before = latest[session]
+            whole = int(trace.prompt_tokens[before]) // 512
+            assert trace.prompt_tokens[row] >= trace.prompt_tokens[before]
+            assert np.array_equal(values[offsets[row]:offsets[row] + whole],
+                                  values[offsets[before]:offsets[before] + whole])
+            followed += 1
+        latest[session] = row
+    assert followed > 1000
+    assert follow(trace).common_blocks == 1 and follow(trace).extends > 0.95
+
+
+def test_a_sharing_ratio_by_hand() -> None:
+    hashes = (np.array([0, 2, 4, 5]), np.array([1, 2, 1, 3, 9]))
+    trace = Trace([0.0, 1.0, 2.0], [1000, 612, 100], [1, 1, 1], prefix_hashes=hashes)  # type: ignore[arg-type]
+    assert sharing_ratio(trace) == 512 / 1712
+    assert sharing_ratio(Trace([0.0], [5], [5])) is None  # type: ignore[arg-type]
+    offsets, values = hash_blocks(np.array([1100, 1100, 600]), np.array([2, 2, 1]), np.array([7, 7, 7]),
+                                  np.array([1, 2, 3]), "salt")
+    assert offsets.tolist() == [0, 3, 6, 8]
+    assert values[0] == values[3] == values[6] and values[1] == values[4] and len(set(values.tolist())) == 5
+    assert (values >= 0).all()
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.floats(1.0, 12.0), st.integers(0, 2))
+def test_the_ratio_that_a_number_of_turns_gives(mean_turns: float, common: int) -> None:
+    model = load_spec(spec()).lengths
+    chat = Chat(0.0, 5.0, common, mean_turns)
+    arrival_s, prompt, _, session, _ = chat.draw(Arrivals(4.0, (1.0,) * 24), model, start_s=0.0, duration_s=20_000.0,
+                                                 seed=1, stream="t", rate_scale=1.0)
+    hashes = hash_blocks(prompt, prompt // 512, session, np.arange(len(prompt)), "t", common)
+    trace = Trace(arrival_s, prompt, np.ones(len(prompt)), prefix_hashes=hashes)
+    assert sharing_ratio(trace) == pytest.approx(chat_ratio(model, mean_turns, common), abs=0.012)
+    assert trace.mean_rate == pytest.approx(4.0, rel=0.1)
+
+
+@pytest.mark.parametrize(("ou", "bursts"), [((), None), ((OrnsteinUhlenbeck(0.3, 20.0),), None),
+                                            ((OrnsteinUhlenbeck(0.3, 400.0),), Bursts(4.0, 5.0, 30.0))])
+def test_the_dispersion_of_conversations_in_closed_form(ou: tuple[OrnsteinUhlenbeck, ...],
+                                                        bursts: Bursts | None) -> None:
+    chat, window_s, span_s = Chat(0.5, 20.0, 0, 3.0), np.array([1.0, 5.0, 30.0, 120.0]), 5400.0
+    runs = [play(Arrivals(6.0, (1.0,) * 24, ou, bursts), 0.0, span_s, seed, chat) for seed in range(30)]
+    found = np.mean([[dispersion(run, float(x), span_s - run[0]) for x in window_s] for run in runs], axis=0)
+    expected = expected_dispersion(6.0, ou, bursts, window_s, (span_s // window_s).astype(int), chat)
+    assert found == pytest.approx(expected, rel=0.12)
+
+
+def test_the_tide_drifts_from_week_to_week() -> None:
+    time_s = np.arange(0.0, 60 * WEEK_S, 3600.0)
+    drift = np.concatenate([drift_at(0.5, part, 1, "t") for part in time_s.reshape(-1, 1)])
+    weeks = np.log(drift).reshape(60, 168)
+    assert drift.mean() == pytest.approx(1.0, abs=0.05)
+    assert weeks.std() == pytest.approx(0.5, rel=0.1)
+    assert abs(np.corrcoef(weeks[:-1].ravel(), weeks[1:].ravel())[0, 1]) < 0.15, "a week apart they are independent"
+    minutes = np.arange(WEEK_S - 2 * DAY_S, WEEK_S + DAY_S, 60.0).reshape(-1, 10)
+    fine = np.concatenate([drift_at(0.5, part, 1, "t") for part in minutes])
+    assert np.abs(np.diff(np.log(fine))).max() < 0.02, "nothing jumps at the end of a week"
+    assert np.array_equal(drift_at(0.5, time_s[5:9], 1, "t"), drift[5:9])
+
+
+def test_a_tide_with_drift_says_little_of_the_next_week_and_the_fit_finds_it() -> None:
+    tide = [1.0 + 0.2 * np.sin(2 * np.pi * hour / 24) for hour in range(24)]
+    alike, drifting = (generate(spec(tide=tide, drift={"sigma": sigma}, mean_rate_per_s=0.3), duration_s=6 * WEEK_S,
+                                seed=3) for sigma in (0.0, 0.5))
+
+    def next_week(trace: Trace) -> float:
+        """R² of a week's mean day for the next week's."""
+        days = np.bincount((trace.arrival_s // 3600).astype(int), minlength=6 * 168).reshape(6, 7, 24).mean(axis=1)
+        return float(np.mean([np.corrcoef(a, b)[0, 1] ** 2 for a, b in pairwise(days)]))
+
+    assert next_week(alike) > 0.85 and next_week(drifting) < 0.6
+    assert fit_drift(alike.arrival_s, fit_tide(alike.arrival_s)[0])[0] < 0.04
+    sigma, assumed = fit_drift(drifting.arrival_s, fit_tide(drifting.arrival_s)[0])
+    assert sigma == pytest.approx(0.5, rel=0.35) and "6 weeks" in assumed[0]
+    short = drifting.slice_time(0, 10 * DAY_S)
+    assert "shorter than two weeks" in " ".join(fit_drift(short.arrival_s, tuple(tide))[1])
+
+
+def test_batches_are_made_and_found() -> None:
+    trace = generate(spec(batch_s=3.0), duration_s=1800, seed=1)
+    assert np.all(trace.arrival_s % 3.0 == 0) and find_batches(trace.arrival_s) == 3.0
+    assert find_batches(generate(spec(), duration_s=1800, seed=1).arrival_s) == 0.0
+    fitted = fit(sample_of(trace), name="again", source="a test")
+    assert fitted.spec["batch_s"] == 3.0 and fitted.report["arrivals"]["ks_gaps"] < 0.03
+
+
+@pytest.mark.parametrize("form", ["chat", "documents"])
+def test_a_fit_finds_form_ratio_and_correlation(form: str) -> None:
+    sharing = {"form": form, "ratio": 0.5} | ({"think_s": 30.0} if form == "chat" else {"groups": 100, "zipf": 0.9})
+    trace = generate(spec(sharing=sharing, length_correlation=0.35 if form == "chat" else 0.0), duration_s=3600, seed=6)
+    fitted = fit(sample_of(trace), name="again", source="a test")
+    found = fitted.spec["sharing"]
+    assert found["form"] == form and found["ratio"] == pytest.approx(0.5, abs=0.05)
+    again = generate(fitted.spec, duration_s=3600, seed=9)
+    assert sharing_ratio(again) == pytest.approx(fitted.report["sharing"]["trace"], abs=0.04)
+    assert fitted.report["sharing"]["model"] == pytest.approx(fitted.report["sharing"]["trace"], abs=0.03)
+    if form == "chat":
+        assert found["think_s"] == pytest.approx(30.0, rel=0.2)
+        assert fitted.spec["length_correlation"] == pytest.approx(0.35, abs=0.02)
+        assert all(0.7 < item["ratio"] < 1.4 for item in fitted.report["arrivals"]["dispersion"].values())
+    else:
+        assert found["groups"] == 100 and found["zipf"] == pytest.approx(0.9, abs=0.3)
+
+
+def test_sessions_without_hashes_are_conversations() -> None:
+    trace = generate(spec(sharing={"form": "chat", "ratio": 0.4, "think_s": 30.0}), duration_s=3600, seed=6)
+    bare = Trace(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, session=trace.session)
+    fitted = fit(sample_of(bare), name="again", source="a test")
+    assert fitted.spec["sharing"]["ratio"] == pytest.approx(0.4, abs=0.03)
+    assert "begins with the one before" in fitted.spec["assumed"] and fitted.report["sharing"]["trace"] is None
+    alone = Trace(trace.arrival_s, trace.prompt_tokens, trace.output_tokens, session=np.arange(len(trace)))
+    assert fit(sample_of(alone), name="again", source="a test").spec["sharing"] is None
+
+
+@pytest.mark.parametrize("ending", ["parquet", "csv", "jsonl"])
+def test_shared_traces_are_written_and_read_back(tmp_path: Path, ending: str) -> None:
+    trace = generate(spec(sharing={"form": "chat", "ratio": 0.4}), duration_s=60, seed=6)
+    assert read_trace(write_trace(trace, tmp_path / f"t.{ending}")).equals(trace)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"sharing": {"form": "chats", "ratio": 0.5}}, "unknown form of sharing 'chats'.*'chat'"),
+    ({"sharing": {"form": "chat"}}, "'sharing.ratio' is missing"),
+    ({"sharing": {"form": "chat", "ratio": 0.98}}, "'sharing.ratio' must be from 0.000 .* found 0.98"),
+    ({"sharing": {"form": "chat", "ratio": 0.5, "groups": 5}}, "'sharing.groups' is unknown"),
+    ({"sharing": {"form": "documents", "ratio": 0.5, "groups": 1.5}}, "whole number"),
+    ({"length_correlation": 1.5}, "'length_correlation' must be"), ({"batch_s": 7.0}, "divide 600"),
+    ({"drift": {"sigma": -1}}, "drift.sigma"), ({"drift": 0.5}, "must be a mapping")])
+def test_mistakes_name_the_key(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        generate(spec(**change), duration_s=60, seed=1)
+
+
+@pytest.mark.data
+def test_mooncake_is_fitted(tmp_path: Path) -> None:
+    path = Path(os.environ.get("OOCO_GYM_DATA", "")) / "traces" / "mooncake_conversation_dev.parquet"
+    if not os.environ.get("OOCO_GYM_DATA") or not path.is_file():
+        pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
+    fitted = fit(sample_of(read_trace(path)), name="again", source="a test")
+    assert fitted.spec["sharing"]["form"] == "chat" and fitted.spec["batch_s"] == 3.0
+    assert fitted.report["sharing"]["model"] == pytest.approx(fitted.report["sharing"]["trace"], abs=0.02)
+    assert fitted.report["arrivals"]["ks_gaps"] < 0.03
