@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from agents.scoring import HEADLINE, METRICS
+from ooco_gym.metrics.statistics import interval_words
 
 _TITLES = {
     "episode_reward": "reward",
@@ -39,8 +40,9 @@ def differences(summary: Mapping[str, Any]) -> list[list[str]]:
 def note(summary: Mapping[str, Any]) -> str:
     """What the tables mean, and which policies are not ranked."""
     out = [entry["policy"] for entry in summary["policies"] if not entry["feasible"]]
-    text = (f"Means over {summary['episodes']} held-out windows that all policies share, with "
-            f"{summary['confidence']:.0%} bootstrap intervals. Ranked by offline reference GPU-s/s among the policies "
+    seeds, windows = (summary["results"][0][key] for key in ("n_seeds", "n_windows"))
+    text = (f"Means over {summary['episodes']} held-out windows that all policies share. "
+            f"{interval_words(seeds, windows)} Ranked by offline reference GPU-s/s among the policies "
             f"whose upper limit of the violation rate is at most {summary['violation_limit']:.0%}.")
     if all(row["mean"] is None for row in summary["results"] if row["metric"] == "violation_rate"):
         return f"{text} No online request arrived: there is no violation rate, and no policy is ranked."

@@ -15,7 +15,7 @@ from experiments.plots import compare_figure, write_page
 from experiments.tables import compare_table, show_notes, waiting
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.metrics.statistics import interval, paired_interval, within
+from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def figure(summary: Mapping[str, Any], metric: str) -> float:
 
 
 def _caption(rows: Sequence[Mapping[str, Any]], summaries: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
-    text = "Differences are paired by seed; intervals are bootstrapped over seeds."
+    text = f"Differences are paired by seed. {interval_words(len(next(iter(summaries.values()))))}"
     if any(one["online"]["violation_rate"] is None for runs in summaries.values() for one in runs):
         return f"{text} No online request arrived in the window of at least one seed: no policy is ranked."
     out = sorted({row["policy"] for row in rows if not row["feasible"]})

@@ -125,6 +125,6 @@ def _training_figures(trained: Mapping[str, Any], evaluation: Mapping[str, Any])
 
 
 def _note(evaluation: Mapping[str, Any]) -> str:
-    return (f"Points are means over {evaluation['episodes']} windows of held-out seeds, bars 95 % bootstrap intervals. "
+    return (f"Points are means over {evaluation['episodes']} windows of held-out seeds, bars their intervals. "
             "All policies play the same windows; all other decisions are the partner's. Training against the clock "
             "gives another gate on another machine.")

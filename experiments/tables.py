@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.cli.progress import progress
+from ooco_gym.metrics.statistics import interval_words
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -86,7 +87,7 @@ def footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for policy in tuned:
         shipped = f"; as shipped it sustains {default[policy]:.2f} requests/s" if policy in default else ""
         lines.append(f"{policy}: tuned, on other seeds, as its paper leaves this open ({_meaning(policy)}){shipped}")
-    return lines
+    return [*lines, interval_words(len(rows[0]["seeds"]))]
 
 
 def _meaning(policy: str) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 RESAMPLES = 10_000
+ADVISED_SEEDS = 5
 
 
 def paired_interval(a: Any, b: Any, n_boot: int = RESAMPLES, seed: int = 0,
@@ -69,6 +70,23 @@ def interval(values: Any, n_boot: int = RESAMPLES, seed: int = 0,
     else:
         low, high = _hierarchical(figures, n_boot, seed, tail)
     return mean, low, high
+
+
+def interval_words(seeds: int, windows: int | None = None) -> str:
+    """What the intervals of a table are, in one sentence for its footnote.
+
+    Args:
+        seeds: how many were resampled.
+        windows: of these seeds in all, where they were resampled within the seeds.
+    """
+    if seeds < 2 and (windows is None or windows < 2):
+        return f"One seed gives no interval; at least {ADVISED_SEEDS} seeds are advised."
+    over = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    if windows is not None and windows > seeds:
+        over += f" and their {windows} windows"
+    text = f"95 % intervals: bootstrap over {over}, widened to match Student's t"
+    return f"{text}; so few seeds say little, at least {ADVISED_SEEDS} are advised." if seeds < ADVISED_SEEDS else \
+        f"{text}."
 
 
 def within(rates: Any, budget: float) -> bool:

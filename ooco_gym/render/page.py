@@ -94,8 +94,8 @@ def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ())
                 totals.violation_figure(groups, budget),
                 "Filled points are means over seeds with their 95 % interval, rings single seeds.", again),
         Section("Offline throughput", words.waste_words(groups), (), totals.throughput_figure(groups, budget),
-                "Completed within the window. Hatched: not ranked, because too many online requests violate. The "
-                "dashed line is what was offered.", again),
+                "Completed within the window. Hatched: not ranked, because too many online requests violate or none "
+                "arrived. The dashed line is what was offered.", again),
     ]
     if shown:
         mine = [command for command in map(conditions.command_of, shown) if command] if not commands else again

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.metrics.statistics import interval, paired_interval
+from ooco_gym.metrics.statistics import interval, interval_words, paired_interval
 from ooco_gym.render.record import Record
 from ooco_gym.render.totals import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 
@@ -86,7 +86,7 @@ def comparison_table(groups: Groups, budget: float) -> Table:
     seeds = sorted({record.seed for members in groups.values() for record in members})
     one = len(seeds) == 1
     note = (f"{'Seed' if one else 'Means over seeds'} {', '.join(map(str, seeds))}"
-            f"{', one run each: no interval can be given' if one else ', in brackets 95 % bootstrap intervals'}. "
+            f"{'' if one else ', intervals in brackets'}. {interval_words(min(map(len, groups.values())))} "
             f"Ranked: the upper limit of the violation rate is at most {100 * budget:g} %.")
     head = ("policy", *(title for title, *_ in FIGURES), "ranked")
     return Table("Policies on the same load", head, tuple(rows), note)
@@ -115,7 +115,7 @@ def difference_table(groups: Groups) -> Table | None:
             cells.append(_cell(result, _signed(show), True))
         rows.append((label, *cells))
     titles = tuple(f"Δ {FIGURES[place][0]}" for place in DIFFERENCES)
-    note = ("Differences are taken seed by seed on the same arrivals; brackets are 95 % bootstrap intervals. Where a "
+    note = ("Differences are taken seed by seed on the same arrivals; brackets are their 95 % intervals. Where a "
             "bracket holds 0, no difference is shown." if len(seeds) > 1 else "One seed: no interval can be given.")
     return Table(f"Differences to {reference}, paired by seed", ("policy", *titles), tuple(rows), note)
 

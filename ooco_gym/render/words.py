@@ -137,9 +137,10 @@ def load_words(records: Sequence[Record]) -> list[str]:
         edges, which, _ = online_quality(first)
         counts = np.bincount(which, minlength=len(edges) - 1) / np.diff(edges)
         axis, place = TimeAxis(first), int(counts.argmax())
-        lines.append(f"On average {online:.3g} online and {offline:.3g} offline requests a second arrive; online load "
-                     f"is highest, {counts[place]:.3g} a second, in the {_span(edges[1] - edges[0])} from "
-                     f"{_clock(axis.at(edges[place:place + 1])[0], axis)}.")
+        highest = (f"; online load is highest, {counts[place]:.3g} a second, in the {_span(edges[1] - edges[0])} from "
+                   f"{_clock(axis.at(edges[place:place + 1])[0], axis)}")
+        lines.append(f"On average {online:.3g} online and {offline:.3g} offline requests a second arrive"
+                     f"{highest if online > 0 else ''}.")
     for record in records:
         if record.samples is not None and len(record.samples["t_s"]):
             waiting = (record.samples["online_waiting"] + record.samples["offline_waiting"]).sum(axis=1)

@@ -69,6 +69,7 @@ def test_files_hold_the_windows_and_the_table(summary):
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
     text = (folder / "evaluation.md").read_text()
     assert "Not ranked: always, random" in text and "| 1 | ooco |" in text
+    assert "bootstrap over 3 seeds and their 12 windows" in text and "at least 5 are advised" in text
 
 
 def test_processes_change_nothing(summary, tmp_path):

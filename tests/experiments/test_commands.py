@@ -104,7 +104,8 @@ def test_capacity_says_what_its_ratio_is_of_and_what_was_tuned(capsys):
     from experiments.tables import capacity_table
 
     peak = {"tpot_from": "first_token", "factor": 0.5, "floor": None}
-    row = {"policy": "online_priority", "tuned_as": "online_priority:cap_share=0.7", "tpot_from": "first_token",
+    row = {"seeds": [1, 2, 3], "policy": "online_priority", "tuned_as": "online_priority:cap_share=0.7",
+           "tpot_from": "first_token",
            "best_baseline": "online_priority", "best_baseline_tuned_as": "online_priority:cap_share=0.7",
            "max_offline_rate": 1.5, "max_offline_rate_low": 1.0, "max_offline_rate_high": 2.0,
            "max_offline_tokens_per_s": 2000.0, "wasted_tokens_per_s": 10.0, "violation_rate": 0.01,
@@ -116,6 +117,7 @@ def test_capacity_says_what_its_ratio_is_of_and_what_was_tuned(capsys):
     assert "finished in the window, whenever they arrived" in printed
     assert "tuned, on other seeds" in printed and "share of the TPOT SLO" in printed
     assert "as shipped it sustains 0.57 requests/s" in printed
+    assert "bootstrap over 3 seeds, widened to match Student's t" in printed and "at least 5 are advised" in printed
     capacity_table([{**row, "tuned_as": None, "best_baseline_tuned_as": None}], [peak], (1.17, 3.0), "x")
     assert "tuned" not in capsys.readouterr().out
 

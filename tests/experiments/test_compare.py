@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from experiments.compare import compare, figure
+from experiments.compare import _caption, compare, figure
 from ooco_gym.errors import UserError
 
 
@@ -42,6 +42,12 @@ def test_without_online_requests_nobody_is_ranked():
     assert {row["policy"]: row["feasible"] for row in rows} == {"a": False, "b": True}
     first = next(row for row in rows if (row["metric"], row["policy"]) == ("online.violation_rate", "a"))
     assert math.isnan(first["mean"]) and math.isnan(first["difference"])
+
+
+def test_the_caption_says_how_many_seeds_the_intervals_are_of():
+    caption = _caption(compare(RUNS, METRICS, "a", 0.03), RUNS)
+    assert "bootstrap over 3 seeds" in caption and "at least 5 are advised" in caption
+    assert "Not to be ranked, more violations than allowed: b." in caption
 
 
 def test_metrics_by_name():

@@ -9,7 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.metrics.statistics import expanded_tail, interval, paired_interval, resampled_interval, within
+from ooco_gym.metrics.statistics import (
+    expanded_tail,
+    interval,
+    interval_words,
+    paired_interval,
+    resampled_interval,
+    within,
+)
 
 FIGURES = st.lists(st.floats(-100, 100), min_size=2, max_size=8)
 
@@ -62,6 +69,15 @@ def test_a_violation_rate_is_within_the_budget_by_its_upper_limit():
     assert within([0.02], 0.03) and not within([0.04], 0.03)
     assert within([0.0, 0.0], 0.03)
     assert not within([None], 0.03) and not within([0.01, None, 0.01], 0.03)  # nobody was served: nothing was kept
+
+
+def test_a_footnote_says_which_interval_it_is_and_advises_more_seeds():
+    few, enough = interval_words(3), interval_words(5)
+    assert "bootstrap over 3 seeds, widened to match Student's t" in few and "at least 5 are advised" in few
+    assert "5 seeds" in enough and "advised" not in enough
+    assert "no interval" in interval_words(1) and "advised" in interval_words(1)
+    assert "over 12 seeds and their 24 windows" in interval_words(12, 24)
+    assert "over 1 seed and their 4 windows" in interval_words(1, 4) and "advised" in interval_words(1, 4)
 
 
 def test_windows_within_seeds():

@@ -91,6 +91,7 @@ def test_tables_have_the_figures_and_their_intervals(records):
     table = comparison_table(groups, BUDGET)
     assert [row[0] for row in table.rows] == ["ooco", "base_pd"]
     mean = sum(record.summary["offline"]["output_tokens_per_s"] for record in groups["ooco"]) / 2
+    assert "bootstrap over 2 seeds" in table.note and "at least 5 are advised" in table.note
     cell = dict(zip(table.head, table.rows[0], strict=True))["offline output tokens/s"]
     assert cell.startswith(f"{mean:,.0f} [")
     differences = difference_table(groups)
