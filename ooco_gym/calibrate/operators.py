@@ -17,10 +17,10 @@ from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf.specs import ChipSpec
 from ooco_gym.perf.timing import kernels
 
-FITTED_ROWS = 2500
+FITTED_ROWS = 2000
 """Rows of a fit, drawn at random where there are more: parameters move little beyond."""
 _MENU_ROWS = 600
-_UNITS = (16, 32, 56, 80, 108, 132, 160, 192)
+_UNITS = (24, 48, 72, 84, 108, 132, 160, 192)
 _TILES = (16, 32, 64, 128)
 _SWITCH = (1 << 18, 1 << 26)
 FORMS = ("ooco", "extended")
@@ -181,7 +181,7 @@ def _elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
 
 def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) -> list[Free]:
     flops, memory = chip.peak_flops_per_s, chip.peak_memory_bytes_per_s
-    return [Free("flops_per_s", 0.75 * flops, 0.01 * flops, most_flops * flops),
+    return [Free("flops_per_s", 0.8 * flops, 0.01 * flops, most_flops * flops),
             Free("memory_bytes_per_s", 0.8 * memory, 0.01 * memory, most_memory * memory)]
 
 
@@ -190,8 +190,9 @@ _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
 
 
 def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    free = [*_rates(chip), _LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
-            Free("waste", 0.3, 0.01, 1.5, off=True)]
+    free = [*_rates(chip, 1.5), _LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
+            Free("waste", 0.2, 0.01, 1.5, off=True), Free("padding", 0.5, 0.01, 1.5, off=True),
+            Free("edge", 8.0, 0.1, 60.0, off=True)]
     tall = Free("tall", 0.03, 1e-3, 1.0, off=True)
     return [*free, tall] if (rows["n_tokens"] > 2 * kernels.TALL_ROWS).any() else free
 

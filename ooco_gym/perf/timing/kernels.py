@@ -72,7 +72,12 @@ class GemmParameters(_Mapped):
     depth: float = 0.0
     """Inner widths for which a block's start and end cost as much as its work: compute grows by `1 + depth / k`."""
     waste: float = 0.0
-    """Power of tile and wave quantisation's waste; 0 leaves it out."""
+    """Power of what whole waves of blocks waste; 0 leaves it out."""
+    padding: float = 0.0
+    """Power of what whole tiles waste; 0 leaves it out."""
+    edge: float = 0.0
+    """Rows or columns' worth that a tile's edge costs: compute grows by `1 + edge / rows + edge / columns` of the
+    tile, so that a small tile, which wastes less, does less at once."""
     tall: float = 0.0
     """Growth of compute for each doubling of the rows beyond 2048 (caches that no longer hold, clocks that fall)."""
     units: float = 108.0
@@ -223,7 +228,7 @@ KERNELS: dict[str, type[_Mapped]] = {
 def gemm_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike, dtype_bytes: float = 2.0) -> np.ndarray:
     """Seconds of `m x k` times `k x n` (`m` tokens, a layer from `k` to `n`).
 
-    `launch + norm(2 m k n / F * waste^a * (1 + depth / k) * (1 + tall * log2(m / 2048)), bytes / M)`.
+    `launch + norm(2 m k n / F * quantisation * (1 + depth / k) * (1 + tall * log2(m / 2048)), bytes / M)`.
     """
     return p.launch_s + norm(p.exponent, *gemm_roofs_s(p, m, k, n, dtype_bytes))
 
@@ -233,23 +238,26 @@ def gemm_roofs_s(p: GemmParameters, m: ArrayLike, k: ArrayLike, n: ArrayLike,
     """Seconds at the compute roof and at the memory roof."""
     rows, inner, columns = _array(m), _array(k), _array(n)
     tall = 1.0 + p.tall * np.log2(np.maximum(rows / TALL_ROWS, 1.0))
-    waste = gemm_waste(rows, columns, p.units) ** p.waste if p.waste else 1.0
-    compute = 2.0 * rows * inner * columns / p.flops_per_s * waste * (1.0 + p.depth / inner) * tall
+    growth = quantisation(p, rows, columns) * (1.0 + p.depth / inner) * tall
+    compute = 2.0 * rows * inner * columns / p.flops_per_s * growth
     memory = dtype_bytes * (rows * inner + inner * columns + rows * columns) / p.memory_bytes_per_s
     return compute, np.broadcast_to(memory, compute.shape)
 
 
-def gemm_waste(m: ArrayLike, n: ArrayLike, units: float) -> np.ndarray:
-    """Work done over work asked for, at least 1: output padded to tiles, and tiles to whole waves of `units` blocks.
+def quantisation(p: GemmParameters, m: ArrayLike, n: ArrayLike) -> np.ndarray:
+    """Growth of a GEMM's compute by tiles and waves, for the tile of the menu that is best.
 
-    The tile of the menu that wastes least is taken.
+    The output is padded to whole tiles (`padding`), tiles to whole waves of `units` (`waste`), and a tile's edges cost
+    besides (`edge`).
     """
-    m, n = np.maximum(_array(m), 1.0), np.maximum(_array(n), 1.0)
-    best = np.full(np.broadcast_shapes(np.shape(m), np.shape(n)), np.inf)
-    for rows, columns in TILES:
-        tiles = np.ceil(m / rows) * np.ceil(n / columns)
-        done = np.ceil(tiles / units) * units * rows * columns
-        best = np.minimum(best, done / (m * n))
+    rows, columns = np.maximum(_array(m), 1.0), np.maximum(_array(n), 1.0)
+    best = np.full(np.broadcast_shapes(rows.shape, columns.shape), np.inf)
+    for height, width in TILES:
+        tiles = np.ceil(rows / height) * np.ceil(columns / width)
+        padded = tiles * height * width / (rows * columns)
+        waves = np.ceil(tiles / p.units) * p.units / tiles
+        cost = padded**p.padding * waves**p.waste * (1.0 + p.edge / height + p.edge / width)
+        best = np.minimum(best, cost)
     return best
 
 
