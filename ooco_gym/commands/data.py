@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rich.box import SIMPLE_HEAD
 
 from ooco_gym.commands.verbs import run_verb
@@ -21,9 +22,11 @@ from ooco_gym.workload.catalogue import (
 from ooco_gym.workload.convert import convert
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
+from ooco_gym.workload.parts import split, time_blocks
 from ooco_gym.workload.reading import read_trace
 from ooco_gym.workload.sample import Sample, Source, open_source, sample_in, sample_of
-from ooco_gym.workload.writing import check_ending, write_lengths
+from ooco_gym.workload.window import open_trace
+from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -46,8 +49,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     names = f"such as 'ooco-gym data ACTION azure_conv_2023'; datasets: {', '.join(list_datasets())}"
     file = f"a file, or a dataset's name, {names}"
-    return run_verb(cfg, "data", "target", {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe},
-                    {"fetch": f"a dataset's name, {names}", "import": file, "describe": file})
+    verbs = {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe, "split": _split}
+    return run_verb(cfg, "data", "target", verbs, {
+        "fetch": f"a dataset's name, {names}", "import": file, "describe": file, "split": file})
 
 
 def _list(values: dict[str, Any]) -> dict[str, Any]:
@@ -132,6 +136,37 @@ def _convert(source: Source, to: Path) -> dict[str, Any]:
     span_s = done.last_s - done.first_s
     return {"requests": done.requests, "first_s": done.first_s, "span_s": span_s,
             "rate_per_s": (done.requests - 1) / span_s if span_s > 0 else 0.0, "notes": list(done.notes)}
+
+
+def _split(values: dict[str, Any]) -> dict[str, Any]:
+    path, dataset = find_source(str(values["target"]))
+    form = str(values["format"]) if dataset is None or path.name != dataset.file else dataset.format
+    file = open_trace(path, form)
+    blocks = time_blocks(file.first_s, np.nextafter(file.last_s, np.inf), block_s=float(values["block_s"]),
+                         gap_s=float(values["gap_s"]), shares=_shares(values),
+                         seed=None if values["seed"] is None else int(values["seed"]))
+    parts: dict[str, Any] = {}
+    for part, trace in split(file.window(0.0, np.inf)[0], blocks).items():
+        mine = [block for block in blocks if block.part == part]
+        to = Path(values["out"]) / f"{part}.parquet"
+        parts[part] = {"to": to, "requests": len(trace), "blocks": [[item.start_s, item.end_s] for item in mine]}
+        if len(trace) == 0:
+            raise UserError(f"no request of '{path}' falls into the blocks of part '{part}': give another block_s")
+        write_trace(trace, to)
+        print(f"{part}: {len(trace):,} requests in {len(mine)} block{'s' * (len(mine) != 1)} of "
+              f"{values['block_s']:g} s, written to '{to}'")
+    left = file.rows - sum(item["requests"] for item in parts.values())
+    print(f"{left:,} requests lie in gaps or after the last block, or go on with a conversation of another part")
+    return {"parts": parts, "left_out": left}
+
+
+def _shares(values: Mapping[str, Any]) -> dict[str, float]:
+    names, shares = [str(name) for name in values["parts"]], list(values["shares"])
+    if len(names) != len(shares) or len(set(names)) < len(names):
+        raise UserError(f"parts={names} and shares={shares}: expected different names and one share for each")
+    if any("/" in name or not name for name in names):
+        raise UserError(f"parts={names}: a part's name becomes a file's and holds no '/'")
+    return dict(zip(names, shares, strict=True))
 
 
 def _read(values: Mapping[str, Any]) -> Sample:

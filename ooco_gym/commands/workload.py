@@ -20,6 +20,7 @@ from ooco_gym.workload.generate import generate
 from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
 from ooco_gym.workload.sample import Sample, read_sample, sample_of
 from ooco_gym.workload.spec import list_workloads
+from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -40,9 +41,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: an unknown action or source, or a file that cannot be read or fitted.
     """
-    return run_verb(cfg, "workload", "source", {"list": _list, "fit": _fit, "show": _show}, {
+    return run_verb(cfg, "workload", "source", {"list": _list, "fit": _fit, "show": _show, "make": _make}, {
         "fit": f"a trace file or a dataset's name, one of: {', '.join(list_datasets())}",
-        "show": f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}"})
+        "show": f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}",
+        "make": f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}"})
 
 
 def _list(values: dict[str, Any]) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     with Console(stderr=True).status("fitting") as status:
         fitted = fit(sample, name=name, source=f"{origin}file {path.name}, SHA-256 {digest}",
                      seed=int(values["seed"]), arrivals=str(values["arrivals"]), lengths=str(values["lengths"]),
-                     tell=lambda text: status.update(f"fitting: {text}"))
+                     assume=values["assume"], tell=lambda text: status.update(f"fitting: {text}"))
     if dataset:
         fitted.spec["licence"] = f"{dataset.licence}; figures only"
     to = Path(values["to"] or Path(values["out"]) / f"{name}.yaml").expanduser().absolute()
@@ -126,7 +128,9 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
             table.add_row(f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", ratio)
         tables.append(table)
     for side in ("prompt", "output"):
-        facts.add_row(f"KS of {side} lengths", f"{report['lengths'][side]['ks']:.4f} ({report['lengths']['form']})")
+        found = report["lengths"][side]["ks"]
+        facts.add_row(f"KS of {side} lengths", "not in the data" if found is None else
+                      f"{found:.4f} ({report['lengths']['form']})")
     lengths = report["lengths"]
     if lengths["rank_correlation"] is not None:
         facts.add_row("rank correlation of lengths",
@@ -169,3 +173,14 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
     page = write_page([sample], source, Path(values["out"]) / "workload.html")
     print(f"drawn: '{page}'")
     return {**figures, "page": page}
+
+
+def _make(values: dict[str, Any]) -> dict[str, Any]:
+    source, duration_s, rate_scale = str(values["source"]), float(values["duration_s"]), float(values["rate_scale"])
+    parse_workload(source)
+    start_s = float(values["start_s"] if values["start_s"] is not None else workload_peak_start_s(source, duration_s))
+    trace = load_workload(source, start_s=start_s, duration_s=duration_s, seed=int(values["seed"]),
+                          rate_scale=rate_scale)
+    to = write_trace(trace, Path(values["to"] or Path(values["out"]) / "trace.parquet").expanduser().absolute())
+    print(f"{len(trace):,} requests from {start_s:g} s to {start_s + duration_s:g} s written to '{to}'")
+    return {"to": to, "requests": len(trace), "start_s": start_s, "duration_s": duration_s}

@@ -1,17 +1,24 @@
-"""Who asks what, and when: traces, readers, generators, scaling. Knows nothing of the cluster."""
+"""Who asks what, and when: traces, readers, generators, scaling. Knows nothing of the cluster.
+
+Times are seconds, rates requests per second, lengths tokens. docs/traces.md and docs/workloads.md tell the rest.
+"""
 
 from ooco_gym.workload.generate import generate
 from ooco_gym.workload.lengths import generate_lengths
 from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
 from ooco_gym.workload.offline import OFFLINE_MODES, offline_load
+from ooco_gym.workload.parts import TimeBlock, mix, split, thin, time_blocks, window
 from ooco_gym.workload.reading import list_formats, read_trace
 from ooco_gym.workload.scaling import scale
+from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.spec import WorkloadSpec, list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
+from ooco_gym.workload.window import TraceFile, open_trace
 from ooco_gym.workload.writing import write_trace
 
 __all__ = [
-    "OFFLINE_MODES", "Trace", "WorkloadSpec", "generate", "generate_lengths", "list_formats", "list_workloads",
-    "load_spec", "load_workload", "merge", "offline_load", "parse_workload", "read_trace", "scale",
+    "OFFLINE_MODES", "TimeBlock", "Trace", "TraceFile", "WorkloadSpec", "generate", "generate_lengths",
+    "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load", "open_trace",
+    "parse_workload", "read_trace", "scale", "sharing_ratio", "split", "thin", "time_blocks", "window",
     "workload_mean_rate", "workload_peak_start_s", "write_trace",
 ]

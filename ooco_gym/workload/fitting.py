@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.checks import Section
+from ooco_gym.workload.checks import plain as plain_values
 from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, rank_correlation
 from ooco_gym.workload.dispersion import expected_dispersion, fit_processes
 from ooco_gym.workload.find_sharing import Found, adjusted, find_sharing
@@ -26,6 +27,7 @@ from ooco_gym.workload.spec import WorkloadSpec
 from ooco_gym.workload.tides import find_batches, fit_drift, fit_tide, spread_batches, without_tide
 from ooco_gym.workload.trace import Trace
 
+SIDES = ("prompt", "output")
 LENGTH_FORMS = ("quantiles", "mixture")
 ARRIVAL_FORMS = ("auto", "cox", "on_off", "poisson")
 FEWEST_REQUESTS = 200
@@ -51,7 +53,8 @@ class Fit:
 
 
 def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str = "auto",
-        lengths: str = "quantiles", tell: Callable[[str], None] = lambda text: None) -> Fit:
+        lengths: str = "quantiles", assume: Mapping[str, Any] | None = None,
+        tell: Callable[[str], None] = lambda text: None) -> Fit:
     """Fits arrivals and lengths.
 
     Args:
@@ -63,24 +66,30 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         arrivals: `cox` (OU processes), `on_off` (on/off bursts besides), `poisson`, or `auto`: on/off where gaps,
             counts and dispersion are clearly more alike with it.
         lengths: `quantiles` (a table of 105 points) or `mixture` (up to four lognormals).
+        assume: lengths that the sample does not have: `prompt` or `output` to a mapping as a workload's YAML has it.
         tell: called with what is being done.
 
     Raises:
-        UserError: too few requests, one of the two lengths is missing, or an unknown form.
+        UserError: too few requests, one of the two lengths is neither there nor assumed, or an unknown form.
     """
     if arrivals not in ARRIVAL_FORMS:
         raise unknown("form of arrivals", arrivals, ARRIVAL_FORMS)
     if lengths not in LENGTH_FORMS:
         raise unknown("form of lengths", lengths, LENGTH_FORMS)
-    for field in ("prompt_tokens", "output_tokens"):
-        if getattr(sample, field) is None:
-            raise UserError(f"'{sample.name}' has no {field}: a workload needs both lengths")
+    given = {side: value for side, value in (assume or {}).items() if value is not None}
+    for side in SIDES:
+        there = getattr(sample, f"{side}_tokens") is not None
+        if there and side in given:
+            raise UserError(f"'{sample.name}' has {side}_tokens: assume.{side} is for what a file does not have")
+        if not there and side not in given:
+            raise UserError(f"'{sample.name}' has no {side}_tokens: a workload needs both lengths; give "
+                            f"assume.{side}, such as 'assume.{side}={{constant: 100}}'")
     if sample.requests < FEWEST_REQUESTS:
         raise UserError(f"'{sample.name}' holds {sample.requests} requests: a fit needs {FEWEST_REQUESTS} at least")
-    assumed: list[str] = []
+    assumed = [f"{side} lengths: given, not fitted" for side in given]
     notes = list(sample.notes)
     tell("lengths")
-    length_spec, model, length_report = _fit_lengths(sample, lengths, seed)
+    length_spec, model, length_report = _fit_lengths(sample, lengths, given, seed)
     report: dict[str, Any] = {"requests": sample.requests, "lengths": length_report, "sharing": None}
     found = None
     if sample.trace is None:
@@ -219,21 +228,30 @@ def _rounded(process: OrnsteinUhlenbeck) -> OrnsteinUhlenbeck:
     return OrnsteinUhlenbeck(_round(process.sigma), float(np.clip(_round(process.tau_s), 0.2, DAY_S)))
 
 
-def _fit_lengths(sample: Sample, form: str, seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
+def _fit_lengths(sample: Sample, form: str, given: Mapping[str, Any],
+                 seed: int) -> tuple[dict[str, Any], LengthModel, dict[str, Any]]:
     """Returns (what the YAML says, the same parsed, how like it is)."""
     spec: dict[str, Any] = {}
-    report: dict[str, Any] = {"form": form}
-    prompt, output = (np.asarray(getattr(sample, f"{side}_tokens")) for side in ("prompt", "output"))
-    for side, tokens in (("prompt", prompt), ("output", output)):
+    report: dict[str, Any] = {"form": form, "rank_correlation": None}
+    measured = {side: np.asarray(tokens) for side in SIDES
+                if (tokens := getattr(sample, f"{side}_tokens")) is not None}
+    for side in SIDES:
+        if side in given:
+            spec[side] = plain_values(given[side])
+            continue
+        tokens = measured[side]
         spec[side] = fit_mixture(tokens, seed) if form == "mixture" else {
             "quantiles": list(QUANTILES), "tokens": [_round(x, 6) for x in np.quantile(tokens, QUANTILES)]}
         spec[side]["mean"] = _round(float(tokens.mean()), 6)
-    found = rank_correlation(prompt, output)
-    model = parse_lengths(Section(spec, "fit"), round(found, 3) if found else 0.0)
-    drawn = generate_lengths(model, 200_000, seed, stream="fit")
-    for side, tokens, like in (("prompt", prompt, drawn[0]), ("output", output, drawn[1])):
-        report[side] = {"ks": ks(like, tokens), "mean": float(tokens.mean())}
-    report |= {"rank_correlation": found, "rank_correlation_model": rank_correlation(*drawn)}
+    if len(measured) == 2:
+        report["rank_correlation"] = rank_correlation(measured["prompt"], measured["output"])
+    model = parse_lengths(Section(spec, "fit", "assume" if given else ""), round(report["rank_correlation"] or 0.0, 3))
+    drawn = dict(zip(SIDES, generate_lengths(model, 200_000, seed, stream="fit"), strict=True))
+    for side in SIDES:
+        known = side in measured
+        report[side] = {"ks": ks(drawn[side], measured[side]) if known else None,
+                        "mean": float((measured if known else drawn)[side].mean())}
+    report["rank_correlation_model"] = rank_correlation(*drawn.values())
     return spec, model, report
 
 

@@ -15,6 +15,7 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.generate import generate
+from ooco_gym.workload.parts import told_apart
 from ooco_gym.workload.scaling import scale
 from ooco_gym.workload.spec import list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
@@ -107,7 +108,7 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
             stream = None if part.stream == part.source else part.stream
             traces.append(generate(part.source, start_s=start_s, duration_s=duration_s, seed=seed,
                                    rate_scale=part_scale, stream=stream))
-    return traces[0] if len(traces) == 1 else merge(*traces, name=text)
+    return traces[0] if len(traces) == 1 else merge(*told_apart(traces), name=text)
 
 
 def workload_mean_rate(spec: Source) -> float:

@@ -16,7 +16,7 @@ from scipy.stats import ks_2samp
 
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
-from ooco_gym.workload import Trace, generate, load_spec, write_trace
+from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, write_trace
 from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import DISPERSION_S, dispersion
 from ooco_gym.workload.dispersion import burst_moments, expected_dispersion, fit_processes
@@ -24,7 +24,7 @@ from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.likeness import ks, likeness, play
 from ooco_gym.workload.mixture import fit_mixture
 from ooco_gym.workload.onoff import find_bursts
-from ooco_gym.workload.sample import Sample, sample_of
+from ooco_gym.workload.sample import Sample, read_sample, sample_of
 
 FLAT = (1.0,) * 24
 LENGTHS = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [1, 300, 4000]},
@@ -224,3 +224,39 @@ def test_acceptance_on_azure_conv_2023(tmp_path: Path) -> None:
     assert all(abs(item["ratio"] - 1) <= 0.10 for item in summary["arrivals"]["dispersion"].values())
     assert summary["arrivals"]["ks_gaps"] <= 0.03
     assert max(summary["lengths"][side]["ks"] for side in ("prompt", "output")) <= 0.03
+
+
+@pytest.mark.data
+@pytest.mark.parametrize(("name", "file"), [
+    ("sharegpt", "sharegpt_8k_lengths"), ("lmsys", "lmsys_vicuna13b_output_lengths"),
+    ("mooncake", "mooncake_conversation_dev"), ("azure_conv_2023", "azure_conv_2023")])
+def test_embedded_workloads_are_like_the_data_they_were_fitted_to(name: str, file: str) -> None:
+    folder = os.environ.get("OOCO_GYM_DATA")
+    path = Path(folder or "") / "traces" / f"{file}.parquet"
+    if not folder or not path.is_file():
+        pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds traces/{path.name}")
+    sample = read_sample(path)
+    drawn = generate_lengths(name, 200_000, seed=3)
+    for measured, tokens in zip((sample.prompt_tokens, sample.output_tokens), drawn, strict=True):
+        assert measured is None or ks(tokens, measured) <= 0.03
+    if sample.trace is not None:
+        span_s = float(sample.trace.arrival_s[-1])
+        runs = [generate(name, duration_s=span_s, seed=seed).arrival_s for seed in range(20)]
+        assert ks(np.concatenate([np.diff(run) for run in runs]), np.diff(sample.trace.arrival_s)) <= 0.03
+        for window_s in (1.0, 10.0, 120.0):
+            found = np.mean([dispersion(run, window_s) for run in runs])
+            assert found == pytest.approx(dispersion(sample.trace.arrival_s, window_s), rel=0.2)
+
+
+def test_lengths_that_a_file_does_not_have_are_assumed_and_said_so(tmp_path: Path) -> None:
+    path = tmp_path / "out.csv"
+    path.write_text("output_tokens\n" + "".join(f"{i % 50 + 1}\n" for i in range(400)))
+    summary = run(tmp_path, "fit", str(path), "assume.prompt={constant: 100}")
+    assert "prompt lengths: given, not fitted" in summary["workload"]["assumed"]
+    assert summary["workload"]["lengths"]["prompt"] == {"constant": 100}
+    assert summary["lengths"]["prompt"]["ks"] is None and summary["lengths"]["output"]["ks"] < 0.05
+    sample = read_sample(path)
+    with pytest.raises(UserError, match="has output_tokens: assume.output is for what a file does not have"):
+        fit(sample, name="x", source="y", assume={"prompt": {"constant": 1}, "output": {"constant": 1}})
+    with pytest.raises(UserError, match=r"fit: key 'assume.prompt.constant' must be"):
+        fit(sample, name="x", source="y", assume={"prompt": {"constant": 0}})

@@ -1,0 +1,161 @@
+"""Parts of traces: time windows, thinning, mixing, and blocks of time for training, validation and test."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.workload.checks import number
+from ooco_gym.workload.keyed import check_seed, keyed_generator
+from ooco_gym.workload.scaling import scale
+from ooco_gym.workload.sharing import keyed_uniform, mixed
+from ooco_gym.workload.trace import NO_SESSION, Trace, merge
+
+SHARES = {"train": 0.7, "validation": 0.15, "test": 0.15}
+MOST_BLOCKS = 1_000_000
+
+
+@dataclass(frozen=True)
+class TimeBlock:
+    """A block of time: `part` has the requests with `start_s <= arrival_s < end_s`, seconds."""
+
+    part: str
+    start_s: float
+    end_s: float
+
+
+def window(trace: Trace, start_s: float, duration_s: float, *, from_zero: bool = False) -> Trace:
+    """Returns the requests that arrive in `[start_s, start_s + duration_s)`.
+
+    Args:
+        trace: what to cut.
+        start_s: seconds, >= 0.
+        duration_s: seconds, >= 0; infinity means to the end.
+        from_zero: whether times then count from `start_s`; otherwise they stay as they are.
+    """
+    start_s = number(start_s, "start_s", 0.0)
+    if not duration_s >= 0:
+        raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
+    cut = trace.slice_time(start_s, start_s + duration_s)
+    return cut.shift(-start_s) if from_zero else cut
+
+
+def thin(trace: Trace, share: float, seed: int, *, by: str = "request") -> Trace:
+    """Returns a random part of the requests, each kept with probability `share`; times stay.
+
+    With one seed, what a smaller share keeps is among what a larger one does.
+
+    Args:
+        trace: what to thin.
+        share: from 0 to 1.
+        seed: any whole number.
+        by: `request`: each by itself, as `scale` does; `session`: conversations are kept or dropped as a whole, so
+            that no turn loses the ones before it; requests without a session go each by itself.
+    """
+    share = number(share, "share", 0.0, 1.0)
+    if by not in ("request", "session"):
+        raise UserError(f"thin: by must be 'request' or 'session', found {by!r}")
+    if by == "request" or trace.session is None:
+        return scale(trace, share, seed)
+    alone = keyed_generator(check_seed(seed), "thin/alone").random(len(trace))
+    together = keyed_uniform(trace.session, check_seed(seed), "thin/session")
+    return trace.take(np.where(trace.session == NO_SESSION, alone, together) < share)
+
+
+def mix(traces: Sequence[Trace], weights: Sequence[float] | None = None, *, seed: int = 0,
+        name: str | None = None) -> Trace:
+    """Returns all requests of several services in order of arrival, each at `weights[i]` times its rate.
+
+    Sessions and prefix hashes of different traces become different, whatever numbers they had, where two traces
+    have any; `merge` leaves them as they are.
+
+    Args:
+        traces: the parts.
+        weights: factors >= 0; 1 each unless given.
+        seed: any whole number; decides what scaling drops or adds.
+        name: of the result.
+    """
+    factors = [1.0] * len(traces) if weights is None else list(weights)
+    if len(factors) != len(traces):
+        raise UserError(f"mix: found {len(factors)} weights for {len(traces)} traces; expected one for each")
+    parts = [scale(trace, factor, seed + i) for i, (trace, factor) in enumerate(zip(traces, factors, strict=True))]
+    return merge(*told_apart(parts), name=name)
+
+
+def told_apart(traces: Sequence[Trace]) -> list[Trace]:
+    """Returns the traces with new numbers for sessions and prefix hashes, so that those of two never agree."""
+    told = []
+    for i, trace in enumerate(traces):
+        session, hashes = trace.session, trace.prefix_hashes
+        if session is not None and sum(item.session is not None for item in traces) > 1:
+            session = np.where(session == NO_SESSION, NO_SESSION, mixed(session, f"mix/{i}"))
+        if hashes is not None and sum(item.prefix_hashes is not None for item in traces) > 1:
+            hashes = hashes[0], mixed(hashes[1], f"mix/{i}")
+        told.append(replace(trace, session=session, prefix_hashes=hashes))
+    return told
+
+
+def time_blocks(start_s: float, end_s: float, *, block_s: float = 3600.0, gap_s: float = 600.0,
+                shares: Mapping[str, float] | None = None, seed: int | None = None) -> list[TimeBlock]:
+    """Cuts a span of time into blocks with gaps between, and gives each to a part.
+
+    What lies in a gap belongs to no part, so that no burst shorter than it is seen from two sides. In order of time
+    the first blocks go to the first part, and so on, so that what is tested comes after what was trained on; with a
+    seed, blocks are drawn at random.
+
+    Args:
+        start_s: where the span begins, seconds.
+        end_s: where it ends, seconds.
+        block_s: length of a block, seconds; what is left over at the end belongs to no part.
+        gap_s: length of a gap, seconds.
+        shares: of the blocks, by part, relative to each other; 70 % train, 15 % validation, 15 % test unless given.
+        seed: None for the order of time.
+
+    Raises:
+        UserError: fewer blocks than parts, or an impossible length or share.
+    """
+    block_s, gap_s = number(block_s, "block_s", above=0.0), number(gap_s, "gap_s", 0.0)
+    shares = {part: number(share, f"share of '{part}'", above=0.0) for part, share in (shares or SHARES).items()}
+    count = math.floor((end_s - start_s + gap_s) / (block_s + gap_s) + 1e-9)
+    if count > MOST_BLOCKS:
+        raise UserError(f"block_s={block_s:g} makes {count:,} blocks; at most {MOST_BLOCKS:,}")
+    if count < len(shares):
+        raise UserError(f"{end_s - start_s:g} s hold {max(count, 0)} blocks of {block_s:g} s with gaps of {gap_s:g} s "
+                        f"between, fewer than the {len(shares)} parts {', '.join(shares)}: give a smaller block_s")
+    parts = _assigned(count, shares)
+    if seed is not None:
+        parts = [parts[i] for i in keyed_generator(check_seed(seed), "blocks").permutation(count)]
+    starts = [start_s + i * (block_s + gap_s) for i in range(count)]
+    return [TimeBlock(part, begin, begin + block_s) for part, begin in zip(parts, starts, strict=True)]
+
+
+def split(trace: Trace, blocks: Sequence[TimeBlock]) -> dict[str, Trace]:
+    """Returns each part's requests, times as they are; a conversation goes with its first turn's block alone.
+
+    Turns of a conversation in another part's block, or in a gap, would give its text away: only those turns are kept
+    that lie in a block of the part in which the conversation begins; one that begins in a gap is dropped.
+    """
+    starts = np.array([block.start_s for block in blocks])
+    names = list(dict.fromkeys(block.part for block in blocks))
+    part_of = np.array([names.index(block.part) for block in blocks])
+    place = np.searchsorted(starts, trace.arrival_s, side="right") - 1
+    inside = (place >= 0) & (trace.arrival_s < np.array([block.end_s for block in blocks])[np.maximum(place, 0)])
+    part = np.where(inside, part_of[np.maximum(place, 0)], -1)
+    if trace.session is not None:
+        _, first, number_of = np.unique(trace.session, return_index=True, return_inverse=True)
+        part = np.where((trace.session == NO_SESSION) | (part == part[first][number_of]), part, -1)
+    return {name: trace.take(part == i).renamed(f"{trace.name}-{name}") for i, name in enumerate(names)}
+
+
+def _assigned(count: int, shares: Mapping[str, float]) -> list[str]:
+    """Returns the part of each of `count` blocks, in order; each part has one at least."""
+    total = sum(shares.values())
+    edges = np.rint(np.cumsum([share / total for share in shares.values()]) * count).astype(int)
+    k = len(edges)
+    for i in range(k):
+        edges[i] = min(max(edges[i], (edges[i - 1] if i else 0) + 1), count - (k - 1 - i))
+    return [part for part, n in zip(shares, np.diff(edges, prepend=0), strict=True) for _ in range(n)]
