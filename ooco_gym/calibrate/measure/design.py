@@ -59,9 +59,8 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
         Cases as the driver takes them.
 
     Raises:
-        UserError: the plan is not one, or leaves nothing to measure.
+        UserError: the plan leaves nothing to measure.
     """
-    _check(plan)
     cases = _decode_cases(limits, plan, draws) + _prefill_cases(limits, plan, draws)
     cases += _stream_cases(limits, plan, draws)
     if not cases:
@@ -84,24 +83,25 @@ def every_size(limits: Limits) -> dict[str, Any]:
 def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
     """States of requests that decode, with pieces of prompts that come in between."""
     cases = []
-    longest = limits.max_model_len - plan["decode_steps"] - 1
     for decodes in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
-        lengths = sizes(plan["first_prefill"], limits.max_num_batched_tokens - decodes, plan["prefill_factor"])
+        room = min(limits.max_num_batched_tokens - decodes, limits.max_model_len - 1)
+        lengths = sizes(plan["first_prefill"], room, plan["prefill_factor"]) if decodes < limits.max_num_seqs else []
+        prefills = [[_varied(length, plan, draws, room)] for length in lengths]
+        # The requests grow by a token in every iteration: while the state is filled, then here, then beside a prompt.
+        filled = min(plan["fill_tokens"], decodes * limits.max_model_len)
+        growth = -(-filled // limits.max_num_batched_tokens) + 2 + plan["decode_steps"] + len(prefills)
+        longest = limits.max_model_len - growth
         for context in sizes(plan["first_context"], longest, plan["context_factor"]):
             context = _varied(context, plan, draws, longest)
-            prefills = [[_varied(length, plan, draws, limits.max_num_batched_tokens - decodes)]
-                        for length in lengths if length < limits.max_model_len] if decodes < limits.max_num_seqs else []
-            # The decoding requests grow by one token in each of the iterations: filling, decoding, prompts.
-            rounds = decodes * context // limits.max_num_batched_tokens + plan["decode_steps"] + 2 * len(prefills) + 2
-            while prefills and context + rounds >= limits.max_model_len:
-                prefills, rounds = prefills[:-1], rounds - 2
-            held = decodes * (context + rounds + limits.block_tokens) + max((group[0] for group in prefills), default=0)
-            if decodes * context > plan["fill_tokens"] or held > limits.kv_tokens \
-                    or context + rounds >= limits.max_model_len:
-                continue
-            cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
-                          "steps": plan["decode_steps"], "prefills": prefills})
+            held = decodes * _in_blocks(context + growth, limits) + _in_blocks(room if prefills else 0, limits)
+            if decodes * context <= plan["fill_tokens"] and held <= limits.kv_tokens:
+                cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
+                              "steps": plan["decode_steps"], "prefills": prefills})
     return cases
+
+
+def _in_blocks(tokens: int, limits: Limits) -> int:
+    return -(-tokens // limits.block_tokens) * limits.block_tokens
 
 
 def _prefill_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def _prefill_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Genera
     for length in sizes(plan["first_prefill"], longest, plan["prefill_factor"] ** 0.5):
         for count in sizes(1, min(limits.max_num_seqs, max(1, limits.max_num_batched_tokens // length)), 4.0):
             group = [_varied(length, plan, draws, longest) for _ in range(count)]
-            if sum(-(-one // limits.block_tokens) for one in group) * limits.block_tokens <= limits.kv_tokens:
+            if sum(_in_blocks(one, limits) for one in group) <= limits.kv_tokens:
                 groups.append(group)
     return [{"name": f"prefill {len(group)}x{group[0]}", "decodes": 0, "context": 0, "steps": 0, "prefills": [group]}
             for group in groups]
@@ -145,7 +145,12 @@ def _varied(size: int, plan: dict[str, Any], draws: np.random.Generator, most: i
     return int(np.clip(round(size * factor), 1, max(1, most)))
 
 
-def _check(plan: dict[str, Any]) -> None:
+def check(plan: dict[str, Any]) -> None:
+    """Checks a plan before an engine is started for it.
+
+    Raises:
+        UserError: a factor, a count or a share that is none.
+    """
     for key in ("decode_factor", "context_factor", "prefill_factor"):
         if not plan[key] > 1:
             raise UserError(f"engine.design.{key}={plan[key]} must be greater than 1")

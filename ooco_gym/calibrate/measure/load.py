@@ -23,16 +23,10 @@ def lengths(plan: dict[str, Any], count: int, longest: int, draws: np.random.Gen
 
     Returns:
         int64[count, 2].
-
-    Raises:
-        UserError: a median or a sigma that is none.
     """
     columns = []
     for key in ("prompt_tokens", "output_tokens"):
-        median, sigma = plan[key]["median"], plan[key]["sigma"]
-        if not (median >= 1 and sigma >= 0):
-            raise UserError(f"engine.serve.{key}: median={median} must be at least 1 and sigma={sigma} at least 0")
-        columns.append(np.rint(draws.lognormal(np.log(median), sigma, count)))
+        columns.append(np.rint(draws.lognormal(np.log(plan[key]["median"]), plan[key]["sigma"], count)))
     prompt = np.clip(columns[0], 1, longest // 2)
     output = np.clip(columns[1], 1, longest - prompt - 1)
     return np.stack([prompt, output], axis=-1).astype(np.int64)
@@ -61,11 +55,15 @@ def poisson(plan: dict[str, Any], rate_per_s: float, longest: int, draws: np.ran
 
 
 def check(plan: dict[str, Any]) -> None:
-    """Checks what the functions above do not.
+    """Checks a plan before an engine is started for it.
 
     Raises:
-        UserError: a load, a duration or a count that is not positive.
+        UserError: a load, a duration, a count or a length that is not positive.
     """
+    for key in ("prompt_tokens", "output_tokens"):
+        median, sigma = plan[key]["median"], plan[key]["sigma"]
+        if not (median >= 1 and sigma >= 0):
+            raise UserError(f"engine.serve.{key}: median={median} must be at least 1 and sigma={sigma} at least 0")
     for name, load in (plan["loads"] or {}).items():
         if not load > 0:
             raise UserError(f"engine.serve.loads.{name}={load} must be positive: a share of the measured capacity")

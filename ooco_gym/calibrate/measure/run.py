@@ -11,6 +11,7 @@ import numpy as np
 
 from ooco_gym.calibrate.measure import load, tables
 from ooco_gym.calibrate.measure.design import Limits, design, every_size
+from ooco_gym.calibrate.measure.design import check as check_design
 from ooco_gym.calibrate.measure.interpreter import Driver, find_python
 from ooco_gym.calibrate.measure.random_model import write_random_model
 from ooco_gym.errors import UserError
@@ -47,6 +48,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
     """Measures by `plan`, a mapping like `conf/engine/vllm.yaml`; the rest is as `main` has it."""
+    check_design(plan["design"])
     load.check(plan["serve"])
     python = find_python(plan["python"])
     settings = dict(plan["settings"])
@@ -86,8 +88,8 @@ class Measurement:
         passes, waiting = self.plan["design"]["passes"], list(loads)
         for number in range(passes):
             self._pass(number)
-            due = len(loads) - len(loads) * (passes - 1 - number) // passes
-            while capacity is not None and len(loads) - len(waiting) < due:
+            due = -(-len(loads) * (number + 1) // max(1, passes - 1))       # all of them before the last pass
+            while capacity is not None and waiting and len(loads) - len(waiting) < due:
                 name = waiting.pop(0)
                 self._serve(name, loads[name] * capacity)
         tables.write_table(self.out / "iterations.parquet", self.rows, tables.ITERATIONS)

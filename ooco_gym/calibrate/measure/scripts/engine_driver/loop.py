@@ -7,6 +7,7 @@ from typing import Any
 from .interface import Engine, Outcome
 
 Request = tuple[str, int, int]
+_PATIENCE = 10_000                  # rounds that bring nothing (with asynchronous scheduling, a few in a row may)
 
 
 class Loop:
@@ -21,6 +22,7 @@ class Loop:
         self.steps: list[dict[str, Any]] = []
         self.ended_s = engine.clock()
         self._paused = True
+        self._empty = 0
 
     def pause(self) -> None:
         """Tells that the engine was idle: the next iteration begins when a request is handed in."""
@@ -33,6 +35,9 @@ class Loop:
             self.engine.add(*request)
         admission_us = 1e6 * (self.engine.clock() - began_s)
         outcome = self.engine.step(began_s)
+        self._empty = 0 if outcome.batches else self._empty + 1
+        if self._empty > _PATIENCE:
+            raise RuntimeError("the engine computes nothing although requests wait; do they fit its memory?")
         before_s, self.ended_s, self._paused = self.ended_s, self.engine.clock(), False
         for batch in outcome.batches:
             start_s = max(batch.began_s, before_s)
@@ -111,7 +116,7 @@ def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
             records[handed_in]["queued_s"] = now_s
             handed_in += 1
         if not due and not engine.busy():
-            engine.sleep(requests[handed_in][0] - now_s)
+            engine.sleep(max(1e-6, requests[handed_in][0] - now_s))
             loop.pause()
             continue
         outcomes.append((loop.round(due, "serve"), loop.ended_s))

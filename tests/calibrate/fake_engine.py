@@ -1,0 +1,106 @@
+"""An engine for tests: vLLM's schedule in a few lines, time by a formula, a clock that only it moves.
+
+It runs in the driver's process, as real ones do, and takes its formula from its settings, so that a test knows exactly
+what must come out.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_driver.interface import Batch, Outcome  # pyright: ignore[reportMissingImports]
+
+
+class FakeEngine:
+    """Running requests first, then waiting ones while blocks last; prompts in pieces; no preemption."""
+
+    def __init__(self, settings: dict[str, Any]) -> None:
+        if settings.get("fail_at_start"):
+            raise RuntimeError("no memory left")
+        self.settings, self.now_s, self.rounds = settings, 0.0, 0
+        self.waiting: list[dict[str, Any]] = []
+        self.running: list[dict[str, Any]] = []
+        self.pending: list[tuple[Batch, list[str], list[str]]] = []
+
+    def describe(self) -> dict[str, Any]:
+        keys = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_tokens", "num_blocks")
+        return {"engine": "fake 1.0", "model": "formula", "device": "paper", "threads": 1,
+                **{key: self.settings[key] for key in keys}}
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(0.0, seconds)
+
+    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+        assert min(prompt_tokens, output_tokens) >= 1
+        assert prompt_tokens + output_tokens <= self.settings["max_model_len"]
+        self.now_s += 1e-6 * self.settings["admission_us"]
+        self.waiting.append({"name": name, "prompt": prompt_tokens, "output": output_tokens, "done": 0, "made": 0})
+
+    def abort(self, names: list[str]) -> None:
+        self.waiting = [one for one in self.waiting if one["name"] not in names]
+        self.running = [one for one in self.running if one["name"] not in names]
+
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running or self.pending)
+
+    def step(self, began_s: float) -> Outcome:
+        self.rounds += 1
+        if self.rounds == self.settings.get("fail_at_round"):
+            raise RuntimeError("out of tokens")
+        if self.rounds == self.settings.get("exit_at_round"):
+            raise SystemExit(3)
+        batch, tokens, finished = self._schedule(began_s)
+        if batch is None:
+            return Outcome([], [], [])
+        factor = self.settings["us"]
+        work = sum(q * kv for q, kv in batch.chunks)
+        self.now_s += 1e-6 * (factor["step"] + factor["token"] * (batch.n_decode + sum(q for q, _ in batch.chunks))
+                              + factor["sequence"] * batch.sequences_sampled + factor["work"] * work
+                              + factor["context"] * batch.decode_context_sum)
+        return Outcome(tokens, finished, [batch])
+
+    def _schedule(self, began_s: float) -> tuple[Batch | None, list[str], list[str]]:
+        budget, batch = self.settings["max_num_batched_tokens"], Batch(began_s)
+        tokens, finished = [], []
+        for one in [*self.running, *self.waiting]:
+            fresh = one not in self.running
+            if budget == 0 or (fresh and (len(self.running) >= self.settings["max_num_seqs"] or not self._fits(one))):
+                break
+            if fresh:
+                self.running.append(one)
+                self.waiting.remove(one)
+                batch.first_scheduled.append(one["name"])
+            new = min(budget, one["prompt"] + one["made"] - one["done"])
+            one["done"] += new
+            budget -= new
+            if one["made"]:
+                batch.n_decode += 1
+                batch.decode_context_sum += one["done"]
+            else:
+                batch.chunks.append((new, one["done"]))
+            if one["done"] == one["prompt"] + one["made"]:
+                one["made"] += 1
+                batch.sequences_sampled += 1
+                tokens.append(one["name"])
+        for one in [one for one in self.running if one["made"] >= one["output"]]:
+            finished.append(one["name"])
+            self.running.remove(one)
+        batch.running, batch.waiting, batch.free_blocks = len(self.running), len(self.waiting), self._free()
+        return (batch if batch.chunks or batch.n_decode else None), tokens, finished
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.settings["block_tokens"])
+
+    def _free(self) -> int:
+        return self.settings["num_blocks"] - 1 - sum(self._blocks(one["done"]) for one in self.running)
+
+    def _fits(self, one: dict[str, Any]) -> bool:
+        return self._blocks(one["prompt"] + one["output"]) <= self._free()
+
+
+def start(settings: dict[str, Any]) -> FakeEngine:
+    """Starts it."""
+    return FakeEngine(settings)

@@ -1,0 +1,246 @@
+"""Measuring an engine, end to end: with a fake one whose times are a formula, and with the real one where there is."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from ooco_gym.calibrate.measure import measure
+from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
+from ooco_gym.calibrate.measure.tables import ITERATIONS, REQUESTS, iteration_rows, write_timeseries
+from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
+
+US = {"step": 1000.0, "token": 20.0, "sequence": 30.0, "work": 0.05, "context": 0.5}
+ADMISSION_US = 100.0
+
+
+def plan(**changes: Any) -> dict[str, Any]:
+    """The shipped plan, small, for the fake engine."""
+    found: dict[str, Any] = dict(load_yaml("engine", "vllm"))
+    found |= {"adapter": str(Path(__file__).with_name("fake_engine.py")), "python": sys.executable, "model": "formula",
+              "cpus": None, "priority": False, "environment": {},
+              "settings": {"max_num_seqs": 8, "max_num_batched_tokens": 128, "max_model_len": 512, "block_tokens": 16,
+                           "num_blocks": 400, "us": US, "admission_us": ADMISSION_US}}
+    found["design"] = {**found["design"], "passes": 2, "warmup_passes": 0, "warm_every_size": False,
+                       "fill_tokens": 1024}
+    found["serve"] = {**found["serve"], "duration_s": 2.0, "burst": 100}
+    for key, value in changes.items():
+        part, _, name = key.partition("__")
+        if name:
+            found[part] = {**found[part], name: value}
+        else:
+            found[part] = value
+    return found
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("measured")
+    return out, measure(plan(), out)
+
+
+def formula_us(rows: list[dict[str, Any]]) -> np.ndarray:
+    table = {key: np.array([row[key] for row in rows], float)
+             for key in ("tokens", "sequences_sampled", "prefill_work", "decode_context_sum", "n_admitted")}
+    return (US["step"] + US["token"] * table["tokens"] + US["sequence"] * table["sequences_sampled"]
+            + US["work"] * table["prefill_work"] + US["context"] * table["decode_context_sum"]
+            + ADMISSION_US * table["n_admitted"])
+
+
+def test_iterations_have_the_schema_and_their_own_times(measured: tuple[Path, dict[str, Any]]) -> None:
+    out, _ = measured
+    for file in [out / "iterations.parquet", *out.glob("serve/*/iterations.parquet")]:
+        table = pq.read_table(file)
+        assert table.schema.remove_metadata() == ITERATIONS
+        rows = table.to_pylist()
+        assert [row["time_us"] for row in rows] == pytest.approx(list(formula_us(rows)), rel=1e-6)
+        for row in rows:
+            q, kv = np.array(row["prefill_q"], int), np.array(row["prefill_kv"], int)
+            assert row["n_prefill"] == len(q) == len(kv) and row["prefill_tokens"] == q.sum()
+            assert row["prefill_context_sum"] == kv.sum() and row["prefill_work"] == (q * kv).sum()
+            assert row["tokens"] == q.sum() + row["n_decode"] and (kv >= q).all()
+            assert row["n_decode"] <= row["sequences_sampled"] <= row["n_decode"] + row["n_prefill"]
+            assert (row["engine"], row["model"], row["device"], row["threads"]) == ("fake 1.0", "formula", "paper", 1)
+
+
+def test_all_kinds_of_iterations_are_measured_in_every_pass(measured: tuple[Path, dict[str, Any]]) -> None:
+    rows = pq.read_table(measured[0] / "iterations.parquet").to_pylist()
+    for repeat in (0, 1):
+        kinds = {row["label"].rpartition("/")[2] for row in rows if row["repeat"] == repeat}
+        assert kinds == {"fill", "decode", "mixed", "prefill", "stream"}
+    decoding = [row for row in rows if row["label"].endswith("/decode")]
+    assert all(row["n_prefill"] == 0 and row["label"].startswith(f"decode {row['n_decode']}x") for row in decoding)
+    assert {row["n_decode"] for row in decoding} == {1, 2, 4, 8}
+    assert all(row["n_decode"] and row["n_prefill"] for row in rows if row["label"].endswith("/mixed"))
+    assert not any(row["n_decode"] for row in rows if row["label"].endswith("/prefill"))
+    streams = [row for row in rows if row["label"] == "stream 8/stream"]
+    assert np.median([row["running"] for row in streams]) >= 7
+    pieces = [row for row in rows if row["prefill_q"] and row["prefill_kv"][0] > row["prefill_q"][0]]
+    assert pieces                                            # of prompts longer than an iteration takes
+
+
+def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = measured
+    assert list(summary["serving"]) == ["light", "half", "saturated"]
+    for name, share in (("light", 0.2), ("half", 0.5), ("saturated", 2.0)):
+        table = pq.read_table(out / "serve" / name / "requests.parquet")
+        assert table.schema.remove_metadata() == REQUESTS
+        assert summary["serving"][name]["rate_per_s"] == pytest.approx(share * summary["capacity_per_s"])
+        columns = {key: table[key].to_numpy() for key in table.column_names}
+        order = ["arrival_s", "queued_s", "scheduled_s", "first_token_s", "last_token_s"]
+        for earlier, later in pairwise(order):
+            assert (columns[earlier] <= columns[later] + 1e-9).all(), (earlier, later)
+        assert (np.diff(columns["arrival_s"]) >= 0).all() and columns["output_tokens"].min() >= 1
+        rows = pq.read_table(out / "serve" / name / "iterations.parquet").to_pylist()
+        assert sum(row["prefill_tokens"] for row in rows) == columns["prompt_tokens"].sum()
+        assert sum(row["sequences_sampled"] for row in rows) == columns["output_tokens"].sum()
+        # Nothing is lost between iterations, and none begins before there is work.
+        ends = np.array([row["began_s"] + 1e-6 * row["time_us"] for row in rows])
+        begins = np.array([row["began_s"] for row in rows])
+        assert (begins[1:] >= ends[:-1] - 1e-9).all()
+        if name == "saturated":
+            busy = np.array([row["waiting"] > 0 for row in rows[:-1]])
+            assert begins[1:][busy] == pytest.approx(ends[:-1][busy])
+        ttft = columns["first_token_s"] - columns["arrival_s"]
+        assert summary["serving"][name]["ttft_median_ms"] == pytest.approx(1e3 * np.median(ttft))
+    assert summary["serving"]["light"]["ttft_median_ms"] < 0.2 * summary["serving"]["saturated"]["ttft_median_ms"]
+
+
+def test_the_capacity_is_what_a_saturated_engine_completes(measured: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = measured
+    ends = np.sort(pq.read_table(out / "serve" / "saturated" / "requests.parquet")["last_token_s"].to_numpy())
+    first, last = len(ends) // 4, 3 * len(ends) // 4
+    assert (last - first) / (ends[last] - ends[first]) == pytest.approx(summary["capacity_per_s"], rel=0.25)
+
+
+def test_the_time_series_adds_up(measured: tuple[Path, dict[str, Any]]) -> None:
+    folder = measured[0] / "serve" / "half"
+    with (folder / "timeseries.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert list(rows[0]) == ["t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"]
+    requests = pq.read_table(folder / "requests.parquet")
+    assert sum(int(row["prompt_throughput"]) for row in rows) == sum(requests["prompt_tokens"].to_pylist())
+    assert sum(int(row["gen_throughput"]) for row in rows) == sum(requests["output_tokens"].to_pylist())
+    assert [float(row["t"]) for row in rows] == [1.0 + i for i in range(len(rows))]
+    assert all(0 <= float(row["kv_cache_pct"]) <= 100 for row in rows)
+
+
+def test_the_time_series_of_an_idle_second_is_empty(tmp_path: Path) -> None:
+    rows = [{"began_s": 2.2, "time_us": 100.0, "prefill_tokens": 5, "sequences_sampled": 1, "running": 1, "waiting": 0,
+             "free_blocks": 8}]
+    write_timeseries(tmp_path / "t.csv", rows, 11)
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[1:] == ["1.0,0,0,0,0,0.0", "2.0,0,0,0,0,0.0", "3.0,5,1,1,0,20.0"]
+
+
+def test_engine_json_says_what_was_measured(measured: tuple[Path, dict[str, Any]]) -> None:
+    out, summary = measured
+    facts = json.loads((out / "engine.json").read_text())
+    assert facts["num_blocks"] == 400 and facts["settings"]["us"] == US
+    assert [part["part"] for part in facts["machine"]] == ["capacity", "pass 1", "light", "half", "saturated", "pass 2"]
+    assert all({"load_before", "load_after", "wall_s", "processor_s"} <= set(part) for part in facts["machine"])
+    assert summary["iterations"] == pq.read_table(out / "iterations.parquet").num_rows
+    light = json.loads((out / "serve" / "light" / "engine.json").read_text())
+    assert light["measured"]["ttft_mean_ms"] > 0 and light["max_num_seqs"] == 8
+
+
+def test_without_loads_only_batches_are_measured(tmp_path: Path) -> None:
+    summary = measure(plan(serve__loads=None, design__passes=1), tmp_path)
+    assert summary["capacity_per_s"] is None and not (tmp_path / "serve").exists()
+    assert summary["iterations"] > 50
+
+
+def test_the_same_seed_measures_the_same_batches(tmp_path: Path) -> None:
+    tables = []
+    for name in ("one", "two"):
+        measure(plan(serve__loads=None, design__passes=1), tmp_path / name)
+        tables.append(pq.read_table(tmp_path / name / "iterations.parquet"))
+    assert tables[0].equals(tables[1])
+
+
+def test_iterations_without_prompts_have_empty_lists() -> None:
+    step = {"n_decode": 2, "decode_context_sum": 30, "chunks": [], "sequences_sampled": 2, "time_us": 5.0}
+    row = iteration_rows([step], {"engine": "e", "model": "m", "device": "d", "threads": 1})[0]
+    table = pa.Table.from_pylist([row], schema=ITERATIONS)
+    assert table["prefill_q"].to_pylist() == [[]] and table["tokens"].to_pylist() == [2]
+
+
+# --- Mistakes -------------------------------------------------------------------------------------------------------
+def test_a_missing_engine_says_how_to_set_it_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    with pytest.raises(UserError, match=r"engine\.python=.*nowhere is no Python interpreter.*`make engine`"):
+        find_python(str(tmp_path / "nowhere"))
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    with pytest.raises(UserError, match=rf"{VARIABLE}=.*is no Python interpreter"):
+        find_python(None)
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ooco_gym.calibrate.measure.interpreter.__file__", str(tmp_path / "a" / "b" / "c" / "d.py"))
+    with pytest.raises(UserError, match=r"no Python interpreter with an engine was found .*`make engine`"):
+        find_python(None)
+    found = tmp_path / ".venv-engine" / "bin" / "python"
+    found.parent.mkdir(parents=True)
+    found.symlink_to(sys.executable)
+    assert find_python(None) == found
+
+
+def test_an_interpreter_without_the_engine_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the engine failed at 'start': ModuleNotFoundError: .*vllm.*engine\.log"):
+        measure(plan(adapter="vllm"), tmp_path)
+
+
+@pytest.mark.parametrize(("setting", "message"), [
+    ({"fail_at_start": True}, "the engine failed at 'start': RuntimeError: no memory left"),
+    ({"fail_at_round": 40}, "the engine failed at '(cases|serve)': RuntimeError: out of tokens"),
+    ({"exit_at_round": 40}, "the engine failed at '(cases|serve)': the process ended"),
+])
+def test_an_engine_that_fails_is_one_sentence(tmp_path: Path, setting: dict[str, Any], message: str) -> None:
+    good = plan()
+    with pytest.raises(UserError, match=message):
+        measure(plan(settings={**good["settings"], **setting}), tmp_path)
+    assert not (tmp_path / "iterations.parquet").exists()
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"adapter": "nothing.py"}, r"engine\.adapter=nothing\.py: there is no such file"),
+    ({"serve__loads": {"light": 0}}, r"engine\.serve\.loads\.light=0 must be positive"),
+    ({"serve__duration_s": -1}, r"engine\.serve\.duration_s=-1 must be positive"),
+    ({"serve__prompt_tokens": {"median": 0, "sigma": 1}}, r"engine\.serve\.prompt_tokens: median=0"),
+    ({"design__passes": 0}, r"engine\.design\.passes=0 must be a whole number"),
+    ({"cpus": 0}, r"engine\.cpus=0 must be a whole number"),
+    ({"model": None, "random_model": {"layers": 0}}, r"engine\.random_model\.layers=0"),
+])
+def test_a_plan_that_is_none_is_one_sentence(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        measure(plan(**change), tmp_path)
+
+
+# --- The real engine ------------------------------------------------------------------------------------------------
+@pytest.mark.slow
+@pytest.mark.skipif(VARIABLE not in os.environ, reason=f"needs vLLM: set {VARIABLE} to a Python that has it")
+def test_the_real_engine_is_measured(tmp_path: Path) -> None:
+    shipped: dict[str, Any] = dict(load_yaml("engine", "vllm"))
+    shipped["design"] = {**shipped["design"], "passes": 1, "warmup_passes": 0, "warm_every_size": False}
+    shipped["serve"] = {**shipped["serve"], "loads": {"half": 0.5}, "duration_s": 2.0, "burst": 60}
+    summary = measure(shipped, tmp_path)
+    assert summary["engine"].startswith("vLLM ") and summary["model_config"]["hidden_size"] == 128
+    rows = pq.read_table(tmp_path / "iterations.parquet").to_pylist()
+    assert {row["n_decode"] for row in rows if row["label"].endswith("/decode")} == {1, 2, 4, 8, 16, 32}
+    assert all(row["tokens"] <= 512 and row["time_us"] > row["forward_us"] > 0 for row in rows)
+    assert all(row["preempted"] == 0 for row in rows)
+    requests = pq.read_table(tmp_path / "serve" / "half" / "requests.parquet")
+    served = pq.read_table(tmp_path / "serve" / "half" / "iterations.parquet").to_pylist()
+    assert sum(row["prefill_tokens"] for row in served) == sum(requests["prompt_tokens"].to_pylist())
+    assert sum(row["sequences_sampled"] for row in served) == sum(requests["output_tokens"].to_pylist())
+    assert not np.isnan(requests["scheduled_s"].to_numpy()).any()
