@@ -47,6 +47,9 @@ FIGURES = (
     Figure("simulated_tokens_per_s", 2e8, True, "1/s", "output tokens decoded in the same run"),
     Figure("pure_decode_iterations_per_s", None, True, "1/s", "200 requests that nothing disturbs: closed form alone"),
     Figure("single_step_iterations_per_s", None, True, "1/s", "the first run, one step at a time (bulk off)"),
+    Figure("ooco_iterations_per_s", None, True, "1/s", "the first run on a pair of H200, its arrivals in the measure "
+           "of that chip's steps, with timing=ooco"),
+    Figure("extended_iterations_per_s", None, True, "1/s", "the same with timing=extended: what a timing form costs"),
     Figure("day_wall_s", 5.0, False, "s", "24 hours of OOC on pair_7b under OOCO at one offline request a second, "
            "generation of the load included"),
     Figure("fleet_wall_s", 90.0, False, "s", "64 instances (fleet_64), 32 times the pair's online and offline load "
@@ -62,6 +65,7 @@ FIGURES = (
 DAY_S = 86_400.0
 FLEET_PAIRS = 32
 STEADY_S, STEADY_RATE_PER_S = 7200.0, 5.2
+STEADY_BATCH, STEADY_CONTEXT = 190, 980  # requests and mean context that come of it
 
 
 # --- The measurements: each runs in a process of its own ------------------------------------------------------------
@@ -78,7 +82,7 @@ def _steady_trace(duration_s: float) -> Trace:
                  output_tokens=draws.lognormal(6.78, 0.5, n).astype(np.int32) + 1, online=np.ones(n, bool))
 
 
-def _simulation(trace: Trace, policy: str, bulk: bool = True) -> Simulation:
+def _simulation(trace: Trace, policy: str, bulk: bool = True, **conditions: Any) -> Simulation:
     from ooco_gym.scenario import Scenario
     from ooco_gym.sim.driver import Simulation
     from ooco_gym.workload import write_trace
@@ -87,7 +91,7 @@ def _simulation(trace: Trace, policy: str, bulk: bool = True) -> Simulation:
     write_trace(trace, path)
     try:
         return Simulation(Scenario(workload=path, duration_s=STEADY_S, warmup_s=0.0, drain_s=0.0, start_s=0.0,
-                                   offline={"mode": "rate", "rate": 0.0}), policy, bulk=bulk)
+                                   offline={"mode": "rate", "rate": 0.0}, **conditions), policy, bulk=bulk)
     finally:
         os.unlink(path)
 
@@ -119,6 +123,27 @@ def measure_decode(options: dict[str, Any]) -> dict[str, Any]:
     single = _strict_rates(_simulation(trace, "base_pd", bulk=False), 300.0, 1800.0)
     return {"decode_iterations_per_s": rates["iterations_per_s"], "simulated_tokens_per_s": rates["tokens_per_s"],
             "single_step_iterations_per_s": single["iterations_per_s"], "decode_mean_batch": rates["batch"]}
+
+
+def measure_timing(options: dict[str, Any]) -> dict[str, Any]:
+    """The steady state under two timing forms, with arrivals as dense in steps under the one as under the other."""
+    from dataclasses import replace
+
+    from ooco_gym.perf import Deployment, cost_table, decode_latency_ps
+
+    def step_ps(chip: str, timing: str) -> int:
+        deployment = Deployment.from_config({"chip": chip, "model": "qwen2_5_7b", "timing": timing})
+        return decode_latency_ps(cost_table(deployment, STEADY_BATCH, 1), STEADY_BATCH, STEADY_BATCH * STEADY_CONTEXT)
+
+    trace, figures = _steady_trace(STEADY_S), {}
+    pool = [{"chip": "h200"}]
+    for timing in ("ooco", "extended"):
+        pace = step_ps("h200", timing) / step_ps("ascend_910c", "ooco")
+        simulation = _simulation(replace(trace, arrival_s=trace.arrival_s * pace), "base_pd", timing=timing,
+                                 cluster={"model": "qwen2_5_7b", "relaxed": pool, "strict": pool})
+        rates = _strict_rates(simulation, 300.0 * pace, STEADY_S * pace)
+        figures |= {f"{timing}_iterations_per_s": rates["iterations_per_s"], f"{timing}_mean_batch": rates["batch"]}
+    return figures
 
 
 def measure_pure(options: dict[str, Any]) -> dict[str, Any]:
@@ -197,8 +222,8 @@ def measure_start(options: dict[str, Any]) -> dict[str, Any]:
 
 
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
-    "decode": measure_decode, "pure": measure_pure, "day": measure_day, "fleet": measure_fleet, "env": measure_env,
-    "warm_start": measure_start, "cold_compile": measure_start,
+    "decode": measure_decode, "timing": measure_timing, "pure": measure_pure, "day": measure_day,
+    "fleet": measure_fleet, "env": measure_env, "warm_start": measure_start, "cold_compile": measure_start,
 }
 ONCE = ("cold_compile",)
 STARTS = {"warm_start": "warm_start_s", "cold_compile": "cold_compile_s"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from warnings import catch_warnings, simplefilter
 
 from ooco_gym.scenario import Scenario
 
@@ -33,7 +34,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario_of(cfg)
     policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     console = Console()
-    with Console(stderr=True).status("simulating"):
+    with Console(stderr=True).status("simulating"), catch_warnings():
+        simplefilter("ignore", UserWarning)  # printed below, as notes
         run = simulate(scenario, policy=policy)  # type: ignore[arg-type]
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
     write_requests(run, Path(cfg.out) / "requests.parquet")
@@ -42,6 +44,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     lines = warnings_of(summary, float(scenario.load_protocol()["violation_budget"]))
     if scenario.scale_note():
         lines.append(f"{scenario.scale_note()}.")
+    lines += [f"{line}." for line in run.range_warnings]
     for line in lines:
         console.print(f"[yellow]note[/yellow] {line}", highlight=False)
     return summary

@@ -12,6 +12,7 @@ import numpy as np
 
 from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.errors import UserError
+from ooco_gym.perf.validity import validity_warnings, warn_once
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.scenario import DAY_S, Predictor, Scenario
 from ooco_gym.sim import state as s
@@ -49,6 +50,19 @@ class Run:
         from ooco_gym.metrics import summarise
 
         return summarise(self)
+
+    @property
+    def range_warnings(self) -> list[str]:
+        """Where this run left the sizes that its chips' figures were fitted on, a sentence each."""
+        served = self.requests[self.requests["generated_tokens"] > 0]
+        if not len(served):
+            return []
+        batch = max((int((self.samples[key]).max()) for key in ("urgent", "offline") if len(self.samples.get(key, ()))),
+                    default=None)
+        longest = {"max_batch": batch, "max_tokens": int(served["prompt_tokens"].max()),
+                   "max_context": int((served["prompt_tokens"] + served["generated_tokens"]).max())}
+        deployments = dict.fromkeys(one for _, one in self.scenario.load_cluster().deployments(self.scenario.timing))
+        return list(dict.fromkeys(line for one in deployments for line in validity_warnings(one, **longest)))
 
 
 def itl_edges_s() -> np.ndarray:
@@ -222,6 +236,9 @@ def simulate(scenario: Scenario, policy: str | Mapping[str, Any] | Policy = "ooc
 
     Raises:
         UserError: unknown names, a model that does not fit, or an SLO that cannot be met.
+
+    Warns:
+        UserWarning: once, where the run left the sizes that a chip's figures were fitted on.
     """
     chosen = policy_of(policy)
     if params:
@@ -236,9 +253,11 @@ def simulate(scenario: Scenario, policy: str | Mapping[str, Any] | Policy = "ooc
             sampler.take(until_s)
         until_s += sample_s
     state = simulation.state
-    return Run(scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances, state.itl,
-               simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
-               sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun)
+    run = Run(scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances, state.itl,
+              simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
+              sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun)
+    warn_once(run.range_warnings)
+    return run
 
 
 class Sampler:
