@@ -272,12 +272,16 @@ class Scenario:
         factor = self._stored_factor(*mine)
         if factor is not None:
             return factor, ""
-        preset = (short_name(self.workload), self.load_cluster().name)
+        cluster = self.load_cluster()
+        preset = (short_name(self.workload), cluster.name)
         factor = self._stored_factor(*preset) if preset[1] in names("cluster") else None
         if factor is not None:
             return factor, (f"the online load is {factor:.4g} of the workload's own rate, the peak factor of "
                             f"'{preset[0]}' on '{preset[1]}' as shipped, from which yours differ: "
                             f"{self._find_command()} finds their own, and rate_scale=… sets another")
+        if cluster.mixed:
+            raise UserError(f"cluster '{preset[1]}' has mixed instances, and a peak factor is what base P/D carries on "
+                            "relaxed and strict ones: give rate_scale=… (it multiplies the workload's own rate)")
         raise UserError(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it with "
                         f"{self._find_command()}, or give rate_scale=… (it multiplies the workload's own rate)")
 

@@ -70,6 +70,13 @@ def test_a_tighter_promise_keeps_the_load_of_the_clusters_preset():
     assert Scenario(workload="ooc", slo={"ttft_s": 1.7, "tpot_s": 0.043}).online_scale() == preset
 
 
+def test_mixed_instances_have_no_peak_factor_to_find():
+    with pytest.raises(UserError, match="has mixed instances.*give rate_scale") as caught:
+        Scenario(cluster="mixed_7b").online_scale()
+    assert "ooco-gym capacity" not in str(caught.value)
+    assert Scenario(cluster="mixed_7b", rate_scale=0.05).online_scale() == 0.05
+
+
 def test_a_first_token_that_no_instance_can_give_in_time_is_refused():
     import ooco_gym
 

@@ -198,12 +198,12 @@ class GatingEnv(gym.Env):
         totals = self._totals.tolist()
         return {
             "reward_total": totals[stepping.REWARD], "online_arrived": float(counters[s.ONLINE_ARRIVED]),
-            "online_violated": float(counters[s.VIOLATIONS]), "violation_rate": counters[s.VIOLATIONS] / arrived,
+            "online_violated": float(counters[s.VIOLATIONS]), "violation_rate": float(counters[s.VIOLATIONS] / arrived),
             "offline_finished": float(counters[s.OFFLINE_FINISHED]),
-            "offline_reference_gpu_s_per_s": counters[s.SERVICE_PS] / s.PS_PER_S / window_s,
-            "output_tokens_per_s": counters[s.OFFLINE_OUTPUT_TOKENS] / window_s,
-            "wasted_tokens_per_s": counters[s.WASTED_TOKENS] / window_s,
-            "wasted_gpu_s_per_s": counters[s.WASTED_PS] / s.PS_PER_S / window_s,
+            "offline_reference_gpu_s_per_s": float(counters[s.SERVICE_PS] / s.PS_PER_S / window_s),
+            "output_tokens_per_s": float(counters[s.OFFLINE_OUTPUT_TOKENS] / window_s),
+            "wasted_tokens_per_s": float(counters[s.WASTED_TOKENS] / window_s),
+            "wasted_gpu_s_per_s": float(counters[s.WASTED_PS] / s.PS_PER_S / window_s),
             "evictions": float(counters[s.EVICTIONS]), "interruptions": float(counters[s.INTERRUPTIONS]),
             "reward/service": totals[stepping.SERVICE], "reward/waiting": totals[stepping.WAITING_COST],
             "reward/ttft": totals[stepping.TTFT_COST], "reward/tpot": totals[stepping.TPOT_COST],
