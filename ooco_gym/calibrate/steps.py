@@ -90,8 +90,8 @@ class Steps:
 
     def select(self, which: np.ndarray) -> Steps:
         """The iterations of a mask."""
-        return Steps(self.architectures, *(values[which] for values in (
-            self.arch, self.prefill, self.batch, self.q, self.context, self.seconds)), self.origin)
+        return Steps(self.architectures, self.arch[which], self.prefill[which], self.batch[which], self.q[which],
+                     self.context[which], self.seconds[which], self.origin)
 
 
 def from_files(files: Sequence[Mapping[str, Any]], rows: Rows) -> tuple[Steps | None, list[str]]:
@@ -166,9 +166,10 @@ def _head_dim(rows: Rows, heads: float, kv_heads: float, times_us: np.ndarray) -
 def _join(parts: Sequence[Steps]) -> Steps:
     arch = np.concatenate([part.arch + sum(len(other.architectures) for other in parts[:index])
                            for index, part in enumerate(parts)])
-    columns = [np.concatenate([getattr(part, name) for part in parts])
-               for name in ("prefill", "batch", "q", "context", "seconds")]
-    return Steps(tuple(item for part in parts for item in part.architectures), arch, *columns, parts[0].origin)
+    prefill, batch, q, context, seconds = (np.concatenate([getattr(part, name) for part in parts])
+                                           for name in ("prefill", "batch", "q", "context", "seconds"))
+    architectures = tuple(item for part in parts for item in part.architectures)
+    return Steps(architectures, arch, prefill, batch, q, context, seconds, parts[0].origin)
 
 
 def _architectures(rows: Rows, tables: _Tables) -> list[Architecture]:
@@ -283,6 +284,6 @@ class _Tables:
                     kept.append((is_prefill, batch, q, rows["context_len"][index], seconds))
         if not kept:
             return None
-        columns = np.array(kept, dtype=np.float64).T
-        return Steps((architecture,), np.zeros(len(kept), dtype=np.int64), columns[0] > 0, *columns[1:],
+        prefill, batch, q, context, seconds = np.array(kept, dtype=np.float64).T
+        return Steps((architecture,), np.zeros(len(kept), dtype=np.int64), prefill > 0, batch, q, context, seconds,
                      "composed here")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ooco_gym.calibrate.rows import NUMBERS, TEXTS, Rows
 from ooco_gym.calibrate.tables import Frame
@@ -20,7 +20,7 @@ def claims(frame: Frame) -> bool:
 
 def read(frame: Frame, context: Context, found: Found) -> None:
     """Takes all rows; the device's name is the command's where the file has none."""
-    columns = {name: frame.texts(name) for name in TEXTS if name in frame}
+    columns: dict[str, Any] = {name: frame.texts(name) for name in TEXTS if name in frame}
     columns |= {name: frame.numbers(name) for name in NUMBERS if name in frame}
     if "device" not in columns:
         columns["device"] = context.device

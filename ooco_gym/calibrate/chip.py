@@ -1,0 +1,164 @@
+"""The result as a chip: a YAML with the parameters, where each comes from, and the sizes that it holds for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows
+from ooco_gym.errors import UserError, nearest
+from ooco_gym.files import atomic_write
+from ooco_gym.perf.specs import ChipSpec, list_chips, load_chip
+from ooco_gym.perf.timing.kernels import ExtendedParameters
+
+ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "a100_pairwise_nvlink": "a100_80g",
+           "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}
+"""Names that public tables give to chips of ours."""
+DATASHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s")
+_FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_flops_per_s",
+           "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
+
+
+def base_chip(device: str, base: str | None, given: Mapping[str, Any]) -> tuple[ChipSpec, str]:
+    """The chip whose datasheet the fit starts from.
+
+    Args:
+        device: name in the data.
+        base: a chip's name or file; None: the chip of the device's name.
+        given: datasheet figures by field, which count over the chip's.
+
+    Returns:
+        The chip, and where its datasheet figures come from, in words.
+
+    Raises:
+        UserError: the device is no known chip, and the figures do not say all of its datasheet.
+    """
+    figures = {str(key): value for key, value in given.items() if value is not None}
+    for key in figures:
+        if key not in DATASHEET and key not in ("title", *_FITTED):
+            raise UserError(f"chip.{key} is no datasheet figure{nearest(key, DATASHEET)}; "
+                            f"expected: {', '.join(DATASHEET)}")
+    name = base or chip_named(device)
+    if name:
+        chip = load_chip(name)
+        values = {item.name: getattr(chip, item.name) for item in fields(chip)} | figures
+        said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(figures)} as given" if figures else "")
+        return load_chip({**values, "extended": None, "validity": None, "tables": ""}), said
+    missing = [key for key in DATASHEET if key not in figures]
+    if missing:
+        keys = ", ".join(f"chip.{key}=" for key in DATASHEET)
+        raise UserError(f"device '{device}' is no known chip, so chip.{missing[0]} is needed: give its datasheet "
+                        f"({keys}), or base=NAME of a chip like it, one of: {', '.join(list_chips())}")
+    flops, memory = float(figures["peak_flops_per_s"]), float(figures["peak_memory_bytes_per_s"])
+    assumed = {"gemm_flops_per_s": flops, "prefill_attention_flops_per_s": flops, "decode_attention_flops_per_s": flops,
+               "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory,
+               "allreduce_bytes_per_s": figures["peak_link_bytes_per_s"]}
+    return load_chip({"name": plain(device), **assumed, **figures}), "datasheet figures as given"
+
+
+def plain(name: str) -> str:
+    """A device's name as a file is called."""
+    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_") or "chip"
+
+
+def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,
+            sources: Mapping[str, str]) -> ChipSpec:
+    """The chip with fitted parameters; what was not fitted stays the base's, and `sources` says so."""
+    kept = {item: f"not measured; as chip '{base.name}' has it" for item in
+            (*_FITTED, "allreduce_latency_s", "prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s",
+             "decode_layer_overhead_s") if item not in roofline}
+    sheet = {item: base.sources.get(item, f"as chip '{base.name}' has it, or as given") for item in DATASHEET}
+    return replace(base, name=name, extended=extended if extended.to_mapping() else None, **dict(roofline),
+                   sources={**sheet, **kept, **sources})
+
+
+def validity(rows: Rows, engine: list[EngineRows]) -> dict[str, Any]:
+    """The sizes that were measured."""
+    gemm, decode = rows.of_kind("gemm"), rows.of_kind("attn_decode")
+    attention = rows.select(np.isin(rows.kind(), ("attn_prefill", "attn_decode")))
+    tokens = [*gemm["n_tokens"], *(value for part in engine for value in part.tokens)]
+    batch = [*decode["batch"], *(value for part in engine for value in part.n_decode)]
+    contexts = [*attention["context_len"], *(value for part in engine for value in part.kv),
+                *(value for part in engine for value in part.decode_context / np.maximum(part.n_decode, 1.0))]
+    degrees = {1} | {int(value) for name in ("n_gpus", "tp") for value in rows[name] if value >= 1}
+    found = {"max_tokens": _most(tokens), "max_batch": _most(batch), "max_context": _most(contexts),
+             "tp": sorted(degrees)}
+    return {key: value for key, value in found.items() if value}
+
+
+def write_chip(chip: ChipSpec, valid: Mapping[str, Any], tables: str, path: Path) -> None:
+    """Writes the chip's YAML; numbers to four figures, which is more than a fit knows."""
+    values: dict[str, Any] = {}
+    for item in fields(chip):
+        value = getattr(chip, item.name)
+        if item.name == "extended" and chip.extended is not None:
+            values["extended"] = {kernel: {key: _short(number) for key, number in parameters.items()}
+                                  for kernel, parameters in chip.extended.to_mapping().items()}
+        elif item.name == "validity":
+            values |= {"validity": dict(valid)} if valid else {}
+        elif item.name == "tables":
+            values |= {"tables": tables} if tables else {}
+        elif item.name == "sources":
+            values["sources"] = {key: str(text) for key, text in chip.sources.items()}
+        elif item.name != "extended":
+            values[item.name] = _short(value) if isinstance(value, float) else value
+    text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
+    with atomic_write(path) as temporary:
+        temporary.write_text("# Fitted by ooco-gym calibrate. Seconds, bytes, FLOP/s; `sources` says where each figure "
+                             "comes from.\n" + text, encoding="utf-8")
+
+
+def write_tables(rows: Rows, path: Path) -> None:
+    """Writes measured operators for `timing=measured` (schema: docs/calibration.md)."""
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {name: pyarrow.array(rows[name].tolist(), pyarrow.string()) if name in TEXTS
+               else pyarrow.array(rows[name], pyarrow.float64(), from_pandas=True) for name in COLUMNS}
+    with atomic_write(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.table(columns), temporary, compression="zstd")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes numbers as YAML 1.1 reads them: a mantissa with a point."""
+
+
+def _float(dumper: yaml.SafeDumper, value: float) -> yaml.ScalarNode:
+    text = ".inf" if math.isinf(value) else f"{value:.4g}"
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    if not any(mark in text for mark in ".e"):
+        text += ".0"
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+_Dumper.add_representer(float, _float)
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}") if math.isfinite(value) else value
+
+
+def _most(values: list[float]) -> int:
+    finite = [value for value in values if math.isfinite(value)]
+    return int(max(finite)) if finite else 0
+
+
+def chip_named(device: str) -> str:
+    """The chip of a device's name: without the table's prefix and the socket's suffix; '' where there is none."""
+    name = plain(device)
+    for prefix in ("vidur_", "splitwise_", "nvidia_"):
+        name = name.removeprefix(prefix)
+    known = list_chips()
+    for part in (name, name.removesuffix("_sxm"), name.split("_")[0]):
+        if part in known or ALIASES.get(part) in known:
+            return part if part in known else ALIASES[part]
+    return ""

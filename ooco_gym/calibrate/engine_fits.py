@@ -1,0 +1,136 @@
+"""Both forms fitted to whole iterations of an engine, through the very code that the simulator is timed by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
+from ooco_gym.calibrate.operators import FEW, Fitted
+from ooco_gym.calibrate.step_fits import roofline_free
+from ooco_gym.perf.specs import ChipSpec, ModelSpec
+from ooco_gym.perf.timing import Shard, kernels, timing_form
+
+_FITTED = 1200
+
+
+def clean(rows: EngineRows) -> tuple[EngineRows, dict[str, int]]:
+    """Leaves out iterations without a positive time or without tokens; how many of each."""
+    timed = np.isfinite(rows.seconds) & (rows.seconds > 0)
+    idle = timed & (rows.tokens <= 0)
+    found = {"time is not positive": int((~timed).sum()), "no token in the iteration": int(idle.sum())}
+    return rows.select(timed & ~idle), {reason: count for reason, count in found.items() if count}
+
+
+def seconds(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRows) -> np.ndarray:
+    """What a timing form says of iterations, float64[n].
+
+    An iteration with prompts in it has prefill's overhead, also where requests decode beside them.
+    """
+    timing, shard = timing_form(form), Shard(chip, model, tp)
+    total = sum((cost.seconds for cost in timing.dense(shard, rows.tokens)), np.zeros(len(rows)))
+    total += sum((cost.seconds for cost in timing.head(shard, rows.sequences)), np.zeros(len(rows)))
+    prompts, decodes = rows.prompts, rows.n_decode
+    prefill: Any = timing.attention(shard, "prefill")
+    decode: Any = timing.attention(shard, "decode")
+    padded = np.ceil(rows.q / prefill.tile) * prefill.tile
+    work = rows.over_prompts(padded * (rows.kv - prefill.causal * rows.q))
+    attention = prefill.seconds(work, rows.over_prompts(padded), rows.over_prompts(rows.kv), prompts)
+    total += np.where(prompts > 0, attention, 0.0)
+    context = rows.decode_context
+    total += np.where(decodes > 0, decode.seconds(context, decodes, context, decodes), 0.0)
+    for phase, which in (("prefill", prompts > 0), ("decode", prompts == 0)):
+        total[which] += timing.overhead_s(shard, phase)  # type: ignore[arg-type]
+        total[which] = np.maximum(total[which], timing.floor_s(shard, phase))  # type: ignore[arg-type]
+    return total
+
+
+def fit(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRows, seed: int = 0,
+        start: Mapping[str, float] | None = None) -> Fitted:
+    """Fits a form to iterations.
+
+    Rates are searched only where no operators gave them (`chip.extended`); what the engine does besides its kernels is
+    added to them, or runs beside them, whichever agrees better.
+    """
+    taken = rows.select(sample(len(rows), _FITTED, seed))
+    best: Fitted | None = None
+    for overlap in (False, True) if form == "extended" else (False,):
+        free = _free(form, chip, overlap, taken)
+        if start is not None:
+            if set(start) != {item.name for item in free}:
+                continue
+            free = [item._replace(start=min(max(start[item.name] - item.above, item.low * 1.1), item.high / 1.1))
+                    for item in free]
+
+        def predict(found: dict[str, float]) -> np.ndarray:
+            return seconds(form, with_found(form, chip, found), model, tp, taken)
+
+        found, cost = least_squares(free, predict, taken.seconds, starts=1 if start is not None else 3, seed=seed)
+        if best is None or cost < best.cost:
+            best = Fitted(found, len(taken), cost)
+    assert best is not None
+    return best
+
+
+def unseen(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRows, seed: int,
+           start: Mapping[str, float]) -> dict[str, Any]:
+    """Errors on iterations by fits that have not seen batches of their sizes, in percent."""
+    sizes = np.stack([rows.n_decode, rows.prompts, np.round(np.log2(1 + rows.prefill_tokens)),
+                      np.round(np.log2(1 + rows.decode_context))], axis=1)
+    fold = folds(np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1), seed)
+    predicted = np.empty(len(rows))
+    for number in range(int(fold.max()) + 1):
+        hidden = fold == number
+        known = rows.select(~hidden) if (~hidden).sum() >= FEW else rows
+        found = fit(form, chip, model, tp, known, seed, start).found
+        predicted[hidden] = seconds(form, with_found(form, chip, found), model, tp, rows.select(hidden))
+    result: dict[str, Any] = dict(errors(predicted, rows.seconds))
+    for name, which in (("with_prompts", rows.prompts > 0), ("decode_only", rows.prompts == 0)):
+        if which.any():
+            result[name] = errors(predicted[which], rows.seconds[which])
+    return result
+
+
+def with_found(form: str, chip: ChipSpec, found: Mapping[str, float]) -> ChipSpec:
+    """The chip with parameters found by `fit`."""
+    if form == "ooco":
+        return replace(chip, **dict(found))
+    parts: dict[str, dict[str, float]] = {}
+    for name, value in found.items():
+        kernel, _, field = name.partition(".")
+        parts.setdefault(kernel, {})[field] = value
+    extended = chip.extended or kernels.ExtendedParameters()
+    built = {kernel: kernels.KERNELS[kernel](**values) for kernel, values in parts.items()}
+    return replace(chip, extended=replace(extended, **built))
+
+
+def _free(form: str, chip: ChipSpec, overlap: bool, rows: EngineRows) -> list[Free]:
+    prompts, decodes = bool((rows.prompts > 0).any()), bool((rows.n_decode > 0).any())
+    if form == "ooco":
+        free = [*(item for item in roofline_free(chip) if "overhead" not in item.name),
+                Free("prefill_overhead_s", 1e-3, 1e-7, 10.0, off=True),
+                Free("decode_overhead_s", 1e-3, 1e-7, 10.0, off=True)]
+        return [item for item in free if (prompts or "prefill" not in item.name)
+                and (decodes or not item.name.startswith("decode"))]
+    word = "floor_s" if overlap else "s"
+    free = [Free("overhead.sequence_s", 1e-5, 1e-9, 1.0, off=True)]
+    free += [Free(f"overhead.prefill_{word}", 1e-3, 1e-7, 10.0, off=True)] if prompts else []
+    free += [Free(f"overhead.decode_{word}", 1e-3, 1e-7, 10.0, off=True)] if (rows.prompts == 0).any() else []
+    if chip.extended is None or chip.extended.gemm is None:
+        free += _rates("gemm", chip, 1.1) + [Free("gemm.exponent", 1.0, 0.01, 20.0, above=1.0)]
+    if prompts and (chip.extended is None or chip.extended.prefill_attention is None):
+        free += _rates("prefill_attention", chip, 2.0)
+    if decodes and (chip.extended is None or chip.extended.decode_attention is None):
+        free += _rates("decode_attention", chip, 2.0) + [
+            Free("decode_attention.request_head_s", 3e-8, 1e-11, 1e-3, off=True)]
+    return free
+
+
+def _rates(kernel: str, chip: ChipSpec, most: float) -> list[Free]:
+    flops, memory = chip.peak_flops_per_s, chip.peak_memory_bytes_per_s
+    return [Free(f"{kernel}.flops_per_s", 0.5 * flops, 1e-4 * flops, most * flops),
+            Free(f"{kernel}.memory_bytes_per_s", 0.5 * memory, 1e-3 * memory, most * memory)]

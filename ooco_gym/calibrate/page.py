@@ -1,0 +1,115 @@
+"""A page of plots: measured against predicted, and residuals by size; it needs no network."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ooco_gym.calibrate import step_fits
+from ooco_gym.calibrate.fitting import sample
+from ooco_gym.calibrate.operators import FORMS
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.files import atomic_write
+
+if TYPE_CHECKING:
+    from ooco_gym.calibrate.run import Calibration
+
+POINTS = 2500
+COLOURS = {"ooco": "#f58518", "extended": "#4c78a8"}
+_SIZE = {"gemm": ("tokens", lambda rows: rows["n_tokens"]),
+         "attn_prefill": ("new tokens of a prompt", lambda rows: rows["q_len"]),
+         "attn_decode": ("tokens of context in the batch", lambda rows: rows["batch"] * rows["context_len"]),
+         "all_reduce": ("bytes", lambda rows: rows["bytes"]),
+         "elementwise": ("bytes", lambda rows: rows["bytes"])}
+_LABELS = {"gemm": ("n_tokens", "d_in", "d_out"), "attn_prefill": ("batch", "q_len", "prefix", "h_q", "h_kv", "d_h"),
+           "attn_decode": ("batch", "context_len", "h_q", "h_kv", "d_h"), "all_reduce": ("n_gpus", "bytes"),
+           "elementwise": ("n_tokens", "d_in", "bytes")}
+
+
+def write_page(result: Calibration, path: Path) -> None:
+    """Writes the page: a row of two panels for each operator, and for iterations."""
+    figure = build_figure(result)
+    with atomic_write(path) as temporary:
+        figure.write_html(temporary, include_plotlyjs=True, full_html=True)
+
+
+def build_figure(result: Calibration) -> Any:
+    """Draws every operator's rows, predicted by fits that have not seen their shapes, and the iterations."""
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    panels = _panels(result)
+    titles = [title for panel in panels for title in (
+        f"{panel['name']}: predicted by measured time (µs)", f"{panel['name']}: error (%) by {panel['by']}")]
+    figure = make_subplots(rows=max(len(panels), 1), cols=2, subplot_titles=titles or None,
+                           vertical_spacing=0.25 / max(len(panels), 1), horizontal_spacing=0.09)
+    shown: set[str] = set()
+    for number, panel in enumerate(panels, start=1):
+        measured = 1e6 * panel["seconds"]
+        ends = [float(measured.min()), float(measured.max())]
+        figure.add_trace(go.Scatter(x=ends, y=ends, mode="lines", line={"color": "#999", "dash": "dot"},
+                                    showlegend=False, hoverinfo="skip"), row=number, col=1)
+        for form, predicted in panel["predicted"].items():
+            marker = {"color": COLOURS[form], "size": 4, "opacity": 0.5}
+            common: dict[str, Any] = {"mode": "markers", "marker": marker, "name": form, "legendgroup": form,
+                                      "text": panel["labels"]}
+            figure.add_trace(go.Scattergl(x=measured, y=1e6 * predicted, showlegend=form not in shown, **common),
+                             row=number, col=1)
+            figure.add_trace(go.Scattergl(x=panel["size"], y=100 * (predicted / panel["seconds"] - 1),
+                                          showlegend=False, **common), row=number, col=2)
+            shown.add(form)
+        figure.update_xaxes(type="log", row=number)
+        figure.update_yaxes(type="log", row=number, col=1)
+        spread = [100 * np.abs(predicted / panel["seconds"] - 1) for predicted in panel["predicted"].values()]
+        limit = float(np.clip(max(np.percentile(values, 98) for values in spread), 20, 200))
+        figure.update_yaxes(range=[-limit, limit], row=number, col=2)
+    figure.update_layout(title=f"Calibration of {result.device}: each point predicted by a fit that has not seen its "
+                               "shape (iterations: by the final fit)", height=380 * max(len(panels), 1) + 120,
+                         template="plotly_white", legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
+                         margin={"t": 130})
+    return figure
+
+
+def _panels(result: Calibration) -> list[dict[str, Any]]:
+    panels = []
+    for op in result.shapes:
+        if op not in _SIZE:
+            continue
+        rows = result.rows.of_kind(op)
+        if op == "elementwise":
+            rows = rows.select(rows["bytes"] > 0)
+        index = sample(len(rows), POINTS, 0)
+        part = rows.select(index)
+        panels.append({
+            "name": op, "by": _SIZE[op][0], "size": _SIZE[op][1](part), "seconds": part.seconds,
+            "labels": _labels(part, op),
+            "predicted": {form: result.unseen[form][op][index] for form in FORMS if op in result.unseen[form]}})
+    if result.steps is not None:
+        panels.append(_step_panel(result))
+    return panels
+
+
+def _step_panel(result: Calibration) -> dict[str, Any]:
+    steps = result.steps
+    assert steps is not None
+    start = {item.name: item.start for item in step_fits.roofline_free(result.base)}
+    predicted = {"ooco": step_fits.roofline_s(start | result.fits["ooco"]["steps"].found, steps)}
+    fits = {op: item for op, item in result.fits["extended"].items() if op not in ("overhead", "engine")}
+    found = step_fits.parameters(fits)
+    if step_fits.complete_for(found, steps):
+        predicted["extended"] = step_fits.extended_s(found, steps)
+    labels = [f"{steps.architectures[arch].name}, {'prefill' if prefill else 'decode'}<br>batch {batch:g}, {q:g} new "
+              f"tokens, context {context:g}" for arch, prefill, batch, q, context in zip(
+                  steps.arch, steps.prefill, steps.batch, steps.q, steps.context, strict=True)]
+    index = sample(len(steps), POINTS, 0)
+    return {"name": "iterations", "by": "tokens of the iteration", "size": steps.tokens[index],
+            "seconds": steps.seconds[index], "labels": [labels[number] for number in index],
+            "predicted": {form: values[index] for form, values in predicted.items()}}
+
+
+def _labels(rows: Rows, op: str) -> list[str]:
+    names = _LABELS[op]
+    return ["<br>".join(f"{name} {value:g}" for name, value in zip(names, row, strict=True))
+            for row in zip(*(rows[name] for name in names), strict=True)]
