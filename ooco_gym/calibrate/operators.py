@@ -42,7 +42,7 @@ class Operator(NamedTuple):
     op: str
     kernel: str
     free: Callable[[Rows, ChipSpec], list[Free]]
-    menu: Callable[[Rows], list[dict[str, float]]]
+    menu: Callable[[Rows, ChipSpec], list[dict[str, float]]]
     seconds: Callable[[Any, Rows], np.ndarray]
 
     def parameters(self, found: Mapping[str, float]) -> Any:
@@ -81,7 +81,7 @@ def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
         seed: of the drawn rows and starts.
         start: parameters from which to search (of another fit); None: several starts.
     """
-    menu = operator.menu(rows)
+    menu = operator.menu(rows, chip)
     free = operator.free(rows, chip)
     if start is not None:
         free = [item._replace(start=min(max(start.get(item.name, item.start) - item.above, item.low * 1.1),
@@ -246,7 +246,13 @@ def _choices(name: str, options: Sequence[float], **fixed: float) -> list[dict[s
     return [{name: float(option), **fixed} for option in options]
 
 
-def _switches(rows: Rows) -> list[dict[str, float]]:
+def _decode_choices(rows: Rows, chip: ChipSpec) -> list[dict[str, float]]:
+    """With one head configuration, compute and memory cannot be told apart: decode is taken to be bound by memory."""
+    one = len(np.unique(rows.distinct("h_q", "h_kv"))) == 1
+    return [{"flops_per_s": chip.peak_flops_per_s}] if one else [{}]
+
+
+def _switches(rows: Rows, _: ChipSpec) -> list[dict[str, float]]:
     """No switch of kernels, or one at a measured payload."""
     payloads = np.unique(rows["bytes"])
     inside = payloads[(payloads >= _SWITCH[0]) & (payloads <= _SWITCH[1])]
@@ -258,22 +264,22 @@ def _switches(rows: Rows) -> list[dict[str, float]]:
 _ROOFLINE = {"exponent": math.inf}
 OPERATORS: dict[str, dict[str, Operator]] = {
     "extended": {
-        "gemm": Operator("gemm", "gemm", _gemm_free, lambda _: _choices("units", _UNITS), _gemm_s),
+        "gemm": Operator("gemm", "gemm", _gemm_free, lambda *_: _choices("units", _UNITS), _gemm_s),
         "attn_prefill": Operator(
             "attn_prefill", "prefill_attention", _prefill_free,
-            lambda _: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)], _prefill_s),
-        "attn_decode": Operator("attn_decode", "decode_attention", _decode_free, lambda _: [{}], _decode_s),
+            lambda *_: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)], _prefill_s),
+        "attn_decode": Operator("attn_decode", "decode_attention", _decode_free, _decode_choices, _decode_s),
         "all_reduce": Operator("all_reduce", "allreduce", _allreduce_switched, _switches, _allreduce_s),
-        "elementwise": Operator("elementwise", "elementwise", _elementwise_free, lambda _: [{}], _elementwise_s),
+        "elementwise": Operator("elementwise", "elementwise", _elementwise_free, lambda *_: [{}], _elementwise_s),
     },
     "ooco": {
-        "gemm": Operator("gemm", "gemm", lambda _, chip: _rates(chip), lambda _: [_ROOFLINE], _gemm_s),
+        "gemm": Operator("gemm", "gemm", lambda _, chip: _rates(chip), lambda *_: [_ROOFLINE], _gemm_s),
         "attn_prefill": Operator(
             "attn_prefill", "prefill_attention", lambda _, chip: _rates(chip, 3.0),
-            lambda _: [_ROOFLINE | {"tile": 1.0, "causal": 0.0}], _prefill_s),
+            lambda *_: [_ROOFLINE | {"tile": 1.0, "causal": 0.0}], _prefill_s),
         "attn_decode": Operator(
-            "attn_decode", "decode_attention", lambda _, chip: _rates(chip, 3.0), lambda _: [_ROOFLINE], _decode_s),
-        "all_reduce": Operator("all_reduce", "allreduce", _link_free, lambda _: [{}], _allreduce_s),
+            "attn_decode", "decode_attention", lambda _, chip: _rates(chip, 3.0), lambda *_: [_ROOFLINE], _decode_s),
+        "all_reduce": Operator("all_reduce", "allreduce", _link_free, lambda *_: [{}], _allreduce_s),
     },
 }
 """By form and operator; an operator that a form lacks is part of its overhead."""

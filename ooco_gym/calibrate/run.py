@@ -186,8 +186,9 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: T
         result.architecture = step_fits.unseen_architectures(steps, judged, result.base, seed, start)
     else:
         tell("iterations of unseen sizes")
-        result.not_fitted.append(f"held-out architecture: only one was measured ({steps.architectures[0].name}); "
-                                 "iterations of unseen sizes are judged instead")
+        names = ", ".join(item.name for item in steps.architectures)
+        result.not_fitted.append(f"held-out architecture: only one was measured ({names}); iterations of unseen sizes "
+                                 "are judged instead")
         result.whole_steps = step_fits.unseen_sizes(steps, judged, result.base, seed, start)
 
 
