@@ -1,0 +1,107 @@
+"""The chain: one function for each of its links."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from experiments.engine_chain.chip import model_of, write_chip
+from experiments.engine_chain.compare import compare, read_requests, served, simulate_requests
+from experiments.engine_chain.fit import errors, fit_iterations, held_out, read_iterations, summary
+from ooco_gym.errors import UserError
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.table import Table
+
+SCHEMA = "ooco-gym/engine_chain/1"
+LIMIT = 15.0
+"""Largest error of a median, in percent, with which the chain counts as closed."""
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the chain; `cfg.measured` names an earlier measurement to start from.
+
+    Raises:
+        UserError: no engine, or a folder without a measurement.
+    """
+    from rich.console import Console
+
+    out = Path(cfg.out)
+    measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else measure(cfg, out / "measured")
+    found = close(measured, out)
+    console = Console()
+    console.print(comparison(found))
+    return {"schema": SCHEMA, "measured": str(measured), **found}
+
+
+def measure(cfg: DictConfig, folder: Path) -> Path:
+    """First link: the real engine, its iterations and the requests that it serves."""
+    from omegaconf import OmegaConf
+
+    from ooco_gym.calibrate.measure import measure as measure_engine
+
+    plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
+    measure_engine(plan, folder)
+    return folder
+
+
+def close(measured: Path, out: Path) -> dict[str, Any]:
+    """The links after the first: fit, simulate, compare.
+
+    Args:
+        measured: folder of a measurement.
+        out: where the chip is written.
+
+    Returns:
+        The fit with its errors (of iterations, in percent), and for each load how the simulated medians and means
+        differ from the real ones.
+    """
+    engine = _engine(measured)
+    rows = read_iterations(measured / "iterations.parquet")
+    fitted = fit_iterations(rows)
+    model = model_of(engine)
+    chip = write_chip(out / "chip", fitted, engine, model)
+    cluster = {"name": "measured", "model": model, "block_tokens": engine["block_tokens"],
+               "max_batch": engine["max_num_seqs"] + 1,
+               "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": engine["num_blocks"]}]}
+    loads: dict[str, Any] = {}
+    for name in engine["serving"]:
+        folder = measured / "serve" / name
+        requests, steps = read_requests(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
+        real = served(requests["arrival_s"], requests["first_token_s"], requests["last_token_s"],
+                      requests["output_tokens"])
+        simulated, iterations = simulate_requests(requests, cluster, engine, "measured", out / "chip")
+        loads[name] = {"requests": len(requests["arrival_s"]), **compare(real, simulated),
+                       "iterations_real": len(steps["time_us"]), "iterations_simulated": iterations,
+                       "iteration_errors": errors(fitted, steps)}
+    worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)
+    return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
+            "fit": summary(fitted), "fit_errors": errors(fitted, rows), "held_out_passes": held_out(rows),
+            "loads": loads, "worst_median_error": worst, "closed": worst is not None and worst <= LIMIT,
+            "machine": engine.get("machine", [])}
+
+
+def comparison(found: dict[str, Any]) -> Table:
+    """The loads side by side: medians, real and simulated, in milliseconds."""
+    from rich.table import Table
+
+    table = Table(title=f"{found['engine']['engine']}: medians, real and simulated")
+    for title in ("load", "TTFT ms", "simulated", "error", "TPOT ms", "simulated", "error", "iterations' bias"):
+        table.add_column(title, justify="left" if title == "load" else "right", no_wrap=True)
+    for name, load in found["loads"].items():
+        cells = []
+        for key in ("ttft", "tpot"):
+            real, ours, error = (load[f"{key}_median_{part}"] for part in ("ms_real", "ms_simulated", "error"))
+            cells += [f"{real:.2f}", f"{ours:.2f}", f"{error:+.1f} %"]
+        table.add_row(name, *cells, f"{load['iteration_errors']['bias']:+.1f} %")
+    return table
+
+
+def _engine(measured: Path) -> dict[str, Any]:
+    path = measured / "engine.json"
+    if not path.is_file():
+        raise UserError(f"'{measured}' holds no measurement: expected engine.json, as `ooco-gym calibrate measure` "
+                        "writes it")
+    return json.loads(path.read_text(encoding="utf-8"))
