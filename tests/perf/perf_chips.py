@@ -16,7 +16,7 @@ from ooco_gym.resources import load_yaml
 
 KERNELS: dict[str, dict[str, float]] = {
     "gemm": {"flops_per_s": 868e12, "memory_bytes_per_s": 3.96e12, "launch_s": 3.7e-6, "exponent": 3.63, "depth": 127,
-             "waste": 0.31, "tall": 0.057, "units": 132},
+             "waste": 0.31, "padding": 0.31, "tall": 0.057, "units": 132},
     "prefill_attention": {"flops_per_s": 662e12, "memory_bytes_per_s": 3.09e12, "launch_s": 9.4e-6, "exponent": 2.02,
                           "row_tokens": 425, "critical_flops_per_s": 4e12, "reread": 2},
     "decode_attention": {"flops_per_s": 180e12, "memory_bytes_per_s": 5.31e12, "launch_s": 11.9e-6, "exponent": 2.16,
