@@ -25,7 +25,7 @@ from ooco_gym.workload.download import Unreachable, download
 from ooco_gym.workload.parts import split, time_blocks
 from ooco_gym.workload.reading import read_trace
 from ooco_gym.workload.sample import Sample, Source, open_source, sample_in, sample_of
-from ooco_gym.workload.window import open_trace
+from ooco_gym.workload.trace_file import open_trace
 from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from ooco_gym.workload.scaling import scale
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.spec import WorkloadSpec, list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
-from ooco_gym.workload.window import TraceFile, open_trace
+from ooco_gym.workload.trace_file import TraceFile, open_trace
 from ooco_gym.workload.writing import write_trace
 
 __all__ = [

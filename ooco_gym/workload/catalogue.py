@@ -10,6 +10,7 @@ from pathlib import Path
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import plain
+from ooco_gym.workload.pieces import missing
 
 DATA_VARIABLE = "OOCO_GYM_DATA"
 
@@ -116,5 +117,5 @@ def find_source(text: str) -> tuple[Path, Dataset | None]:
     if path.is_file():
         return path, None
     if path.suffix or "/" in text:
-        raise UserError(f"trace file '{text}' does not exist")
+        raise missing(text)
     raise unknown("dataset or trace file", text, list_datasets())

@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.formats.base import UNITS, Clock, Draft, TraceFormat
+from ooco_gym.workload.pieces import reason_of
 from ooco_gym.workload.tables import Table
 from ooco_gym.workload.trace import NO_SESSION, Hashes, take_hashes
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 1e-4      # mean gaps beyond which a unit is doubted
 FEWEST_TO_DOUBT = 20
+LATE_S = 1e6            # eleven days: a trace that begins so late counts from somewhere else
 
 
 class Intake:
@@ -54,7 +57,7 @@ class Intake:
             known = self.form.required + self.form.optional
             self._left_out |= dict.fromkeys(name for name in table.columns if name not in known)
             if table.rows:
-                draft = self._without_failed(table, self.form.read(table))
+                draft = self._without_failed(table, self._read(table))
                 if len(draft.ticks):
                     self._count(draft)
                     yield draft
@@ -88,12 +91,20 @@ class Intake:
             notes.append(f"sorted by time: {self._late} of {self.kept} requests were earlier than the one before")
         return tuple(notes)
 
+    def _read(self, table: Table) -> Draft:
+        try:
+            return self.form.read(table)
+        except (pa.ArrowException, UnicodeError) as error:  # as where a Parquet's content is corrupt
+            raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
+
     def _check_columns(self, table: Table) -> None:
+        known = self.form.required + self.form.optional
         for column in self.form.required:
             if column not in table.columns:
-                raise UserError(f"trace file '{self.path}' has no column '{column}'{nearest(column, table.columns)}; "
-                                f"format '{self.form.name}' needs: {', '.join(self.form.required)}; found: "
-                                f"{few(table.columns)}")
+                others = [name for name in table.columns if name not in known]
+                raise UserError(f"trace file '{self.path}' has no column '{column}'{similar(column, others)}; format "
+                                f"'{self.form.name}' needs: {', '.join(self.form.required)}; found: "
+                                f"{few(table.columns)}{_header_trouble(list(table.columns))}")
 
     def _without_failed(self, table: Table, draft: Draft) -> Draft:
         self.rows += table.rows
@@ -127,7 +138,11 @@ class Intake:
                           f"tokens, the first {self._first_long}; are they characters or bytes?")
         if self.kept <= FEWEST_TO_DOUBT or self.clock.unit == "date":
             return doubts
-        gap_s = (float(self.last) - float(self.first)) / self.clock.per_second / (self.kept - 1)
+        first_s, last_s = (float(tick) / self.clock.per_second for tick in (self.first, self.last))
+        gap_s = (last_s - first_s) / (self.kept - 1)
+        if not self.origin and first_s > LATE_S and last_s - first_s < first_s / 10:
+            doubts.append(f"the first request arrives at {first_s:.6g} s: if times should count from it, or are in "
+                          f"another unit, import the file with columns.arrival_s=NAME and time_unit=…")
         word = UNITS[self.clock.unit][0]
         order = list(UNITS)
         here = order.index(self.clock.unit)
@@ -171,6 +186,24 @@ def _join_hashes(drafts: Sequence[Draft]) -> Hashes | None:
              for draft in drafts]
     counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
     return np.concatenate([[0], np.cumsum(counts)]), np.concatenate([values for _, values in parts])
+
+
+def similar(name: str, known: Iterable[str]) -> str:
+    """Returns ` (did you mean 'x'?)` as `nearest` does, letter case aside."""
+    cases = {item.casefold(): item for item in known}
+    if name.casefold() in cases:
+        return f" (did you mean '{cases[name.casefold()]}'? Letter case counts)"
+    return nearest(name, cases.values())
+
+
+def _header_trouble(names: list[str]) -> str:
+    """Says what is wrong with a header that is none, or whose columns are not separated by commas."""
+    if len(names) == 1:
+        mark = next((mark for mark in ";\t|" if names[0].count(mark) >= 2), None)
+        return f"; the header holds {mark!r}: expected commas between columns" if mark else ""
+    if names and all(name[:1].isdigit() or name[:1] == "-" for name in names):
+        return "; the first line looks like a request: expected a line with the columns' names before it"
+    return ""
 
 
 def few(names: Iterable[str]) -> str:

@@ -16,14 +16,14 @@ from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.generate import generate
 from ooco_gym.workload.parts import told_apart
+from ooco_gym.workload.pieces import ENDINGS, missing
 from ooco_gym.workload.scaling import scale
 from ooco_gym.workload.spec import list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
-from ooco_gym.workload.window import TraceFile, open_trace
+from ooco_gym.workload.trace_file import TraceFile, open_trace
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 _YAML = (".yaml", ".yml")
-_TRACES = (".csv", ".jsonl", ".json", ".parquet", ".gz")
 
 
 @dataclass(frozen=True)
@@ -177,13 +177,15 @@ def _by_hour(file: TraceFile) -> np.ndarray:
 def _check_source(source: str) -> None:
     if _is_trace_file(source) or source.endswith(_YAML) or source in list_workloads():
         return
+    if "/" in source or os.path.splitext(source)[1]:
+        raise UserError(f"{missing(source)}; expected a file, or one of: {', '.join(list_workloads())}")
     raise unknown("workload", source, list_workloads())
 
 
 def _is_trace_file(source: str) -> bool:
     if source.lower().endswith(_YAML):
         return False
-    return source.lower().endswith(_TRACES) or (("/" in source or "." in source) and _is_file(source))
+    return source.lower().endswith(ENDINGS) or (("/" in source or "." in source) and _is_file(source))
 
 
 def _is_file(text: str) -> bool:

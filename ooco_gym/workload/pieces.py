@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,13 +19,16 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.tables import Column, Lines, Table
 
+ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")
 PIECE_BYTES = 1 << 24
 PIECE_ROWS = 1 << 18
 LONGEST_LINE_BYTES = 1 << 26
 _TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
+_PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
+           b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
 _BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
 
 
@@ -38,6 +42,13 @@ def read_pieces(path: Path) -> Iterator[Table]:
         with path.open("rb") as file:
             head = file.read(4)
         zipped = head[:2] == b"\x1f\x8b"
+        if zipped:
+            with gzip.open(path) as file:
+                head = file.read(4)
+        packed = next((what for mark, what in _PACKED.items() if head.startswith(mark)), None)
+        if packed is not None and (zipped or head != b"PAR1"):
+            raise UserError(f"trace file '{path}' is {packed}: unpack it; expected Parquet, or CSV or JSON lines, "
+                            "which may be gzipped")
         if not head:
             raise UserError(f"trace file '{path}' is empty")
         if head == b"PAR1":
@@ -48,9 +59,19 @@ def read_pieces(path: Path) -> Iterator[Table]:
     except UserError:
         raise
     except FileNotFoundError:
-        raise UserError(f"trace file '{path}' does not exist") from None
+        raise missing(path) from None
     except _BROKEN as error:
         raise UserError(f"trace file '{path}' cannot be read: {reason_of(error)}") from None
+
+
+def missing(path: str | os.PathLike[str]) -> UserError:
+    """Builds the complaint about a file that is not there; names a trace file beside it whose name is close."""
+    name, folder = os.path.basename(path), Path(path).expanduser().parent
+    try:
+        beside = sorted(item.name for item in folder.iterdir() if item.name.endswith(ENDINGS))
+    except (OSError, ValueError):
+        beside = []
+    return UserError(f"trace file '{path}' does not exist{nearest(name, beside)}")
 
 
 def reason_of(error: BaseException) -> str:
@@ -87,6 +108,7 @@ def _tables_of_text(path: Path, stream: BinaryIO) -> Iterator[Table]:
             raise UserError(f"trace file '{path}' is empty")
         first_line, data = following
     if data.lstrip()[:1] in (b"{", b"["):
+        _check_first_object(path, first_line, data)
         names: dict[str, None] = {}
         for line, text in _chain((first_line, data), pieces):
             if text.strip():
@@ -175,8 +197,10 @@ def _csv_table(path: Path, names: list[str], line: int, data: bytes) -> Table:
     if broken:
         texts = {row.text.rstrip("\r\n") for row in broken}
         place = next((number for number, text in lines() if text in texts), None)
+        header = ",".join(names)
         raise UserError(f"trace file '{path}', {'some line' if place is None else f'line {place}'}: found "
-                        f"{broken[0].actual_columns} fields, expected {broken[0].expected_columns} as the header has")
+                        f"{broken[0].actual_columns} fields, expected {broken[0].expected_columns} as the header has "
+                        f"({header if len(header) <= 60 else header[:57] + '...'})")
     return Table(path, dict(zip(names, table.columns, strict=True)), table.num_rows, "csv", lines=lines)
 
 
@@ -189,6 +213,19 @@ def _json_table(path: Path, line: int, data: bytes) -> Table:
         return _read_json_slowly(path, lines)
     columns = dict(zip(_names(path, table.column_names), table.columns, strict=True))
     return Table(path, columns, table.num_rows, "jsonl", lines=lines)
+
+
+def _check_first_object(path: Path, line: int, data: bytes) -> None:
+    """Refuses arrays, and objects that have a key twice: pyarrow would take one of the two in silence."""
+    line, text, _ = _header(line, data)
+    if text.lstrip().startswith("["):
+        raise UserError(f"trace file '{path}', line {line}: found a JSON array (a list), expected one JSON object a "
+                        "line")
+    try:
+        pairs = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError):
+        return      # the reader says what is wrong
+    _names(path, [str(name) for name, _ in pairs])
 
 
 def _read_json_slowly(path: Path, lines: Lines) -> Table:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ooco_gym.errors import nearest, unknown
+from ooco_gym.errors import unknown
 from ooco_gym.workload.formats import FORMATS, TraceFormat
-from ooco_gym.workload.intake import Intake, join, take
+from ooco_gym.workload.intake import Intake, join, similar, take
 from ooco_gym.workload.pieces import read_pieces
 from ooco_gym.workload.tables import Table
 from ooco_gym.workload.trace import Trace
@@ -45,7 +45,7 @@ def read_trace(path: str | os.PathLike[str], format: str = "auto", *, start_s: f
     """
     check_format(format)
     if start_s > 0 or end_s < np.inf:
-        from ooco_gym.workload.window import TraceFile
+        from ooco_gym.workload.trace_file import TraceFile
 
         return TraceFile(Path(path), format).window(start_s, end_s)[0]
     pieces = peek(read_pieces(Path(path)))
@@ -84,5 +84,5 @@ def recognise(table: Table) -> TraceFormat:
 
 
 def _likeness(item: TraceFormat, found: set[str]) -> float:
-    matched = sum(1.0 if column in found else 0.5 * bool(nearest(column, found)) for column in item.required)
+    matched = sum(1.0 if column in found else 0.5 * bool(similar(column, found)) for column in item.required)
     return matched / len(item.required)

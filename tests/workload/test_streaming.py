@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import ooco_gym.workload.convert as convert_module
 import ooco_gym.workload.pieces as pieces_module
-import ooco_gym.workload.window as window_module
+import ooco_gym.workload.trace_file as trace_file_module
 import ooco_gym.workload.writing as writing_module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -28,7 +28,7 @@ from ooco_gym.workload.convert import Converted, convert, most_open
 from ooco_gym.workload.load import workload_peak_start_s
 from ooco_gym.workload.pieces import read_pieces
 from ooco_gym.workload.sample import open_source
-from ooco_gym.workload.window import TraceFile
+from ooco_gym.workload.trace_file import TraceFile
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 
@@ -220,7 +220,7 @@ def test_a_scaled_window_is_that_part_of_the_scaled_whole(tmp_path_factory: pyte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing_module, "ROW_GROUP", 64)
         write_trace(trace, path)
-    window_module._kept.cache_clear()
+    trace_file_module._kept.cache_clear()
     wanted = scale(trace, factor, seed).slice_time(start_s, start_s + duration_s)
     window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "rate_scale": factor}
     if len(trace.slice_time(start_s, start_s + duration_s)) == 0:

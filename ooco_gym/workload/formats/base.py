@@ -82,7 +82,9 @@ def read_ticks(table: Table, field: str, clock: Clock) -> np.ndarray:
         UserError: a time is no finite number >= 0, or so late that its unit must be another one.
     """
     if clock.unit == "date":
-        return table.timestamps_ns(field, DATE)
+        moments_ns = table.timestamps_ns(field, DATE)
+        table.demand(moments_ns >= 0, field, f"{DATE}, not before 1970")
+        return moments_ns
     expected = f"a finite number of {UNITS[clock.unit][0]} >= 0"
     values = table.numbers(field, expected)
     table.demand(np.isfinite(values) & (values >= 0), field, expected)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload.formats import FORMATS
-from ooco_gym.workload.pieces import parquet_table, reason_of
+from ooco_gym.workload.pieces import missing, parquet_table, reason_of
 from ooco_gym.workload.reading import check_format, read_trace, trace_of
 from ooco_gym.workload.trace import Trace
 
@@ -83,9 +83,12 @@ class TraceFile:
         if self._whole is not None:
             return np.searchsorted(self._whole.arrival_s, edges_s)
         counts = np.zeros(edges_s.shape, np.int64)
-        with _open(self.path) as file:
-            for batch in file.iter_batches(columns=["arrival_s"]):
-                counts += np.searchsorted(np.sort(batch["arrival_s"].to_numpy(zero_copy_only=False)), edges_s)
+        try:
+            with _open(self.path) as file:
+                for batch in file.iter_batches(columns=["arrival_s"]):
+                    counts += np.searchsorted(np.sort(batch["arrival_s"].to_numpy(zero_copy_only=False)), edges_s)
+        except (OSError, ValueError) as error:
+            raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
         return counts
 
     def _read(self, first: int, last: int) -> Trace:
@@ -109,6 +112,8 @@ def open_trace(path: str | os.PathLike[str], format: str = "auto") -> TraceFile:
     """
     try:
         stat = os.stat(path)
+    except FileNotFoundError:
+        raise missing(path) from None
     except (OSError, ValueError) as error:
         raise UserError(f"trace file '{path}' cannot be read: {getattr(error, 'strerror', error)}") from None
     return _kept(str(path), format, stat.st_mtime_ns, stat.st_size)

@@ -1,0 +1,278 @@
+"""Every format, as CSV, JSON lines and Parquet, against every fault: a sentence with file and row, or a told repair."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooco_gym.cli import main
+from ooco_gym.errors import UserError
+from ooco_gym.workload import Trace, load_workload, read_trace, write_trace
+
+# Time, prompt and output column of each format, and a time for row i.
+FORMATS: dict[str, tuple[str, str, str, Callable[[int], Any]]] = {
+    "azure": ("TIMESTAMP", "ContextTokens", "GeneratedTokens", lambda i: f"2023-11-16 18:15:{i:02d}.500000"),
+    "mooncake": ("timestamp", "input_length", "output_length", lambda i: 1000 * i),
+    "burstgpt": ("Timestamp", "Request tokens", "Response tokens", lambda i: i),
+    "ooco_gym": ("arrival_s", "prompt_tokens", "output_tokens", lambda i: i / 2),
+}
+KINDS = ("csv", "csv.gz", "jsonl", "jsonl.gz", "parquet")
+BAD = 20        # the row that a fault is put into, from 0
+Rows = list[dict[str, Any]]
+
+
+def rows_of(name: str, n: int = 30) -> Rows:
+    time, prompt, output, moment = FORMATS[name]
+    return [{time: moment(i), prompt: 100 + i, output: 10 + i} for i in range(n)]
+
+
+def put(folder: Path, rows: Rows, kind: str) -> Path:
+    path = folder / f"f.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(rows), path)
+        return path
+    if kind.startswith("csv"):
+        cells = [list(rows[0]), *([("" if value is None else value) for value in row.values()] for row in rows)]
+        text = "".join(",".join(map(str, line)) + "\n" for line in cells)
+    else:
+        text = "".join(json.dumps(row) + "\n" for row in rows)
+    path.write_bytes(gzip.compress(text.encode()) if kind.endswith("gz") else text.encode())
+    return path
+
+
+def place(kind: str, row: int = BAD) -> str:
+    return f"row {row + 1}" if kind == "parquet" else f"line {row + 1 + kind.startswith('csv')}"
+
+
+def refused(path: Path, *parts: str) -> None:
+    with pytest.raises(UserError) as caught:
+        read_trace(path)
+    message = str(caught.value)
+    assert str(path) in message and "\n" not in message
+    for part in parts:
+        assert part in message, message
+
+
+both = pytest.mark.parametrize("name", sorted(FORMATS))
+kinds = pytest.mark.parametrize("kind", KINDS)
+
+
+@both
+@kinds
+@pytest.mark.parametrize(("column", "value", "found"), [
+    ("time", "negative", ""), ("time", None, "found nothing"), ("prompt", 0, "found"), ("prompt", -7, "-7"),
+    ("prompt", None, "found nothing"), ("prompt", 2**31, str(2**31)), ("prompt", 1.5, "1.5"), ("output", -1, "-1")])
+def test_an_impossible_value_is_placed(tmp_path: Path, name: str, kind: str, column: str, value: Any,
+                                       found: str) -> None:
+    field = FORMATS[name][("time", "prompt", "output").index(column)]
+    rows = rows_of(name)
+    if value == "negative":
+        value = "1960-01-01 00:00:00" if name == "azure" else -5
+    if isinstance(value, float) and kind == "parquet":
+        rows = [{**row, field: float(row[field])} for row in rows]
+    rows[BAD] = {**rows[BAD], field: value}
+    refused(put(tmp_path, rows, kind), place(kind), f"field '{field}'", found, "expected")
+
+
+@both
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_words_for_numbers_are_placed(tmp_path: Path, name: str, kind: str) -> None:
+    for field in FORMATS[name][:3]:
+        rows = rows_of(name)
+        rows[BAD] = {**rows[BAD], field: "many"}
+        refused(put(tmp_path, rows, kind), place(kind), f"field '{field}'", "'many'")
+
+
+@both
+@kinds
+def test_zero_output_is_dropped_or_refused_and_said(tmp_path: Path, name: str, kind: str) -> None:
+    rows = rows_of(name)
+    rows[BAD][FORMATS[name][2]] = 0
+    path = put(tmp_path, rows, kind)
+    if name == "ooco_gym":
+        refused(path, place(kind), "'output_tokens'", "0")
+        return
+    trace = read_trace(path)
+    assert len(trace) == 29 and any("dropped 1 of 30" in note and place(kind) in note for note in trace.notes)
+
+
+@both
+@kinds
+def test_order_is_repaired_and_said(tmp_path: Path, name: str, kind: str) -> None:
+    trace = read_trace(put(tmp_path, rows_of(name)[::-1], kind))
+    assert any("sorted by time: 29 of 30" in note for note in trace.notes)
+    assert trace.prompt_tokens.tolist() == list(range(100, 130))
+
+
+@both
+@kinds
+def test_a_length_that_no_model_has_is_pointed_out(tmp_path: Path, name: str, kind: str) -> None:
+    rows = rows_of(name)
+    rows[BAD][FORMATS[name][1]] = 10_000_000
+    notes = read_trace(put(tmp_path, rows, kind)).notes
+    assert any("suspicious lengths: 1 of 30" in note and "10,000,000" in note and place(kind) in note
+               for note in notes)
+    assert read_trace(put(tmp_path, rows_of(name), kind)).notes in ((), ("times count from the first request",))
+
+
+@both
+@kinds
+def test_a_missing_column_is_named_and_no_wrong_one_proposed(tmp_path: Path, name: str, kind: str) -> None:
+    for field in FORMATS[name][:3]:
+        rows = [{key: value for key, value in row.items() if key != field} for row in rows_of(name)]
+        with pytest.raises(UserError, match=f"has no column '{field}'; format '{name}' needs"):
+            read_trace(put(tmp_path, rows, kind), format=name)
+        shouted = [{key.upper(): value for key, value in row.items()} for row in rows_of(name)]
+        if field != field.upper():
+            with pytest.raises(UserError, match=f"did you mean '{field.upper()}'.*[Cc]ase"):
+                read_trace(put(tmp_path, [{key: value for key, value in (*row.items(), *more.items())
+                                           if key != field} for row, more in zip(rows, shouted, strict=True)], kind),
+                           format=name)
+
+
+@pytest.mark.parametrize("name", ["mooncake", "burstgpt", "ooco_gym"])
+@kinds
+@pytest.mark.parametrize(("factor", "said"), [(1000, "milliseconds"), (1_000_000, "microseconds")])
+def test_times_in_a_finer_unit_are_pointed_out(tmp_path: Path, name: str, kind: str, factor: int, said: str) -> None:
+    time = FORMATS[name][0]
+    rows = [{**row, time: i * factor * (1000 if name == "mooncake" else 1)} for i, row in enumerate(rows_of(name))]
+    notes = " ".join(read_trace(put(tmp_path, rows, kind)).notes)
+    said = {"milliseconds": "microseconds", "microseconds": "nanoseconds"}[said] if name == "mooncake" else said
+    assert f"if they are {said}, import the file with time_unit=" in notes
+
+
+@pytest.mark.parametrize("name", ["mooncake", "burstgpt", "ooco_gym"])
+@kinds
+def test_milliseconds_since_1970_read_as_seconds_are_refused(tmp_path: Path, name: str, kind: str) -> None:
+    time = FORMATS[name][0]
+    scale = 1000 if name == "mooncake" else 1
+    rows = [{**row, time: (1_700_000_000_000 + 1000 * i) * scale} for i, row in enumerate(rows_of(name))]
+    refused(put(tmp_path, rows, kind), place(kind, 0), f"'{time}'", "before the year 2286", "time_unit=")
+    rows = [{**row, time: 1_700_000_000 + i} for i, row in enumerate(rows_of(name))]
+    notes = " ".join(read_trace(put(tmp_path, rows, kind)).notes)
+    assert ("count from the first request" in notes) or ("the first request arrives at" in notes)
+
+
+def test_the_advice_on_units_works(tmp_path: Path) -> None:
+    rows = [{**row, "arrival_s": 250 * i} for i, row in enumerate(rows_of("ooco_gym"))]
+    path = put(tmp_path, rows, "csv")
+    assert any("time_unit=ms" in note for note in read_trace(path).notes)
+    assert main(["data", "import", str(path), "time_unit=ms", f"out={tmp_path / 'out'}"]) == 0
+    assert read_trace(tmp_path / "out" / "f.parquet").arrival_s[:3].tolist() == [0.0, 0.25, 0.5]
+
+
+@both
+def test_headers(tmp_path: Path, name: str) -> None:
+    time, prompt, output, _ = FORMATS[name]
+    path = put(tmp_path, rows_of(name), "csv")
+    text = path.read_text()
+    head, *lines = text.splitlines(keepends=True)
+
+    def again(changed: str) -> Path:
+        path.write_text(changed)
+        return path
+
+    refused(again(head + "".join(lines[:9]) + head + "".join(lines[9:])), "line 11", f"'{time}'", "the header again")
+    refused(again(text.replace(output, prompt, 1)), f"two columns named '{prompt}'")
+    refused(again("".join(lines)), "looks like a request: expected a line with the columns' names")
+    refused(again(text.replace(",", ";")), "the header holds ';': expected commas")
+    refused(again("# made by hand\n" + text), "line 2", "found 3 fields, expected 1", "# made by hand")
+    refused(again(text[:-4]), "line 31", "fields, expected 3") if "," in text[-4:] else None
+    for harmless in (text.replace("\n", "\r\n"), text.replace("\n", "\r"), "\ufeff" + text, text.replace(",", ", ")):
+        assert len(read_trace(again(harmless))) == 30
+
+
+@both
+def test_what_is_no_trace_file(tmp_path: Path, name: str) -> None:
+    path = put(tmp_path, rows_of(name), "csv")
+    text = path.read_bytes()
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("a.csv", text)
+    parquet = put(tmp_path, rows_of(name), "parquet").read_bytes()
+    for content, said in ((gzip.compress(text)[:-12], "cannot be read"), (gzip.compress(b""), "is empty"),
+                          (gzip.compress(gzip.compress(text)), "gzipped twice"), (bz2.compress(text), "bzip2"),
+                          (packed.getvalue(), "ZIP"), (gzip.compress(parquet), "gzipped Parquet"),
+                          (text.decode().encode("utf-16"), "line 1: neither UTF-8"),
+                          (text + b"\xff,1,1\n", "line 32: neither UTF-8"),
+                          (json.dumps(rows_of(name)).encode(), "found a JSON array"),
+                          (json.dumps(rows_of(name), indent=1).encode(), "found a JSON array"),
+                          *((parquet[:-cut], "cannot be read") for cut in (1, 8, 100, len(parquet) - 5))):
+        path.write_bytes(content)
+        refused(path, said)
+    first = json.dumps(rows_of(name)[0])
+    path.write_text(first[:-1] + f', "{FORMATS[name][1]}": 5}}\n' + first + "\n")
+    refused(path, f"two columns named '{FORMATS[name][1]}'")
+
+
+@settings(deadline=None, max_examples=120)
+@given(st.data())
+def test_corrupt_parquets_of_ours_are_found_out(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
+    """Pages have checksums: a flipped byte is refused, or it hit what does not matter (statistics, padding, names)."""
+    path = tmp_path_factory.getbasetemp() / "flipped.parquet"
+    trace = Trace(np.arange(50) / 3, np.arange(1, 51), np.arange(1, 51), session=np.arange(50))
+    raw = bytearray(write_trace(trace, path).read_bytes())
+    raw[data.draw(st.integers(0, len(raw) - 1))] ^= data.draw(st.integers(1, 255))
+    path.write_bytes(raw)
+    message, found = "", None
+    try:
+        found = read_trace(path, start_s=data.draw(st.sampled_from([0.0, 2.0])))
+    except UserError as error:
+        message = str(error)
+    if found is None:
+        assert str(path) in message and "\n" not in message
+    else:
+        assert set(found.prompt_tokens.tolist()) <= set(trace.prompt_tokens.tolist())
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.data())
+def test_any_table_ends_in_a_trace_or_a_user_error(tmp_path_factory: pytest.TempPathFactory,
+                                                   data: st.DataObject) -> None:
+    """Right column names, wrong contents of any type, in any of the kinds."""
+    name, kind = data.draw(st.sampled_from(sorted(FORMATS))), data.draw(st.sampled_from(KINDS))
+    leaves = st.one_of(st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=8),
+                       st.datetimes().map(str), st.lists(st.integers(-1, 5), max_size=2))
+    fields = [*FORMATS[name][:3], *data.draw(st.lists(st.sampled_from(
+        ["class", "session", "hash_ids", "prefix_hashes", "ttft_slo_s", "Session ID", "x"]), unique=True))]
+    rows: Rows = [dict.fromkeys(fields)] * 0
+    for i in range(data.draw(st.integers(1, 4))):
+        good = rows_of(name)[i]
+        rows.append({field: data.draw(leaves) if data.draw(st.integers(0, 3)) == 0 else good.get(field, 1)
+                     for field in fields})
+    folder = tmp_path_factory.mktemp("any")
+    try:
+        path = put(folder, rows, kind)
+    except (pa.ArrowException, OverflowError, ValueError, UnicodeError):
+        return      # pyarrow cannot write such a column
+    message, requests = "", 0
+    try:
+        requests = len(read_trace(path))
+    except UserError as error:
+        message = str(error)
+    assert requests > 0 or (str(path) in message and "\n" not in message)
+
+
+@pytest.mark.parametrize(("source", "said"), [
+    ("miss.csv", "trace file 'miss.csv' does not exist$"), ("mist.csv", "does not exist .did you mean 'mast.csv'"),
+    ("folder/miss.parquet", "does not exist$"), ("miss.parq", "'miss.parq' does not exist; expected a file, or one of"),
+    ("ooo", "unknown workload 'ooo' .did you mean 'ooc'")])
+def test_a_wrong_file_name_proposes_a_file_that_is_there_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                                    source: str, said: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mast.csv" if "mist" in source else tmp_path / "other.yaml").write_text("x")
+    with pytest.raises(UserError, match=said):
+        load_workload(source, duration_s=5, seed=1)
