@@ -11,7 +11,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 
 _PATIENCE_S = 1e5
-"""Promises so lax that the simulator drops nothing."""
+"""Promise for a whole request, so lax that the simulator drops nothing."""
 
 
 class Served(NamedTuple):
@@ -68,9 +68,10 @@ def simulate_requests(requests: dict[str, np.ndarray], cluster: dict[str, Any], 
     path = work / "trace.parquet"
     with atomic_write(path) as temporary:
         write_trace(trace, temporary)
+    longest = int(requests["output_tokens"].max())
     scenario = Scenario(cluster=cluster, workload=str(path), timing=timing, start_s=0.0,
                         duration_s=float(requests["arrival_s"][-1]) + 1.0, warmup_s=0.0, drain_s=_PATIENCE_S,
-                        rate_scale=1.0, slo={"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S},
+                        rate_scale=1.0, slo={"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / longest},
                         offline={"mode": "rate", "rate": 0.0})
     policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
               "max_num_seqs": engine["max_num_seqs"], "reserved_blocks": 1}

@@ -1,0 +1,25 @@
+"""`ooco-gym experiment NAME`: a folder of `experiments` whose `main(cfg)` is a study made of several commands."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from ooco_gym.errors import unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+NAMES = ("engine_chain",)
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the experiment that `cfg.name` names.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    name = str(cfg.name)
+    if name not in NAMES:
+        raise unknown("experiment", name, NAMES)
+    return {"name": name, **importlib.import_module(f"experiments.{name}").main(cfg)}
