@@ -71,7 +71,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"to={values['to']}: a chip is a YAML file; expected an ending .yaml")
         tables = to.with_name("tables.parquet") if len(result.rows) else None
         if tables:
-            chips.write_tables(result.rows, tables)
+            chips.write_tables(run.measured_of(result, rows), tables)
         chips.write_chip(chip, valid, tables.name if tables else "", to)
         write_page(result, out / "calibration.html")
     console = Console()
@@ -103,6 +103,9 @@ def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, s
             judged = "unseen architectures" if result.architecture else "unseen sizes"
             error = f", {_percent(errors['ooco'])} on {judged}" if "ooco" in errors else ""
             said[name] = f"fitted to {fits['steps'].rows} iterations composed of measured operators{error}"
+        elif "launches" in fits and (name.startswith("gemm") or name.endswith("layer_overhead_s")):
+            said[name] = (f"fitted to {fits['launches'].rows} measured GEMMs and a launch, four times which is a layer's "
+                          "overhead (attention's is left out)")
         elif name.endswith("overhead_s"):
             said[name] = "none; counted once a layer or once an iteration, not both"
         else:
@@ -111,7 +114,9 @@ def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, s
     if "prefill_attention_flops_per_s" in said:
         said["prefill_attention_flops_per_s"] += "; counts the masked half too, as timing=ooco does (causal_factor 1)"
     for op, fitted in result.fits["extended"].items():
-        said[f"extended.{op}"] = f"fitted to {fitted.rows} rows{_error(result, op, 'extended')}"
+        others = sorted({str(name) for name in result.rows.of_kind(op)["device"]} - {result.device, ""})
+        where = f", measured on {', '.join(others)}" if others else ""
+        said[f"extended.{op}"] = f"fitted to {fitted.rows} rows{where}{_error(result, op, 'extended')}"
     for form, item in errors.items():
         said[f"error.{form}"] = f"{_percent(item)} on whole iterations ({result.steps.origin if result.steps else ''})"
     return said

@@ -185,12 +185,12 @@ def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) ->
             Free("memory_bytes_per_s", 0.8 * memory, 0.01 * memory, most_memory * memory)]
 
 
-_LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
+LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
 
 
 def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    free = [*_rates(chip, 1.5), _LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
+    free = [*_rates(chip, 1.5), LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
             Free("waste", 0.2, 0.01, 1.5, off=True), Free("padding", 0.5, 0.01, 1.5, off=True),
             Free("edge", 8.0, 0.1, 60.0, off=True)]
     tall = Free("tall", 0.03, 1e-3, 1.0, off=True)
@@ -199,7 +199,7 @@ def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 def _prefill_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     block = chip.peak_flops_per_s / 100
-    free = [*_rates(chip, 3.0, 3.0), _LAUNCH, _NORM, Free("row_tokens", 150.0, 1.0, 3000.0, off=True),
+    free = [*_rates(chip, 3.0, 3.0), LAUNCH, _NORM, Free("row_tokens", 150.0, 1.0, 3000.0, off=True),
             Free("critical_flops_per_s", block, block / 100, block * 100), Free("reread", 1.0, 0.01, 8.0, off=True)]
     if len(np.unique(rows["d_h"])) > 1:
         free.append(Free("softmax_width", 30.0, 0.5, 500.0, off=True))
@@ -209,7 +209,7 @@ def _prefill_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _decode_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    free = [*_rates(chip, 3.0), _LAUNCH, _NORM, Free("request_head_s", 3e-8, 1e-11, 1e-4, off=True),
+    free = [*_rates(chip, 3.0), LAUNCH, _NORM, Free("request_head_s", 3e-8, 1e-11, 1e-4, off=True),
             Free("critical_s_per_token", 1e-10, 1e-13, 1e-6, off=True)]
     lone = rows["h_q"] == rows["h_kv"]
     if lone.any() and not lone.all():
@@ -239,7 +239,7 @@ def _link_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _elementwise_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    return [_rates(chip, most_memory=20.0)[1], _LAUNCH, _NORM]
+    return [_rates(chip, most_memory=20.0)[1], LAUNCH, _NORM]
 
 
 def _choices(name: str, options: Sequence[float], **fixed: float) -> list[dict[str, float]]:

@@ -12,10 +12,10 @@ import numpy as np
 
 from ooco_gym.calibrate import engine_fits, engine_rows, step_fits
 from ooco_gym.calibrate import steps as compositions
-from ooco_gym.calibrate.cleaning import Excluded, clean, fastest_kernels
+from ooco_gym.calibrate.cleaning import Excluded, clean, complete, fastest_kernels
 from ooco_gym.calibrate.elementwise import canonical, with_bytes
 from ooco_gym.calibrate.fitting import errors
-from ooco_gym.calibrate.operators import FEW, FORMS, OPERATORS, Fitted, fit, predict_unseen
+from ooco_gym.calibrate.operators import FEW, FORMS, LAUNCH, OPERATORS, Fitted, fit, predict_unseen
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Rows, counted
 from ooco_gym.calibrate.sources import Found
@@ -98,7 +98,7 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
                             f"{', '.join(counted(rows.select(rows['device'] == chosen)['source']))}")
     notes, parts = [], [mine]
     for name in also:
-        other = rows.select(rows["device"] == name)
+        other = with_bytes(complete(rows.select(rows["device"] == name)))[0]
         lacking = [kind for kind in KINDS if kind in set(other.kind()) and not any(
             kind in set(part.kind()) for part in parts)]
         if lacking:
@@ -174,7 +174,8 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: T
         steps = compositions.compose(result.rows)
     if steps is None or len(steps) < 4 * FEW:
         result.not_fitted.append("iterations: the measured operators make up no whole layer of a known model, so the "
-                                 "roofline is fitted operator by operator, and has no overhead")
+                                 "roofline is fitted operator by operator")
+        _fit_launches(result, seed)
         return
     tell("iterations, ooco")
     roofline = step_fits.fit_roofline(steps, result.base, seed)
@@ -190,6 +191,15 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: T
         result.not_fitted.append(f"held-out architecture: only one was measured ({names}); iterations of unseen sizes "
                                  "are judged instead")
         result.whole_steps = step_fits.unseen_sizes(steps, judged, result.base, seed, start)
+
+
+def _fit_launches(result: Calibration, seed: int) -> None:
+    """Without iterations: rates of GEMMs beside a launch, which four times is a layer's overhead."""
+    part = result.rows.of_kind("gemm")
+    if len(part) >= FEW:
+        launched = OPERATORS["ooco"]["gemm"]._replace(
+            free=lambda rows, chip: [*OPERATORS["ooco"]["gemm"].free(rows, chip), LAUNCH])
+        result.fits["ooco"]["launches"] = fit(launched, part, result.base, seed)
 
 
 def _fit_sampler(result: Calibration, rows: Rows) -> None:
@@ -243,6 +253,11 @@ def roofline_of(result: Calibration) -> dict[str, float]:
         if op in fits:
             found |= {flops: fits[op].found["flops_per_s"]}
             found |= {memory: fits[op].found["memory_bytes_per_s"]} if memory else {}
+    if "launches" in fits:
+        one = fits["launches"].found
+        found |= {"gemm_flops_per_s": one["flops_per_s"], "gemm_memory_bytes_per_s": one["memory_bytes_per_s"],
+                  "prefill_overhead_s": 0.0, "decode_overhead_s": 0.0,
+                  "prefill_layer_overhead_s": 4 * one["launch_s"], "decode_layer_overhead_s": 4 * one["launch_s"]}
     if "all_reduce" in fits:
         found |= {"allreduce_bytes_per_s": fits["all_reduce"].found["bytes_per_s"],
                   "allreduce_latency_s": fits["all_reduce"].found["latency_s"]}
@@ -265,6 +280,12 @@ def extended_of(result: Calibration) -> kernels.ExtendedParameters:
         return extended
     chip = engine_fits.with_found("extended", replace(result.base, extended=extended), engine.found)
     return chip.extended or extended
+
+
+def measured_of(result: Calibration, rows: Rows) -> Rows:
+    """The rows for `timing=measured`: all that were fitted, and the sampler's."""
+    sampler = np.array([canonical(str(op)) == "sampler" for op in rows["op"]], dtype=bool) & (rows["time_us"] > 0)
+    return Rows.join([result.rows, complete(rows.select(sampler))])
 
 
 def digests(found: Found) -> dict[str, str]:
