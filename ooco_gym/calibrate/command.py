@@ -104,8 +104,8 @@ def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, s
             error = f", {_percent(errors['ooco'])} on {judged}" if "ooco" in errors else ""
             said[name] = f"fitted to {fits['steps'].rows} iterations composed of measured operators{error}"
         elif "launches" in fits and (name.startswith("gemm") or name.endswith("layer_overhead_s")):
-            said[name] = (f"fitted to {fits['launches'].rows} measured GEMMs and a launch, four times which is a layer's "
-                          "overhead (attention's is left out)")
+            said[name] = (f"fitted to {fits['launches'].rows} measured GEMMs and a launch; four of them are a "
+                          "layer's overhead (attention's is left out)")
         elif name.endswith("overhead_s"):
             said[name] = "none; counted once a layer or once an iteration, not both"
         else:
