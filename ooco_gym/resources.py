@@ -12,6 +12,8 @@ import yaml
 
 from ooco_gym.errors import UserError, unknown
 
+_PATHS = {"chip": ("tables",)}
+"""Keys of a group's files that hold paths, relative to the file."""
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -35,7 +37,7 @@ def names(group: str) -> list[str]:
 
 
 def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
-    """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to.
+    """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to; paths in it become absolute.
 
     Raises:
         UserError: no such name or file, or the file is not a YAML mapping.
@@ -52,4 +54,7 @@ def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
         raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
+    for key in _PATHS.get(group, ()):
+        if value.get(key):
+            value[key] = os.path.abspath(path.parent / str(value[key]))
     return value

@@ -6,7 +6,6 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ooco_gym import resources
@@ -204,7 +203,7 @@ def _load(cls: type[Spec], group: str, source: Any) -> Spec:
         values.setdefault("name", os.path.splitext(os.path.basename(os.fspath(source)))[0])
     values.setdefault("name", "custom")
     if cls is ChipSpec and values.get("tables"):
-        values["tables"] = os.path.abspath(_folder(source) / str(values["tables"]))
+        values["tables"] = os.path.abspath(str(values["tables"]))  # of a file: absolute already
     known = {item.name: item for item in fields(cls)}
     for key in values:
         if key not in known:
@@ -214,14 +213,6 @@ def _load(cls: type[Spec], group: str, source: Any) -> Spec:
         if key not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{where}: field '{key}' is missing")
     return cls(**{key: _convert(where, key, str(known[key].type), value) for key, value in values.items()})
-
-
-def _folder(source: Any) -> Path:
-    """The folder that paths in a chip's YAML are relative to."""
-    if isinstance(source, Mapping):
-        return Path()
-    text = os.fspath(source)
-    return Path(text).parent if text.endswith((".yaml", ".yml")) else resources.conf_root() / "chip"
 
 
 def _convert(where: str, key: str, kind: str, value: Any) -> Any:

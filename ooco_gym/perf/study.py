@@ -33,6 +33,9 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
         `comparison` (None without `other`), `warnings` (where the sizes leave what the chip's figures were fitted on).
     """
     estimate = colocated_throughput(deployment, **_throughput_arguments(throughput))
+    decode = [_decode_row(deployment, batch, context)
+              for context in _sizes("contexts", contexts) for batch in _sizes("batches", batches)]
+    prefill = [_prefill_row(deployment, tokens) for tokens in _sizes("prompts", prompts)]
     return {
         "schema": SCHEMA,
         "chip": deployment.chip.name, "model": deployment.model.name, "timing": deployment.timing,
@@ -45,13 +48,11 @@ def study(deployment: Deployment, *, batches: Sequence[int], contexts: Sequence[
             "bs_sat": deployment.bs_sat, "decode_gemm_batch": decode_saturation(deployment),
             "prefill_tokens": prefill_saturation(deployment),
         },
-        "decode": [_decode_row(deployment, batch, context)
-                   for context in _sizes("contexts", contexts) for batch in _sizes("batches", batches)],
-        "prefill": [_prefill_row(deployment, tokens) for tokens in _sizes("prompts", prompts)],
+        "decode": decode,
+        "prefill": prefill,
         "throughput": asdict(estimate),
         "comparison": compare(deployment, other, throughput) if other else None,
-        "warnings": validity_warnings(deployment, max_batch=max(batches), max_tokens=max(prompts),
-                                      max_context=max(*contexts, *prompts)),
+        "warnings": _warnings(deployment, decode, prefill),
     }
 
 
@@ -67,6 +68,15 @@ def compare(deployment: Deployment, other: Deployment, throughput: Mapping[str, 
         "chip": other.chip.name, "tokens_per_s": theirs, "over": deployment.chip.name, "ratio": theirs / ours,
         "table_6_ratio": measured[other.chip.name] / measured[deployment.chip.name] if known else None,
     }
+
+
+def _warnings(deployment: Deployment, decode: list[dict[str, Any]], prefill: list[dict[str, Any]]) -> list[str]:
+    """Where the cells that fit leave what the chip's figures were fitted on."""
+    tokens = [row["prompt_tokens"] for row in prefill if row["fits"]]
+    steps = [row for row in decode if row["fits"]]
+    contexts = [*tokens, *(row["context_tokens"] for row in steps)]
+    return validity_warnings(deployment, max_batch=max((row["batch"] for row in steps), default=None),
+                             max_tokens=max(tokens, default=None), max_context=max(contexts, default=None))
 
 
 def _decode_row(deployment: Deployment, batch: int, context: int) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 from perf_chips import chip, measured_rows, write_tables
 
+from ooco_gym.cli import main as cli
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, load_model
 from ooco_gym.perf.command import main
@@ -127,3 +128,14 @@ def test_measured_timing_says_what_was_not_measured(tmp_path, capsys):
     figures = main(config(chip=chip(tables=tables), model="llama_3_1_8b", timing="measured", compare_chip=None))
     assert figures["warnings"][-1].endswith("so timing=extended stands in: lm_head")
     assert "stands in: lm_head" in " ".join(capsys.readouterr().out.split())
+
+
+def test_tables_lie_beside_the_chip_that_names_them(tmp_path, monkeypatch, capsys):
+    (tmp_path / "fit").mkdir()
+    write_tables(tmp_path / "fit" / "tables.parquet", measured_rows(load_model("llama_3_1_8b")))
+    (tmp_path / "fit" / "chip.yaml").write_text(json.dumps(chip(tables="tables.parquet")))
+    monkeypatch.chdir(tmp_path)
+    code = cli(["perf", "chip=fit/chip.yaml", "model=llama_3_1_8b", "timing=measured", "compare_chip=null", "out=run"])
+    assert code == 0
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["warnings"] == []
+    capsys.readouterr()
