@@ -68,7 +68,7 @@ def _linear_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) ->
     rows: list[dict[str, Any]] = []
     for layer, share in zip(layers, operations / operations.sum() / model.layers, strict=True):
         rows += [_row(f"gemm:{layer.name}", share * dense, n_tokens=tokens, d_in=layer.d_in, d_out=layer.d_out)
-                 for tokens, dense in zip(fitted.knots[1:], fitted.dense[1:], strict=True)]
+                 for tokens, dense in zip(fitted.dense.knots[1:], fitted.dense.values[1:], strict=True)]
     rows += [_row("gemm:lm_head", fitted.sequence * sequences, n_tokens=sequences, d_in=head[0], d_out=head[1])
              for sequences in (1, engine["max_num_seqs"])]
     return rows
@@ -78,8 +78,10 @@ def _attention_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any])
     """Attention of one layer: decode by requests and mean context, prefill of one prompt by new and earlier tokens."""
     heads = {"h_q": model.heads, "h_kv": model.kv_heads, "d_h": model.head_dim}
     longest, budget = engine["max_model_len"], engine["max_num_batched_tokens"]
-    rows = [_row("attn_decode", fitted.decode * batch * context / model.layers, batch=batch, context_len=context,
-                 **heads) for batch in (1, engine["max_num_seqs"]) for context in (1, longest)]
+    rows = [_row("attn_decode", (requests_us + fitted.decode_context * batch * context) / model.layers, batch=batch,
+                 context_len=context, **heads)
+            for batch, requests_us in zip(fitted.decode.knots[1:], fitted.decode.values[1:], strict=True)
+            for context in (1, longest)]
     for q in _powers(min(budget, longest)):
         for prefix in [0, *_powers(longest)]:
             time_us = fitted.prompt + fitted.context * (prefix + q) + fitted.work * q * (prefix + q)
@@ -102,13 +104,14 @@ def _powers(most: int) -> list[int]:
 
 def _chip(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> dict[str, Any]:
     """The chip's YAML: rates that whole iterations give, and what they do not tell, marked so."""
+    dense = fitted.dense
     per_token = 2e6 * sum(layer.d_in * layer.d_out for layer in fused_linears(model, 1)) * model.layers
-    slope = float((fitted.dense[-1] - fitted.dense[1]) / (fitted.knots[-1] - fitted.knots[1]))
+    slope = float((dense.values[-1] - dense.values[1]) / (dense.knots[-1] - dense.knots[1]))
     attention = 4e6 * model.q_width * model.layers
     held = engine["num_blocks"] * engine["block_tokens"] * 2 * model.layers * model.kv_width * model.dtype_bytes
     rate = {"gemm_flops_per_s": per_token / max(slope, _LEAST_US),
             "prefill_attention_flops_per_s": attention / max(fitted.work, _LEAST_US),
-            "decode_attention_flops_per_s": attention / max(fitted.decode, _LEAST_US)}
+            "decode_attention_flops_per_s": attention / max(fitted.decode_context, _LEAST_US)}
     top = max(rate.values())
     unknown = dict.fromkeys(("peak_memory_bytes_per_s", "peak_link_bytes_per_s", "gemm_memory_bytes_per_s",
                              "attention_memory_bytes_per_s", "allreduce_bytes_per_s"), _OFF)
@@ -117,7 +120,7 @@ def _chip(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> dict[s
              "peak_flops_per_s": "the largest fitted rate, not a datasheet's",
              "memory_bytes": "KV blocks of the engine and weights, no more",
              "extended": measured, "tables": f"{measured}; linear layers share their sum by operations"}
-    overhead = {"prefill_s": 1e-6 * fitted.step, "decode_s": 1e-6 * fitted.step}
+    overhead = {"prefill_s": 1e-6 * (fitted.step + fitted.pieces), "decode_s": 1e-6 * fitted.step}
     return {"name": "measured_engine", "title": f"{engine['engine']}, {engine.get('cpu') or engine['device']}",
             "memory_bytes": 1.2 * float(held + model.weight_bytes), "peak_flops_per_s": top, **rate, **unknown,
             "extended": {"elementwise": {"memory_bytes_per_s": _OFF}, "overhead": overhead},

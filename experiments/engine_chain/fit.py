@@ -1,13 +1,13 @@
-"""Whole iterations of an engine, fitted: seconds as a sum of what the batch holds.
+"""Whole iterations of an engine, fitted: microseconds as a sum of what the batch holds.
 
-An iteration takes `step + dense(tokens) + sequence * sequences + prompt * prompts + work * sum(q kv) + context *
-sum(kv) + decode * sum(context)`, over prompts with `q` new tokens and `kv` of context and over decoding requests, with
-`dense` straight between its knots and nowhere falling, and nothing negative.
+An iteration takes `step` (with `pieces` more where it computes pieces of prompts) `+ dense(tokens) + sequence *
+sequences + prompt * prompts + work * sum(q kv) + context * sum(kv) + decode(requests) + decode_context * sum(context)`,
+over prompts with `q` new tokens and `kv` of context, and over decoding requests. `dense` and `decode` run straight
+between knots and fall nowhere; nothing is negative.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,20 @@ import numpy as np
 from ooco_gym.errors import UserError
 
 _SUMS = ("sequences_sampled", "n_prefill", "prefill_work", "prefill_context_sum", "decode_context_sum")
-NEEDED = ("tokens", *_SUMS, "time_us")
+NEEDED = ("tokens", "n_decode", *_SUMS, "time_us")
 _OUTLIER, _ROUNDS = 2.0, 5
+
+
+class Curve(NamedTuple):
+    """Straight between knots, 0 at the first of them (0), and as steep beyond the last as before it."""
+
+    knots: np.ndarray
+    values: np.ndarray
+
+    def at(self, sizes: np.ndarray) -> np.ndarray:
+        """Values at sizes, float64[n]."""
+        slope = (self.values[-1] - self.values[-2]) / (self.knots[-1] - self.knots[-2])
+        return np.interp(sizes, self.knots, self.values) + slope * np.maximum(0.0, sizes - self.knots[-1])
 
 
 class StepModel(NamedTuple):
@@ -25,30 +37,31 @@ class StepModel(NamedTuple):
 
     Attributes:
         step: of any iteration.
-        knots: numbers of tokens, rising, the first one 0.
-        dense: by tokens, at the knots; 0 at the first.
+        pieces: of one that computes pieces of prompts, besides.
         sequence: for each sequence that gets a token.
-        prompt: for each prompt, or piece of one, with its admission.
+        prompt: for each prompt, or piece of one.
         work: for each unit of `sum(q * kv)` over prompts.
         context: for each token of the prompts' contexts.
-        decode: for each token of the contexts of decoding requests.
+        decode_context: for each token of the contexts of decoding requests.
+        dense: by tokens.
+        decode: by decoding requests.
     """
 
     step: float
-    knots: np.ndarray
-    dense: np.ndarray
+    pieces: float
     sequence: float
     prompt: float
     work: float
     context: float
-    decode: float
+    decode_context: float
+    dense: Curve
+    decode: Curve
 
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Predicted times of iterations, from the columns of `iterations.parquet`."""
-        factors = (self.sequence, self.prompt, self.work, self.context, self.decode)
-        beyond = np.maximum(0.0, rows["tokens"] - self.knots[-1])
-        slope = (self.dense[-1] - self.dense[-2]) / (self.knots[-1] - self.knots[-2])
-        total = self.step + np.interp(rows["tokens"], self.knots, self.dense) + slope * beyond
+        factors = (self.sequence, self.prompt, self.work, self.context, self.decode_context)
+        total = self.step + self.pieces * (rows["n_prefill"] > 0)
+        total = total + self.dense.at(rows["tokens"]) + self.decode.at(rows["n_decode"])
         return total + sum(factor * rows[name] for factor, name in zip(factors, _SUMS, strict=True))
 
 
@@ -84,8 +97,8 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
     """
     from scipy.optimize import nnls
 
-    knots = _knots(rows["tokens"])
-    terms = _terms(rows, knots)
+    knots, requests = _knots(rows["tokens"], 2.0), _knots(rows["n_decode"], 4.0)
+    terms = _terms(rows, knots, requests)
     time_us = rows["time_us"].astype(np.float64)
     if len(time_us) < 4 * terms.shape[1]:
         raise UserError(f"{len(time_us)} iterations are too few to fit {terms.shape[1]} terms; raise "
@@ -95,8 +108,8 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
         found, _ = nnls(terms[kept] / scale[kept, None], time_us[kept] / scale[kept])
         scale = terms @ found
         kept = time_us <= _OUTLIER * scale
-    dense = np.concatenate([[0.0], np.cumsum(found[1:len(knots)] * np.diff(knots))])
-    return StepModel(float(found[0]), knots, dense, *(float(value) for value in found[len(knots):]))
+    plain, dense, decode = np.split(found, [2 + len(_SUMS), 1 + len(_SUMS) + len(knots)])
+    return StepModel(*(float(value) for value in plain), _curve(knots, dense), _curve(requests, decode))
 
 
 def errors(model: StepModel, rows: dict[str, np.ndarray]) -> dict[str, float]:
@@ -126,19 +139,27 @@ def select(rows: dict[str, np.ndarray], which: np.ndarray) -> dict[str, np.ndarr
 
 def summary(model: StepModel) -> dict[str, Any]:
     """The model as plain figures."""
-    return {name: value.tolist() if isinstance(value, np.ndarray) else value
-            for name, value in model._asdict().items()}
+    return {name: {key: values.tolist() for key, values in value._asdict().items()} if isinstance(value, Curve)
+            else value for name, value in model._asdict().items()}
 
 
-def _knots(tokens: np.ndarray) -> np.ndarray:
-    """0, 1, 2, 4, … up to the most tokens of an iteration."""
-    most = int(tokens.max())
-    powers: Sequence[int] = [1 << i for i in range(most.bit_length()) if 1 << i < most]
-    return np.array([0, *powers, most], dtype=np.float64)
+def _knots(sizes: np.ndarray, factor: float) -> np.ndarray:
+    """0, 1, `factor`, `factor` squared, … up to the largest size."""
+    most = max(1, int(sizes.max()))
+    powers = factor ** np.arange(np.ceil(np.log(most) / np.log(factor)))
+    return np.array([0.0, *powers[powers < most], most])
 
 
-def _terms(rows: dict[str, np.ndarray], knots: np.ndarray) -> np.ndarray:
-    tokens = rows["tokens"].astype(np.float64)[:, None]
-    ramps = np.clip(tokens - knots[:-1], 0.0, np.diff(knots))
-    ones = np.ones((len(tokens), 1))
-    return np.concatenate([ones, ramps, *(rows[name].astype(np.float64)[:, None] for name in _SUMS)], axis=1)
+def _terms(rows: dict[str, np.ndarray], knots: np.ndarray, requests: np.ndarray) -> np.ndarray:
+    plain = [np.ones(len(rows["tokens"])), rows["n_prefill"] > 0, *(rows[name] for name in _SUMS)]
+    return np.concatenate([np.stack(plain, axis=1).astype(np.float64), _ramps(rows["tokens"], knots),
+                           _ramps(rows["n_decode"], requests)], axis=1)
+
+
+def _ramps(sizes: np.ndarray, knots: np.ndarray) -> np.ndarray:
+    """How much of each interval between knots lies below a size: float64[n, intervals]."""
+    return np.clip(sizes.astype(np.float64)[:, None] - knots[:-1], 0.0, np.diff(knots))
+
+
+def _curve(knots: np.ndarray, slopes: np.ndarray) -> Curve:
+    return Curve(knots, np.concatenate([[0.0], np.cumsum(slopes * np.diff(knots))]))

@@ -33,11 +33,14 @@ class FakeEngine:
     def sleep(self, seconds: float) -> None:
         self.now_s += max(0.0, seconds)
 
-    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+    def prepare(self, name: str, prompt_tokens: int, output_tokens: int) -> dict[str, Any]:
         assert min(prompt_tokens, output_tokens) >= 1
         assert prompt_tokens + output_tokens <= self.settings["max_model_len"]
+        return {"name": name, "prompt": prompt_tokens, "output": output_tokens, "done": 0, "made": 0}
+
+    def add(self, request: dict[str, Any]) -> None:
         self.now_s += 1e-6 * self.settings["admission_us"]
-        self.waiting.append({"name": name, "prompt": prompt_tokens, "output": output_tokens, "done": 0, "made": 0})
+        self.waiting.append(request)
 
     def abort(self, names: list[str]) -> None:
         self.waiting = [one for one in self.waiting if one["name"] not in names]

@@ -75,24 +75,25 @@ class Measurement:
         self.draws = np.random.Generator(np.random.Philox(plan["seed"]))
         self.rows: list[dict[str, Any]] = []
         self.machine: list[dict[str, Any]] = []
+        self.loads: dict[str, Load] = {}
         self.serving: dict[str, dict[str, Any]] = {}
 
     def run(self) -> dict[str, Any]:
-        """Warms up, then passes and loads in turn, so that a drift of the machine falls on both alike."""
+        """Warms up, then passes, and every load once between two of them: a drift of the machine falls on all alike."""
         if self.plan["design"]["warm_every_size"]:
             self._ask("warm-up", {"do": "cases", "cases": [every_size(self.limits)]})
         for _ in range(self.plan["design"]["warmup_passes"]):
             self._ask("warm-up", {"do": "cases", "cases": self._cases()})
-        loads = dict(self.plan["serve"]["loads"] or {})
+        loads, passes = dict(self.plan["serve"]["loads"] or {}), self.plan["design"]["passes"]
         capacity = self._capacity() if loads else None
-        passes, waiting = self.plan["design"]["passes"], list(loads)
         for number in range(passes):
             self._pass(number)
-            due = -(-len(loads) * (number + 1) // max(1, passes - 1))       # all of them before the last pass
-            while capacity is not None and waiting and len(loads) - len(waiting) < due:
-                name = waiting.pop(0)
-                self._serve(name, loads[name] * capacity)
+            if capacity is not None and (number < passes - 1 or passes == 1):
+                for name, share in loads.items():
+                    self._serve(name, share * capacity)
         tables.write_table(self.out / "iterations.parquet", self.rows, tables.ITERATIONS)
+        for name in loads:
+            self._write_load(name)
         facts = self._facts(capacity)
         write_json(self.out / "engine.json", facts)
         return {"schema": SCHEMA, **facts, "iterations": len(self.rows)}
@@ -122,15 +123,39 @@ class Measurement:
         return load.capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
 
     def _serve(self, name: str, rate_per_s: float) -> None:
+        """Serves a load for a while; in its files, that while begins a second after the one before has ended."""
         requests = load.poisson(self.plan["serve"], rate_per_s, self.limits.max_model_len, self.draws)
         answer = self._ask(name, {"do": "serve", "requests": requests})
-        folder = self.out / "serve" / name
-        rows = tables.iteration_rows(answer["steps"], self.engine)
-        tables.write_table(folder / "iterations.parquet", rows, tables.ITERATIONS)
-        tables.write_table(folder / "requests.parquet", answer["requests"], tables.REQUESTS)
-        tables.write_timeseries(folder / "timeseries.csv", rows, self.engine["num_blocks"])
-        self.serving[name] = {"rate_per_s": rate_per_s, **served(answer["requests"])}
+        part = self.loads.setdefault(name, Load(rate_per_s))
+        part.add(tables.iteration_rows(answer["steps"], self.engine, part.repeats), answer["requests"])
+
+    def _write_load(self, name: str) -> None:
+        folder, part = self.out / "serve" / name, self.loads[name]
+        tables.write_table(folder / "iterations.parquet", part.rows, tables.ITERATIONS)
+        tables.write_table(folder / "requests.parquet", part.records, tables.REQUESTS)
+        tables.write_timeseries(folder / "timeseries.csv", part.rows, self.engine["num_blocks"])
+        self.serving[name] = {"rate_per_s": part.rate_per_s, **served(part.records)}
         write_json(folder / "engine.json", {**self.engine, "measured": self.serving[name]})
+
+
+class Load:
+    """What was served at one rate, several times: one after the other on one clock, with a pause between."""
+
+    def __init__(self, rate_per_s: float) -> None:
+        self.rate_per_s, self.repeats, self.end_s = rate_per_s, 0, 0.0
+        self.rows: list[dict[str, Any]] = []
+        self.records: list[dict[str, Any]] = []
+
+    def add(self, rows: list[dict[str, Any]], records: list[dict[str, Any]]) -> None:
+        """Appends iterations and requests whose times count from their own start."""
+        shift = float(np.ceil(self.end_s)) + 1.0 if self.repeats else 0.0
+        for row in rows:
+            row["began_s"] += shift
+        for record in records:
+            record.update({key: record[key] + shift for key in record if key.endswith("_s")})
+        self.rows += rows
+        self.records += records
+        self.end_s, self.repeats = max(record["last_token_s"] for record in records), self.repeats + 1
 
 
 def served(records: list[dict[str, Any]]) -> dict[str, float]:

@@ -6,7 +6,6 @@ Orders: `{"do": "start", "adapter": …, "settings": …, "cpus": …, "priority
 
 from __future__ import annotations
 
-import gc
 import importlib
 import importlib.util
 import json
@@ -50,8 +49,6 @@ def _start(order: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
 
 
 def _obey(engine: Any, order: dict[str, Any]) -> dict[str, Any]:
-    gc.collect()
-    gc.freeze()                                 # what is there stays; collecting it again would look like slow steps
     load_before, busy_before = os.getloadavg()[0], time.process_time()
     begun = time.monotonic()
     answer = run_cases(engine, order["cases"]) if order["do"] == "cases" else serve(engine, order["requests"])

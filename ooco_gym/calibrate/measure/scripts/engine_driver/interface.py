@@ -64,8 +64,13 @@ class Engine(Protocol):
         """Waits, by the same clock."""
         ...
 
-    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
-        """Hands in a request, whose output has exactly so many tokens."""
+    def prepare(self, name: str, prompt_tokens: int, output_tokens: int) -> Any:
+        """Makes a request, whose output has exactly so many tokens, ahead of time: what a server's front end does in
+        a process of its own (tokens, checks) must not count."""
+        ...
+
+    def add(self, request: Any) -> None:
+        """Hands a prepared request to the engine."""
         ...
 
     def abort(self, names: list[str]) -> None:

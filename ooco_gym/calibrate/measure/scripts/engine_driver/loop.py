@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 from .interface import Engine, Outcome
 
-Request = tuple[str, int, int]
+Request = tuple[str, Any]
+"""Its name, and what the engine made of it ahead of time."""
 _PATIENCE = 10_000                  # rounds that bring nothing (with asynchronous scheduling, a few in a row may)
 
 
@@ -31,8 +33,8 @@ class Loop:
     def round(self, arrivals: list[Request], label: str) -> Outcome:
         """Hands in requests and steps the engine once; `label` is kept with the iterations that end by it."""
         began_s = self.engine.clock() if self._paused else self.ended_s
-        for request in arrivals:
-            self.engine.add(*request)
+        for _, request in arrivals:
+            self.engine.add(request)
         admission_us = 1e6 * (self.engine.clock() - began_s)
         outcome = self.engine.step(began_s)
         self._empty = 0 if outcome.batches else self._empty + 1
@@ -50,37 +52,62 @@ class Loop:
 def run_cases(engine: Engine, cases: list[dict[str, Any]]) -> dict[str, Any]:
     """Brings the engine into designed states, one after the other, and records all iterations on the way.
 
-    A case has a `name` and either `requests`, served by `_stream`, or what `_state` takes.
+    A case has a `name` and either `requests`, served by `_Stream`, or what `_State` takes.
     """
+    prepared = [(_Stream if "requests" in case else _State)(engine, number, case) for number, case in enumerate(cases)]
     loop = Loop(engine)
-    for number, case in enumerate(cases):
+    _settle()
+    for case in prepared:
         loop.pause()
-        (_stream if "requests" in case else _state)(loop, number, case)
+        case.run(loop)
     return {"steps": loop.steps}
 
 
-def _state(loop: Loop, number: int, case: dict[str, Any]) -> None:
+class _State:
     """Lets `decodes` requests with prompts of `context` tokens decode for `steps` iterations, then hands in `prefills`.
 
     Each of these is a group of prompt lengths, handed in at once and computed to its end while the others decode.
     """
-    names = [f"{number}.{i}" for i in range(case["decodes"])]
-    output = loop.engine.describe()["max_model_len"] - case["context"]
-    _until_first_token(loop, [(name, case["context"], output) for name in names], f"{case['name']}/fill")
-    for _ in range(case["steps"] if names else 0):
-        loop.round([], f"{case['name']}/decode")
-    for index, group in enumerate(case["prefills"]):
-        prompts = [(f"{number}.p{index}.{i}", length, 1) for i, length in enumerate(group)]
-        _until_first_token(loop, prompts, f"{case['name']}/{'mixed' if names else 'prefill'}")
-        if not names:
-            loop.pause()
-    loop.engine.abort(names)
-    while loop.engine.busy():
-        loop.round([], "drain")
+
+    def __init__(self, engine: Engine, number: int, case: dict[str, Any]) -> None:
+        self.name, self.steps = case["name"], case["steps"]
+        output = engine.describe()["max_model_len"] - case["context"]
+        names = [f"{number}.{i}" for i in range(case["decodes"])]
+        self.decodes = [(name, engine.prepare(name, case["context"], output)) for name in names]
+        groups = [[(f"{number}.p{index}.{i}", length) for i, length in enumerate(group)]
+                  for index, group in enumerate(case["prefills"])]
+        self.prefills = [[(name, engine.prepare(name, length, 1)) for name, length in group] for group in groups]
+
+    def run(self, loop: Loop) -> None:
+        _until_first_token(loop, self.decodes, f"{self.name}/fill")
+        for _ in range(self.steps if self.decodes else 0):
+            loop.round([], f"{self.name}/decode")
+        for group in self.prefills:
+            _until_first_token(loop, group, f"{self.name}/{'mixed' if self.decodes else 'prefill'}")
+            if not self.decodes:
+                loop.pause()
+        loop.engine.abort([name for name, _ in self.decodes])
+        while loop.engine.busy():
+            loop.round([], "drain")
+
+
+class _Stream:
+    """Serves `requests`, `(prompt tokens, output tokens)` each, `concurrency` of them in the engine at any time."""
+
+    def __init__(self, engine: Engine, number: int, case: dict[str, Any]) -> None:
+        self.name, self.concurrency = case["name"], case["concurrency"]
+        named = [(f"{number}.{i}", lengths) for i, lengths in enumerate(case["requests"])]
+        self.requests = [(name, engine.prepare(name, *lengths)) for name, lengths in named]
+
+    def run(self, loop: Loop) -> None:
+        arrivals, waiting = self.requests[:self.concurrency], self.requests[self.concurrency:]
+        while arrivals or loop.engine.busy():
+            ended = len(loop.round(arrivals, f"{self.name}/stream").finished)
+            arrivals, waiting = waiting[:ended], waiting[ended:]
 
 
 def _until_first_token(loop: Loop, requests: list[Request], label: str) -> None:
-    waiting = {name for name, _, _ in requests}
+    waiting = {name for name, _ in requests}
     arrivals = requests
     while waiting:
         outcome = loop.round(arrivals, label)
@@ -88,13 +115,10 @@ def _until_first_token(loop: Loop, requests: list[Request], label: str) -> None:
         arrivals = []
 
 
-def _stream(loop: Loop, number: int, case: dict[str, Any]) -> None:
-    """Serves `requests`, `(prompt tokens, output tokens)` each, `concurrency` of them in the engine at any time."""
-    waiting = [(f"{number}.{i}", prompt, output) for i, (prompt, output) in enumerate(case["requests"])]
-    arrivals, waiting = waiting[:case["concurrency"]], waiting[case["concurrency"]:]
-    while arrivals or loop.engine.busy():
-        ended = len(loop.round(arrivals, f"{case['name']}/stream").finished)
-        arrivals, waiting = waiting[:ended], waiting[ended:]
+def _settle() -> None:
+    """Collects garbage, and takes what is left out of later collections, which would look like slow iterations."""
+    gc.collect()
+    gc.freeze()
 
 
 def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
@@ -103,23 +127,25 @@ def serve(engine: Engine, requests: list[list[float]]) -> dict[str, Any]:
     Requests that arrive during an iteration are handed in before the next, as the engine's own server does. What the
     iterations brought is sorted out at the end: the loop itself should cost no time.
     """
-    loop = Loop(engine)
     records: list[dict[str, Any]] = [{"arrival_s": arrival, "prompt_tokens": int(prompt), "output_tokens": 0}
                                      for arrival, prompt, _ in requests]
+    prepared = [(str(number), engine.prepare(str(number), int(prompt), int(output)))
+                for number, (_, prompt, output) in enumerate(requests)]
     outcomes: list[tuple[Outcome, float]] = []
+    loop = Loop(engine)
+    _settle()
     start_s, handed_in = engine.clock(), 0
     while handed_in < len(requests) or engine.busy():
         now_s = engine.clock() - start_s
-        due: list[Request] = []
+        first = handed_in
         while handed_in < len(requests) and requests[handed_in][0] <= now_s:
-            due.append((str(handed_in), int(requests[handed_in][1]), int(requests[handed_in][2])))
             records[handed_in]["queued_s"] = now_s
             handed_in += 1
-        if not due and not engine.busy():
+        if first == handed_in and not engine.busy():
             engine.sleep(max(1e-6, requests[handed_in][0] - now_s))
             loop.pause()
             continue
-        outcomes.append((loop.round(due, "serve"), loop.ended_s))
+        outcomes.append((loop.round(prepared[first:handed_in], "serve"), loop.ended_s))
     for outcome, ended_s in outcomes:
         _keep(records, outcome, start_s, ended_s)
     for step in loop.steps:

@@ -49,10 +49,15 @@ class VllmEngine:
     def sleep(self, seconds: float) -> None:
         time.sleep(max(0.0, seconds))
 
-    def add(self, name: str, prompt_tokens: int, output_tokens: int) -> None:
+    def prepare(self, name: str, prompt_tokens: int, output_tokens: int) -> Any:
         begin = hash((name, prompt_tokens)) % max(1, _POOL - prompt_tokens)
         prompt = self._tokens[begin:begin + prompt_tokens]
-        inside = self._engine.add_request(name, {"prompt_token_ids": prompt}, self._sampling(output_tokens)) or name
+        return self._engine.input_processor.process_inputs(
+            name, {"prompt_token_ids": prompt}, self._sampling(output_tokens), self._engine.get_supported_tasks())
+
+    def add(self, request: Any) -> None:
+        name = request.request_id
+        inside = self._engine.add_request(name, request, request.params) or request.request_id
         self._inside[name], self._outside[inside] = inside, name
 
     def abort(self, names: list[str]) -> None:
