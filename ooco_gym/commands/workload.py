@@ -12,6 +12,7 @@ import yaml
 from ooco_gym.commands.verbs import run_verb
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
+from ooco_gym.resources import load_yaml
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.figures import write_page
@@ -48,14 +49,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _list(values: dict[str, Any]) -> dict[str, Any]:
-    from ooco_gym.resources import load_yaml
-
     found = {name: load_yaml("workload", name) for name in list_workloads()}
     for name, item in found.items():
         print(f"{name}: {item.get('description', '')}")
-    return {"workloads": {name: {"description": item.get("description"), "source": item.get("source"),
-                                 "assumed": item.get("assumed"), "mean_rate_per_s": item.get("mean_rate_per_s")}
-                          for name, item in found.items()}}
+    shown = ("description", "source", "measured", "assumed", "mean_rate_per_s")
+    return {"workloads": {name: {key: item.get(key) for key in shown} for name, item in found.items()}}
 
 
 def _fit(values: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +89,7 @@ def write_spec(fitted: Fit, to: Path) -> None:
     text = yaml.safe_dump(fitted.spec, sort_keys=False, width=116, default_flow_style=None, allow_unicode=True)
     with atomic_write(to) as temporary:
         temporary.write_text("# Fitted by ooco-gym workload fit. Times in seconds, rates per second; "
-                             "docs/traces.md says what each key means.\n" + text, encoding="utf-8")
+                             "docs/workloads.md says what each key means.\n" + text, encoding="utf-8")
 
 
 def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
@@ -105,7 +103,8 @@ def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
     known = {"generator": [item["model"] for item in arrivals["dispersion"].values()]} if arrivals else {}
     generator = sample_of(model.renamed("generator"))
     return write_page([Sample("data", sample.trace, sample.prompt_tokens, sample.output_tokens), generator],
-                      f"{fitted.spec['name']}: data and generator (form: {fitted.report['form']})", page, known)
+                      f"{fitted.spec['name']}: data and generator (form: {fitted.report['form']})", page, known,
+                      [f"{key}: {fitted.spec[key]}" for key in ("source", "measured", "assumed") if fitted.spec[key]])
 
 
 def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
@@ -170,9 +169,22 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
     figures = describe(sample)
     for table in describe_tables(figures):
         Console().print(table, highlight=False)
-    page = write_page([sample], source, Path(values["out"]) / "workload.html")
+    origin = _origin(source)
+    for note in origin:
+        print(note)
+    page = write_page([sample], source, Path(values["out"]) / "workload.html", notes=origin)
     print(f"drawn: '{page}'")
     return {**figures, "page": page}
+
+
+def _origin(source: str) -> list[str]:
+    """Returns where the generators of a workload or a mix come from: source, what is measured, what assumed."""
+    told = []
+    for part in parse_workload(source):
+        if part.source in list_workloads() or part.source.endswith((".yaml", ".yml")):
+            item = load_yaml("workload", part.source)
+            told += [f"{part.source}, {key}: {item[key]}" for key in ("source", "measured", "assumed") if item.get(key)]
+    return told
 
 
 def _make(values: dict[str, Any]) -> dict[str, Any]:

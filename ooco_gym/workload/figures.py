@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ BINS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 def write_page(samples: Sequence[Sample], title: str, path: Path,
-               measured: Mapping[str, Sequence[float]] | None = None) -> Path:
+               measured: Mapping[str, Sequence[float]] | None = None, notes: Sequence[str] = ()) -> Path:
     """Writes one self-contained HTML page with five panels.
 
     Args:
@@ -27,6 +29,7 @@ def write_page(samples: Sequence[Sample], title: str, path: Path,
         path: the file.
         measured: the dispersion at 1, 2, 5 … s of each sample by name, where it is known better than from the sample
             (a generator's mean over seeds).
+        notes: sentences below the panels.
 
     Returns:
         The path.
@@ -66,6 +69,11 @@ def write_page(samples: Sequence[Sample], title: str, path: Path,
     figure.update_yaxes(title_text="share at or below", row=3)
     figure.update_yaxes(title_text="share at or below", row=2, col=2)
     figure.update_layout(title=title, template="plotly_white", height=1000, hovermode="closest")
+    if notes:
+        lines = [line for note in notes for line in textwrap.wrap(html.escape(note), 150)]
+        figure.update_layout(margin={"b": 80 + 18 * len(lines)}, height=1000 + 18 * len(lines))
+        figure.add_annotation(text="<br>".join(lines), xref="paper", yref="paper", x=0, y=0, yshift=-60, xanchor="left",
+                              yanchor="top", showarrow=False, align="left")
     with atomic_write(path) as temporary:
         figure.write_html(temporary, include_plotlyjs=True, full_html=True)
     return path

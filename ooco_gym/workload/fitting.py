@@ -109,6 +109,7 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         notes += _doubts(report["arrivals"], sample.trace.arrival_s, process.batch_s)
     spec = {
         "name": name, "description": f"Fitted to {sample.name}.", "source": source, "licence": None,
+        "measured": ", ".join(_measured(process, found, model, [side for side in SIDES if side not in given], sample)),
         "assumed": "; ".join(assumed), "mean_rate_per_s": _round(process.mean_rate_per_s, 6),
         "tide": [_round(x, 5) for x in process.tide] if len(set(process.tide)) > 1 else None,
         "drift": {"sigma": _round(process.drift)} if process.drift else None,
@@ -119,6 +120,17 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         "sharing": found.spec if found else None,
     }
     return Fit(spec, {**report, "assumed": assumed, "notes": notes})
+
+
+def _measured(process: Arrivals, found: Found | None, model: LengthModel, sides: Sequence[str],
+              sample: Sample) -> list[str]:
+    """Returns what of the workload comes from the data, in words."""
+    there = sample.trace is not None
+    known = {"mean rate": there, "tide": len(set(process.tide)) > 1, "drift of the tide": process.drift > 0,
+             "OU processes": bool(process.ou), "on/off bursts": process.bursts is not None,
+             "batches": process.batch_s > 0, **{f"{side} lengths": side in sides for side in SIDES},
+             "rank correlation of lengths": model.correlation != 0, "sharing of prefixes": found is not None}
+    return [what for what, is_known in known.items() if is_known]
 
 
 def _fit_ratio(found: Found, trace: Trace, process: Arrivals, model: LengthModel,

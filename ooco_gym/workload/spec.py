@@ -14,7 +14,7 @@ from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sessions import Chat, parse_chat
 from ooco_gym.workload.sharing import Groups, check_form, parse_groups
 
-_NOTES = ("name", "description", "source", "licence", "assumed")
+_NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _USE = ("path", "format", "scale", "rate_scale", "mix", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
          "peak_start_s")

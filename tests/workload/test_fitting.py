@@ -185,6 +185,16 @@ def test_fit_show_and_simulate(tmp_path: Path) -> None:
     assert run(tmp_path, "show", str(path))["requests"] == summary["requests"]
 
 
+def test_the_command_picks_on_off_by_itself(tmp_path: Path) -> None:
+    path = tmp_path / "typing.csv"
+    write_trace(generate(OFF_AND_ON, duration_s=3600, seed=8), path)
+    summary = run(tmp_path, "fit", str(path))
+    assert summary["form"] == "on_off" and summary["scores"]["on_off"] < 0.7 * summary["scores"]["cox"]
+    bursts = summary["workload"]["bursts"]
+    assert bursts["factor"] == pytest.approx(6.0, rel=0.3)
+    assert (bursts["on_s"], bursts["off_s"]) == pytest.approx((5.0, 40.0), rel=0.5)
+
+
 def test_a_set_of_lengths(tmp_path: Path) -> None:
     path = tmp_path / "set.csv"
     path.write_text("a,b\n" + "".join(f"{i + 1},{i % 7 + 1}\n" for i in range(400)))
@@ -197,7 +207,16 @@ def test_a_set_of_lengths(tmp_path: Path) -> None:
 
 
 def test_list_names_what_is_embedded(tmp_path: Path) -> None:
-    assert {"ooc", "azure_conv", "sharegpt"} <= set(run(tmp_path)["workloads"])
+    found = run(tmp_path)["workloads"]
+    assert {"ooc", "azure_conv", "azure_code", "sharegpt", "lmsys", "mooncake", "doc_qa", "few_shot"} <= set(found)
+    for name, item in found.items():
+        assert all(item[key] for key in ("description", "source", "measured", "assumed")), name
+
+
+def test_a_page_says_what_is_measured_and_what_assumed(tmp_path: Path) -> None:
+    run(tmp_path, "show", "lmsys+0.5*mooncake", "start_s=0", "duration_s=600")
+    page = (tmp_path / "out" / "workload.html").read_text()
+    assert "lmsys, measured: quantiles of outputs" in page and "mooncake, assumed: no tide" in page
 
 
 @pytest.mark.parametrize(("words", "said"), [
