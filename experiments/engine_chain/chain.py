@@ -87,14 +87,14 @@ def comparison(found: dict[str, Any]) -> Table:
     """The loads side by side: medians, real and simulated, in milliseconds."""
     from rich.table import Table
 
-    table = Table(title=f"{found['engine']['engine']}: medians, real and simulated")
-    for title in ("load", "TTFT ms", "simulated", "error", "TPOT ms", "simulated", "error", "iterations' bias"):
+    table = Table(title=f"{found['engine']['engine']}: medians in ms, real and simulated; bias of iteration times")
+    for title in ("load", "TTFT", "sim.", "error", "TPOT", "sim.", "error", "bias"):
         table.add_column(title, justify="left" if title == "load" else "right", no_wrap=True)
     for name, load in found["loads"].items():
         cells = []
         for key in ("ttft", "tpot"):
             real, ours, error = (load[f"{key}_median_{part}"] for part in ("ms_real", "ms_simulated", "error"))
-            cells += [f"{real:.2f}", f"{ours:.2f}", f"{error:+.1f} %"]
+            cells += [f"{real:.4g}", f"{ours:.4g}", f"{error:+.1f} %"]
         table.add_row(name, *cells, f"{load['iteration_errors']['bias']:+.1f} %")
     return table
 

@@ -93,7 +93,7 @@ def test_all_kinds_of_iterations_are_measured_in_every_pass(measured: tuple[Path
 def test_requests_are_served_by_the_clock(measured: tuple[Path, dict[str, Any]]) -> None:
     out, summary = measured
     assert list(summary["serving"]) == ["light", "half", "saturated"]
-    for name, share in (("light", 0.2), ("half", 0.5), ("saturated", 2.0)):
+    for name, share in (("light", 0.2), ("half", 0.5), ("saturated", 3.0)):
         table = pq.read_table(out / "serve" / name / "requests.parquet")
         assert table.schema.remove_metadata() == REQUESTS
         assert summary["serving"][name]["rate_per_s"] == pytest.approx(share * summary["capacity_per_s"])
