@@ -1,0 +1,169 @@
+"""The command as a user runs it: from a file to a chip that loads, and mistakes in one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import synthetic
+import yaml
+
+from ooco_gym.calibrate import chip as chips
+from ooco_gym.calibrate.rows import COLUMNS, Rows
+from ooco_gym.calibrate.sources import Context, read
+from ooco_gym.cli import main
+from ooco_gym.errors import UserError
+from ooco_gym.perf.deployment import Deployment
+from ooco_gym.perf.specs import load_chip, load_model
+from ooco_gym.perf.table import cost_table, decode_latency_ps
+
+SHEET = ["chip.memory_bytes=80e9", "chip.peak_flops_per_s=312e12", "chip.peak_memory_bytes_per_s=2.039e12",
+         "chip.peak_link_bytes_per_s=300e9"]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("run")
+    measurements = synthetic.rows()
+    measurements[5]["time_us"] = -1.0
+    data = synthetic.write(folder / "rows.csv", measurements)
+    assert main(["calibrate", f"data={data}", *SHEET, f"out={folder / 'out'}"]) == 0
+    return folder / "out"
+
+
+def test_summary_has_errors_by_operator_and_form(run: Path) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    for op in ("gemm", "attn_prefill", "attn_decode", "all_reduce"):
+        for form in ("ooco", "extended"):
+            assert set(summary["held_out_shapes"][op][form]) >= {"mape", "p95", "worst"}
+        assert summary["held_out_shapes"][op]["extended"]["mape"] < 4
+    assert summary["held_out_architecture"]["extended"]["mape"] < 4
+    assert summary["held_out_architecture"]["ooco"]["mape"] < 12
+    bad = [item for item in summary["excluded"] if item["bad"]]
+    assert [(item["rows"], item["first"]) for item in bad] == [(1, ["rows.csv, row 7"])]
+    assert summary["device"] == "testchip" and len(summary["sha256"]["rows.csv"]) == 64
+    assert any(text.startswith("elementwise") for text in summary["not_fitted"])
+
+
+def test_the_chip_loads_and_serves_every_form(run: Path) -> None:
+    chip = load_chip(run / "chip.yaml")
+    assert chip.name == "testchip" and chip.extended is not None and chip.extended.gemm is not None
+    assert chip.validity is not None and chip.validity.max_batch == 64 and chip.validity.tp == (1, 2, 4, 8)
+    model = load_model("llama_3_1_8b")
+    steps = [decode_latency_ps(cost_table(Deployment(chip, model, timing=form), 64, 512), 64, 64 * 1024)
+             for form in ("ooco", "extended", "measured")]
+    assert max(steps) < 1.3 * min(steps)
+    assert "SHA-256" in chip.sources["data"] and "MAPE" in chip.sources["gemm_flops_per_s"]
+    assert "as given" in chip.sources["datasheet"]
+
+
+def test_tables_have_the_schema(run: Path) -> None:
+    table = pq.read_table(run / "tables.parquet")
+    assert table.column_names == list(COLUMNS) and table.num_rows > 100
+    again = Rows.join(read(run / "tables.parquet", Context()).rows)
+    rows = json.loads((run / "summary.json").read_text())["rows"]
+    assert {op: len(again.of_kind(op)) for op in rows} == rows
+
+
+def test_the_page_needs_no_network(run: Path) -> None:
+    page = (run / "calibration.html").read_text()
+    assert "plotly" in page and 'src="http' not in page
+
+
+def test_numbers_are_read_back_as_numbers(run: Path) -> None:
+    values = yaml.safe_load((run / "chip.yaml").read_text())
+    numbers = [value for key, value in values.items() if key.endswith(("_per_s", "_bytes", "_s"))]
+    numbers += [value for kernel in values["extended"].values() for value in kernel.values()]
+    assert len(numbers) > 30 and all(isinstance(value, float) for value in numbers)
+
+
+@pytest.mark.parametrize("words, message", [
+    ([], "needs data=FILE"),
+    (["data=missing.csv"], "'missing.csv' does not exist"),
+    (["data=rows.csv"], "device 'testchip' is no known chip, so chip.memory_bytes is needed"),
+    (["data=rows.csv", "base=a100"], "a100"),
+    (["data=rows.csv", "device=testchop"], "unknown device of the data 'testchop' (did you mean 'testchip'?)"),
+    (["data=rows.csv", "base=a100_80g", "also=[other]"], "unknown device of the data (also) 'other'"),
+    (["data=rows.csv", "base=a100_80g", "source=vllm"], "source=vllm: no measurement of device 'testchip'"),
+    (["data=rows.csv", "base=a100_80g", "seed=-1"], "seed=-1: expected a whole number of at least 0"),
+    (["data=rows.csv", "base=a100_80g", "tp=0"], "tp=0: expected a whole number"),
+    (["refit"], "unknown action of ooco-gym calibrate 'refit'"),
+])
+def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+                                   words: list[str], message: str) -> None:
+    synthetic.write(tmp_path / "rows.csv", synthetic.rows()[:40])
+    monkeypatch.chdir(tmp_path)
+    assert main(["calibrate", *words, "out=run"]) == 2
+    error = capsys.readouterr().err
+    assert message in error and "Traceback" not in error
+
+
+def test_few_operators_are_enough_and_what_lacks_is_said(tmp_path: Path) -> None:
+    gemms = [row for row in synthetic.rows() if row["op"] == "gemm"]
+    data = synthetic.write(tmp_path / "rows.csv", gemms)
+    assert main(["calibrate", f"data={data}", "base=a100_80g", "name=mine", f"out={tmp_path / 'out'}"]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["held_out_architecture"] == {} and list(summary["held_out_shapes"]) == ["gemm"]
+    chip = load_chip(tmp_path / "out" / "chip.yaml")
+    assert chip.name == "mine" and chip.extended is not None and chip.extended.decode_attention is None
+    assert "not measured" in chip.sources["attention_memory_bytes_per_s"]
+    assert 4 * synthetic.GEMM.launch_s < chip.decode_layer_overhead_s < 1e-4
+
+
+def test_several_devices_must_be_chosen_and_may_complete_each_other(
+        tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measurements = [row for row in synthetic.rows() if row["op"] in ("gemm", "all_reduce")]
+    for row in measurements:
+        if row["op"] == "all_reduce":
+            row["device"] = "links"
+    data = synthetic.write(tmp_path / "rows.csv", measurements)
+    assert main(["calibrate", f"data={data}", "base=a100_80g", f"out={tmp_path / 'a'}"]) == 2
+    assert "the data are of 2 devices; choose one with device=NAME" in capsys.readouterr().err
+    words = ["device=testchip", "also=[links]", "base=a100_80g", f"out={tmp_path / 'b'}"]
+    assert main(["calibrate", f"data={data}", *words]) == 0
+    assert "measured on links" in load_chip(tmp_path / "b" / "chip.yaml").sources["extended.all_reduce"]
+
+
+@pytest.mark.parametrize("device, name", [("a100_sxm", "a100_80g"), ("vidur_a40", "a40"), ("h200_sxm", "h200"),
+                                          ("splitwise_a100-80gb", "a100_80g"), ("NVIDIA H100", "h100"),
+                                          ("RTX 4090", "rtx4090"), ("tpu_v5", "")])
+def test_devices_of_public_tables_are_known_chips(device: str, name: str) -> None:
+    assert chips.chip_named(device) == name
+
+
+def test_an_unknown_datasheet_figure_is_named() -> None:
+    with pytest.raises(UserError, match=r"chip.peak_flops is no datasheet figure \(did you mean 'peak_flops_per_s'"):
+        chips.base_chip("x", None, {"peak_flops": 1e12})
+
+
+def _shared(name: str) -> Path:
+    folder = os.environ.get("OOCO_GYM_DATA")
+    if not folder or not (Path(folder) / name).exists():
+        pytest.skip(f"OOCO_GYM_DATA does not name a folder that holds {name}")
+    return Path(folder) / name
+
+
+@pytest.mark.data
+def test_a_real_run_s_kernel_tables_make_a_chip(tmp_path: Path) -> None:
+    data = _shared("runs/rtx4090_llama31_8b")
+    assert main(["calibrate", f"data={data}", "device=rtx4090", f"out={tmp_path}"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["whole_steps"]["ooco"]["mape"] < 7 and summary["whole_steps"]["extended"]["mape"] < 4.5
+    assert {"gemm", "attn_prefill", "attn_decode", "elementwise", "sampler"} <= set(summary["held_out_shapes"])
+
+
+@pytest.mark.data
+@pytest.mark.slow
+@pytest.mark.parametrize("device, decode", [("a100_sxm", 15.0), ("h200_sxm", 9.0)])
+def test_published_tables_are_met_as_promised(tmp_path: Path, device: str, decode: float) -> None:
+    data = _shared("profiles")
+    assert main(["calibrate", f"data={data}", f"device={device}", f"out={tmp_path}"]) == 0
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    limits = {"gemm": 7.0, "attn_prefill": 7.5, "attn_decode": decode, "all_reduce": 10.0}
+    for op, limit in limits.items():
+        assert summary["held_out_shapes"][op]["extended"]["mape"] <= limit
+    assert summary["held_out_architecture"]["ooco"]["mape"] <= 6.5
+    assert summary["held_out_architecture"]["extended"]["mape"] <= 4.0

@@ -1,0 +1,171 @@
+"""Fits find the parameters that made the data, and are judged on what they have not seen."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import synthetic
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ooco_gym.calibrate import engine_fits, sources, step_fits, steps
+from ooco_gym.calibrate.cleaning import clean
+from ooco_gym.calibrate.engine_rows import EngineRows, join
+from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
+from ooco_gym.calibrate.operators import OPERATORS, SHAPES, fit, predict_unseen
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.perf.specs import load_chip, load_model
+from ooco_gym.perf.timing.kernels import ExtendedParameters, GemmParameters, OverheadParameters
+
+CHIP = load_chip("a100_80g")
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
+    path = synthetic.write(tmp_path_factory.mktemp("data") / "rows.csv", synthetic.rows())
+    return clean(Rows.join(sources.read(path, sources.Context()).rows), CHIP)[0]
+
+
+@pytest.mark.parametrize("op, limit", [("gemm", 2.0), ("attn_prefill", 3.0), ("attn_decode", 2.5), ("all_reduce", 3.0)])
+def test_extended_predicts_unseen_shapes_of_its_own_form(rows: Rows, op: str, limit: float) -> None:
+    part, operator = rows.of_kind(op), OPERATORS["extended"][op]
+    fitted = fit(operator, part, CHIP)
+    predicted, said = predict_unseen(operator, part, CHIP, start=fitted.found)
+    assert "folds of shapes" in said
+    assert errors(predicted, part.seconds)["mape"] < limit
+
+
+def test_the_roofline_is_worse_than_what_made_the_data(rows: Rows) -> None:
+    part = rows.of_kind("gemm")
+    predicted, _ = predict_unseen(OPERATORS["ooco"]["gemm"], part, CHIP)
+    assert errors(predicted, part.seconds)["mape"] > 5
+
+
+def test_an_outlier_does_not_move_a_fit(rows: Rows) -> None:
+    part = rows.of_kind("gemm")
+    times = part["time_us"].copy()
+    times[::40] *= 5
+    columns = {name: part[name] for name in ("device", "model", "op", "kernel", "source", "file", "row", "tp",
+                                             "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out",
+                                             "h_q", "h_kv", "d_h", "n_gpus", "bytes")}
+    found = fit(OPERATORS["extended"]["gemm"], Rows(columns | {"time_us": times}), CHIP)
+    predicted = OPERATORS["extended"]["gemm"].seconds(GemmParameters(**found.found), part)
+    assert errors(predicted, part.seconds)["mape"] < 3
+
+
+def test_one_shape_only_is_split_by_sizes(rows: Rows) -> None:
+    part = rows.of_kind("gemm")
+    part = part.select((part["d_in"] == 4096) & (part["d_out"] == 6144))
+    _, said = predict_unseen(OPERATORS["extended"]["gemm"], part, CHIP)
+    assert "only one shape" in said
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(0, 9), min_size=2, max_size=60), st.integers(0, 5))
+def test_folds_keep_groups_whole_and_use_all_folds(groups: list[int], seed: int) -> None:
+    fold = folds(np.array(groups), seed)
+    for group in set(groups):
+        assert len({int(value) for value, name in zip(fold, groups, strict=True) if name == group}) == 1
+    assert set(fold.tolist()) == set(range(min(5, len(set(groups)))))
+
+
+def test_a_term_that_does_not_count_is_zero() -> None:
+    size = np.linspace(1, 100, 50)
+    free = [Free("slope", 1.0, 1e-3, 1e3), Free("start", 1.0, 1e-6, 1e3, off=True)]
+    found, _ = least_squares(free, lambda p: p["slope"] * size + p["start"], 3.0 * size)
+    assert found["slope"] == pytest.approx(3.0, rel=1e-3) and found["start"] == 0.0
+    assert sample(5, 10, 0).tolist() == [0, 1, 2, 3, 4] and len(sample(100, 10, 0)) == 10
+
+
+def test_iterations_are_composed_of_measured_operators(rows: Rows) -> None:
+    composed = steps.compose(rows)
+    assert composed is not None
+    names = [item.name for item in composed.architectures]
+    index = names.index("llama_3_1_8b")
+    architecture = composed.architectures[index]
+    assert architecture.gemms[:4] == [(4096, 6144), (4096, 4096), (4096, 28672), (14336, 4096)]
+    one = np.flatnonzero((composed.arch == index) & ~composed.prefill & (composed.batch == 64)
+                         & (composed.context == 1024))[0]
+    gemm, decode = rows.of_kind("gemm"), rows.of_kind("attn_decode")
+    expected = sum(gemm.seconds[(gemm["d_in"] == d_in) & (gemm["d_out"] == d_out) & (gemm["n_tokens"] == 64)][0]
+                   for d_in, d_out in architecture.gemms)
+    expected += decode.seconds[(decode["h_q"] == 32) & (decode["h_kv"] == 8) & (decode["batch"] == 64)
+                               & (decode["context_len"] == 1024)][0]
+    assert composed.seconds[one] == pytest.approx(32 * expected)
+
+
+def test_shapes_of_composed_files_are_found_by_their_times(rows: Rows) -> None:
+    composed = steps.compose(rows)
+    assert composed is not None
+    part = composed.select((composed.arch == 0) & composed.prefill)
+    architecture, gemm, tokens = composed.architectures[0], rows.of_kind("gemm"), part.tokens
+    times = [np.array([gemm["time_us"][(gemm["n_tokens"] == size) & (gemm["d_in"] == shape[0])
+                                       & (gemm["d_out"] == shape[1])][0] for size in tokens])
+             for shape in architecture.gemms[:4]]
+    file = {"file": "iter_x.parquet", "arch": np.full(len(part), "a", dtype=object),
+            "op": np.full(len(part), "attn_prefill", dtype=object), "L": np.full(len(part), 2.0),
+            "hq": np.full(len(part), architecture.heads), "hkv": np.full(len(part), architecture.kv_heads),
+            "b": part.batch, "q": part.q, "ctx": part.context, "m": tokens, "tat": np.zeros(len(part)),
+            "T": 1e6 * part.seconds, **{f"t{slot}": values for slot, values in enumerate(times)}}
+    found, notes = steps.from_files([file], rows)
+    assert found is not None and not notes
+    assert found.architectures[0].gemms == architecture.gemms[:4]
+    file["t2"] = file["t2"] + 1.0
+    found, notes = steps.from_files([file], rows)
+    assert found is None and "no measured GEMMs have the times" in notes[0]
+
+
+def test_both_forms_are_judged_on_unseen_architectures(rows: Rows) -> None:
+    composed = steps.compose(rows)
+    assert composed is not None and len(composed.architectures) > 1
+    roofline = step_fits.fit_roofline(composed, CHIP)
+    fitted = {op: item.found for op, item in step_fits.fit_kernels(rows, CHIP).items()}
+    found = step_fits.unseen_architectures(composed, rows, CHIP, 0, {"ooco": roofline.found, "extended": fitted})
+    assert found["extended"]["mape"] < 3 and 0.1 < found["ooco"]["mape"] < 10
+    assert set(found["extended"]["by_architecture"]) == {item.name for item in composed.architectures}
+
+
+def _iterations(count: int = 300, seed: int = 0) -> EngineRows:
+    draws = np.random.default_rng(seed)
+    decodes = draws.integers(0, 33, count).astype(float)
+    prompts = np.where(decodes == 0, 1, draws.integers(0, 3, count))
+    prompt_of = np.repeat(np.arange(count), prompts)
+    q = draws.integers(16, 512, len(prompt_of)).astype(float)
+    return EngineRows("i.parquet", "cpu", "llama_3_1_8b", decodes, decodes * draws.integers(64, 2048, count),
+                      decodes + prompts, np.ones(count), prompt_of, q, q, np.full(count, "", dtype=object),
+                      np.arange(count))
+
+
+@pytest.mark.parametrize("form", ["ooco", "extended"])
+def test_an_engines_iterations_give_back_what_made_them(form: str) -> None:
+    model, rows = load_model("llama_3_1_8b"), _iterations()
+    truth = replace(CHIP, prefill_layer_overhead_s=0.0, decode_layer_overhead_s=0.0, prefill_overhead_s=4e-3,
+                    decode_overhead_s=3e-3, extended=ExtendedParameters(
+                        gemm=GemmParameters(200e12, 1.5e12, exponent=2.0), prefill_attention=synthetic.PREFILL,
+                        decode_attention=synthetic.DECODE, overhead=OverheadParameters(4e-3, 3e-3, sequence_s=5e-5)))
+    rows = replace(rows, seconds=engine_fits.seconds(form, truth, model, 1, rows))
+    base = replace(truth, prefill_overhead_s=0.0, decode_overhead_s=0.0,
+                   extended=None if form == "ooco" else replace(truth.extended, overhead=None))
+    found = engine_fits.fit(form, base, model, 1, rows)
+    predicted = engine_fits.seconds(form, engine_fits.with_found(form, base, found.found), model, 1, rows)
+    assert errors(predicted, rows.seconds)["mape"] < 1
+    if form == "extended":
+        assert found.found["overhead.sequence_s"] == pytest.approx(5e-5, rel=0.05)
+
+
+def test_iterations_are_selected_and_joined_with_their_prompts() -> None:
+    rows = _iterations(20)
+    half = np.arange(20) % 2 == 0
+    even, odd = rows.select(half), rows.select(~half)
+    both = join([even, odd])
+    assert both.tokens.tolist() == [*rows.tokens[half], *rows.tokens[~half]]
+    kept, dropped = engine_fits.clean(replace(rows, seconds=np.where(half, -1.0, 1.0)))
+    assert len(kept) == 10 and dropped == {"time is not positive": 10}
+
+
+def test_shapes_name_columns_of_the_schema() -> None:
+    empty = Rows.of(Path("x"), 1, 0)
+    assert all(column in ("op",) or len(empty[column]) == 0 for columns in SHAPES.values() for column in columns)

@@ -1,0 +1,149 @@
+"""Readers: what each layout says, and what happens to files that are not as they should be."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ooco_gym.calibrate import sources
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.sources import Context, Found, list_sources, read
+from ooco_gym.errors import UserError
+
+AICONFIGURATOR = "framework,version,device,op_name,kernel_source,"
+VIDUR_LAYERS = ",".join(
+    [*(f"time_stats.{name}.median" for name in ("attn_pre_proj", "mlp_up_proj", "mlp_down_proj", "mlp_act")),
+     "n_head,n_kv_head,n_embd,n_expanded_embd,use_gated_mlp,num_tokens,num_tensor_parallel_workers"])
+
+
+def _read(path: Path, text: str, **context: object) -> Found:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return read(path, Context(**context))  # type: ignore[arg-type]
+
+
+def test_every_layout_is_found() -> None:
+    assert list_sources() == ["aiconfigurator", "composed", "iterations", "llmservingsim", "ooco_gym", "vidur"]
+
+
+def test_aiconfigurator_gemm_is_in_milliseconds_and_16_bits(tmp_path: Path) -> None:
+    text = AICONFIGURATOR + ("gemm_dtype,m,n,k,latency\nVLLM,0.24.0,NVIDIA X,gemm,v,bfloat16,64,4096,14336,0.05\n"
+                             "VLLM,0.24.0,NVIDIA X,gemm,v,fp8,64,4096,14336,0.03\n")
+    found = _read(tmp_path / "data" / "x_sxm" / "gemm" / "gemm_perf.csv", text)
+    rows = Rows.join(found.rows)
+    assert len(rows) == 1 and rows["time_us"][0] == pytest.approx(50)
+    assert (rows["d_in"][0], rows["d_out"][0], rows["n_tokens"][0]) == (14336, 4096, 64)
+    assert rows["device"][0] == "x_sxm" and rows["source"][0] == "aiconfigurator/vllm-0.24.0"
+    assert found.skipped == {"gemm_perf.csv: gemm_dtype is not 16-bit": 1}
+
+
+def test_aiconfigurator_attention_and_collectives(tmp_path: Path) -> None:
+    heads = ("batch_size,isl,num_heads,num_key_value_heads,head_dim,attn_dtype,kv_cache_dtype,step,latency\n")
+    decode = _read(tmp_path / "d.csv", AICONFIGURATOR + heads
+                   + "V,1,X,generation_attention,k,8,1,32,0,128,bfloat16,bfloat16,63,0.02\n")
+    row = Rows.join(decode.rows)
+    assert (row["op"][0], row["context_len"][0], row["h_kv"][0], row["batch"][0]) == ("attn_decode", 64, 32, 8)
+    reduce = _read(tmp_path / "r.csv", AICONFIGURATOR + "nccl_dtype,num_gpus,message_size,latency\n"
+                   "T,2,X,all_gather,NCCL,half,4,512,0.01\nT,2,X,all_reduce,NCCL,half,4,512,0.02\n")
+    row = Rows.join(reduce.rows)
+    assert len(row) == 1 and row["bytes"][0] == 1024 and row["row"][0] == 3
+
+
+def test_vidur_layers_become_shapes_of_one_chip(tmp_path: Path) -> None:
+    path = tmp_path / "data" / "profiling" / "compute" / "a40" / "org" / "model" / "mlp.csv"
+    found = _read(path, f"{VIDUR_LAYERS}\n0.1,0.2,0.3,0.01,64,8,8192,28672,True,128,4\n")
+    rows = Rows.join(found.rows)
+    by_op = {str(op): index for index, op in enumerate(rows["op"])}
+    up = by_op["gemm:mlp_up_proj"]
+    assert (rows["d_in"][up], rows["d_out"][up], rows["time_us"][up]) == (8192, 14336, 200)
+    qkv = by_op["gemm:attn_pre_proj"]
+    assert rows["d_out"][qkv] == 128 * (16 + 2 * 2)
+    assert rows["device"][0] == "vidur_a40" and rows["model"][0] == "org/model"
+
+
+def test_llmservingsim_takes_shapes_from_the_model(tmp_path: Path) -> None:
+    folder = tmp_path / "meta-llama" / "Llama-3.1-8B" / "bf16" / "tp2"
+    dense = Rows.join(_read(folder / "dense.csv", "layer,tokens,time_us\ngate_up_proj,8,100\nact_fn,8,3\n",
+                            device="gpu").rows)
+    up = list(dense["op"]).index("gemm:gate_up_proj")
+    assert (dense["d_in"][up], dense["d_out"][up], dense["tp"][up]) == (4096, 14336, 2)
+    found = _read(folder / "attention.csv",
+                  "prefill_chunk,kv_prefill,n_decode,kv_decode,time_us\n64,32,0,0,9\n0,0,4,512,8\n64,0,4,512,12\n")
+    attention = Rows.join(found.rows)
+    assert list(attention["op"]) == ["attn_prefill", "attn_decode"]
+    assert (attention["context_len"][0], attention["prefix"][0], attention["h_q"][0]) == (96, 32, 16)
+    assert sum(found.skipped.values()) == 1
+
+
+def test_llmservingsim_asks_for_the_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"which model was measured; give it as model=NAME"):
+        _read(tmp_path / "dense.csv", "layer,tokens,time_us\no_proj,8,100\n")
+
+
+def test_iterations_with_and_without_lists_of_prompts(tmp_path: Path) -> None:
+    table = {"n_decode": [2, 0], "decode_context_sum": [100, 0], "n_prefill": [0, 2], "prefill_tokens": [0, 48],
+             "prefill_context_sum": [0, 60], "tokens": [2, 48], "sequences_sampled": [2, 2], "time_us": [900.0, 2000.0],
+             "prefill_q": [[], [16, 32]], "prefill_kv": [[], [16, 44]], "model": ["m", "m"], "device": ["cpu", "cpu"]}
+    pq.write_table(pa.table(table), tmp_path / "iterations.parquet")
+    rows = read(tmp_path / "iterations.parquet", Context()).engine[0]
+    assert rows.device == "cpu" and rows.tokens.tolist() == [2, 48] and rows.kv.tolist() == [16, 44]
+    assert rows.over_prompts(rows.q * rows.kv).tolist() == [0, 16 * 16 + 32 * 44]
+    pq.write_table(pa.table({k: v for k, v in table.items() if k not in ("prefill_q", "prefill_kv")}),
+                   tmp_path / "plain.parquet")
+    assert read(tmp_path / "plain.parquet", Context()).engine[0].kv.tolist() == [30, 30]
+
+
+@pytest.mark.parametrize("text, message", [
+    ("op,n_tokens,time_us\ngemm,x,3\n", r"row 2: column 'n_tokens' must be a number, got 'x'"),
+    ("op,op,time_us\ngemm,1,3\n", r"column 'op' stands in it twice"),
+    ("a,b\n1,2\n", r"in no known layout"),
+    ("op,time_us\ngemm,3,4\n", r"cannot be read as CSV"),
+    ("arch,op,L,tat,t0,T\na,attn_decode,2,1,1,9\n", r"column 'hq' is missing"),
+])
+def test_a_bad_csv_is_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        _read(tmp_path / "bad.csv", text)
+
+
+def test_a_cut_off_parquet_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "cut.parquet"
+    pq.write_table(pa.table({"op": ["gemm"] * 100, "time_us": np.arange(100.0)}), path)
+    path.write_bytes(path.read_bytes()[:-40])
+    with pytest.raises(UserError, match=r"cannot be read as Parquet, it may be cut off"):
+        read(path, Context())
+
+
+def test_gzip_and_folders(tmp_path: Path) -> None:
+    with gzip.open(tmp_path / "a.csv.gz", "wt") as file:
+        file.write("op,d_in,d_out,n_tokens,time_us\ngemm,4096,4096,8,20\n")
+    (tmp_path / "other.csv").write_text("x,y\n1,2\n")
+    found = read(tmp_path, Context(device="d"))
+    assert len(Rows.join(found.rows)) == 1 and found.rows[0]["device"][0] == "d"
+    assert found.notes == ["other.csv: in no known layout, left out"]
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match="no Parquet or CSV file in a known layout"):
+        read(tmp_path / "empty", Context())
+    with pytest.raises(UserError, match="does not exist"):
+        read(tmp_path / "missing.csv", Context())
+
+
+@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(cells=st.lists(st.lists(st.text(alphabet="0123456789.e-x\",\n gm", max_size=6), min_size=3, max_size=3),
+                      max_size=6), header=st.sampled_from(("op,n_tokens,time_us", "layer,tokens,time_us",
+                                                            "n_decode,decode_context_sum,time_us")))
+def test_any_text_is_read_or_refused_in_one_sentence(tmp_path: Path, cells: list[list[str]], header: str) -> None:
+    path = tmp_path / "fuzz.csv"
+    path.write_text("\n".join([header, *(",".join(row) for row in cells)]), encoding="utf-8")
+    said = ""
+    try:
+        said = str(list(sources.read(path, Context(device="d", model="llama_3_1_8b")).files))
+    except UserError as error:
+        said = str(error)
+    assert "fuzz.csv" in said
