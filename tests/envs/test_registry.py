@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -45,15 +46,17 @@ def test_same_seed_same_bytes(name):
 def test_the_mask_is_there_by_both_conventions(name):
     env = gym.make(name)
     observation, info = env.reset(seed=1)
+    inside: Any = env.unwrapped
     assert info["action_mask"].dtype == np.int8
     assert np.array_equal(info["action_mask"], observation["action_mask"])
-    assert np.array_equal(env.unwrapped.action_masks(), info["action_mask"].astype(bool))
+    assert np.array_equal(inside.action_masks(), info["action_mask"].astype(bool))
 
 
 def test_the_summary_is_plain_figures(name):
     """Scripts write it as JSON and print it."""
     env = gym.make(name)
     env.reset(seed=1)
-    summary = env.unwrapped.summary()
+    inside: Any = env.unwrapped
+    summary = inside.summary()
     assert json.loads(json.dumps(summary)) == summary
     assert {type(value) for value in summary.values()} == {float}
