@@ -117,6 +117,7 @@ def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, s
         others = sorted({str(name) for name in result.rows.of_kind(op)["device"]} - {result.device, ""})
         where = f", measured on {', '.join(others)}" if others else ""
         said[f"extended.{op}"] = f"fitted to {fitted.rows} rows{where}{_error(result, op, 'extended')}"
+    said["validity"] = "the sizes that were measured; beyond them the forms extrapolate"
     for form, item in errors.items():
         said[f"error.{form}"] = f"{_percent(item)} on whole iterations ({result.steps.origin if result.steps else ''})"
     return said
