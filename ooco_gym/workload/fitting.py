@@ -102,8 +102,10 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         chat = found.sharing if found and isinstance(found.sharing, Chat) else None
         process, arrival_report, more = _fit_arrivals(sample.trace.arrival_s, arrivals, seed, tell, chat)
         if found is not None:
-            found, report["sharing"] = _fit_ratio(found, sample.trace, process, model, seed)
+            found, report["sharing"], last = _fit_ratio(found, sample.trace, process, model, seed)
             more += found.assumed
+            if chat is None and len(last):      # documents and questions make prompts of their own
+                length_report["prompt"]["ks"] = ks(last.prompt_tokens, sample.trace.prompt_tokens)
         report |= arrival_report
         assumed += more
         notes += _doubts(report["arrivals"], sample.trace.arrival_s, process.batch_s)
@@ -134,17 +136,17 @@ def _measured(process: Arrivals, found: Found | None, model: LengthModel, sides:
 
 
 def _fit_ratio(found: Found, trace: Trace, process: Arrivals, model: LengthModel,
-               seed: int) -> tuple[Found, dict[str, Any]]:
-    """Plays the generator over the trace's span and moves its ratio until both measure alike."""
+               seed: int) -> tuple[Found, dict[str, Any], Trace]:
+    """Plays the generator over the trace's span and moves its ratio until both measure alike; returns the last play."""
     span = {"start_s": float(trace.arrival_s[0]), "duration_s": float(trace.arrival_s[-1] - trace.arrival_s[0])}
 
-    def measure(seed: int) -> float:
-        workload = WorkloadSpec("fit", process, model, 0.0, found.sharing)
-        return sharing_ratio(play_workload(workload, **span, seed=seed, stream="fit")) or 0.0
+    def played(seed: int) -> Trace:
+        return play_workload(WorkloadSpec("fit", process, model, 0.0, found.sharing), **span, seed=seed, stream="fit")
 
     for step in range(RATIO_STEPS):
-        found = adjusted(found, measure(seed + step), model)
-    return found, {"form": found.spec["form"], "trace": found.ratio, "model": measure(seed + RATIO_STEPS)}
+        found = adjusted(found, sharing_ratio(played(seed + step)) or 0.0, model)
+    last = played(seed + RATIO_STEPS)
+    return found, {"form": found.spec["form"], "trace": found.ratio, "model": sharing_ratio(last) or 0.0}, last
 
 
 def _fit_arrivals(arrival_s: np.ndarray, form: str, seed: int, tell: Callable[[str], None],
