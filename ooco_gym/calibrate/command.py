@@ -86,6 +86,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
 
 def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, str]:
     """Where each part of the chip comes from, with rows and errors, by field."""
+    from ooco_gym.calibrate.operators import OPERATORS
     from ooco_gym.calibrate.run import digests, roofline_of
 
     files = "; ".join(f"{name} (SHA-256 {digest[:16]})" for name, digest in list(digests(found).items())[:8])
@@ -116,7 +117,8 @@ def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, s
     for op, fitted in result.fits["extended"].items():
         others = sorted({str(name) for name in result.rows.of_kind(op)["device"]} - {result.device, ""})
         where = f", measured on {', '.join(others)}" if others else ""
-        said[f"extended.{op}"] = f"fitted to {fitted.rows} rows{where}{_error(result, op, 'extended')}"
+        kernel = OPERATORS["extended"][op].kernel if op in OPERATORS["extended"] else op
+        said[f"extended.{kernel}"] = f"fitted to {fitted.rows} rows{where}{_error(result, op, 'extended')}"
     said["validity"] = "the sizes that were measured; beyond them the forms extrapolate"
     for form, item in errors.items():
         said[f"error.{form}"] = f"{_percent(item)} on whole iterations ({result.steps.origin if result.steps else ''})"

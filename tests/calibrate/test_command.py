@@ -124,7 +124,7 @@ def test_several_devices_must_be_chosen_and_may_complete_each_other(
     assert "the data are of 2 devices; choose one with device=NAME" in capsys.readouterr().err
     words = ["device=testchip", "also=[links]", "base=a100_80g", f"out={tmp_path / 'b'}"]
     assert main(["calibrate", f"data={data}", *words]) == 0
-    assert "measured on links" in load_chip(tmp_path / "b" / "chip.yaml").sources["extended.all_reduce"]
+    assert "measured on links" in load_chip(tmp_path / "b" / "chip.yaml").sources["extended.allreduce"]
 
 
 @pytest.mark.parametrize("device, name", [("a100_sxm", "a100_80g"), ("vidur_a40", "a40"), ("h200_sxm", "h200"),
