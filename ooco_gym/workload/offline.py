@@ -17,6 +17,7 @@ from ooco_gym.workload.spec import load_lengths
 from ooco_gym.workload.trace import Trace
 
 OFFLINE_MODES = ("rate", "backlog", "jobs")
+"""Requests evenly spaced; more than can be served, there from the start; a finite set, there from the start."""
 BACKLOG_JOBS_PER_S = 20.0
 """How many jobs a second a backlog holds unless told: several times what a pair of instances serves of a 7B model."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import json
 import subprocess
@@ -146,6 +147,29 @@ def test_a_bad_row_far_down_is_named_and_leaves_nothing(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pa.table(columns), parquet)
     with pytest.raises(UserError, match=r"row 33, field 'output_tokens': found 0"):
         read_trace(parquet, format="ooco_gym")
+
+
+@pytest.mark.parametrize("after", [0, 3, 40])
+@pytest.mark.usefixtures("small_pieces")
+def test_a_full_disk_is_said_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int) -> None:
+    path = tmp_path / "log.csv"
+    write_log(path, 60)
+    (tmp_path / "o.parquet").write_text("what was there before")
+    written = 0
+    plain = pyarrow.parquet.ParquetWriter.write_table
+
+    def full(self: Any, *arguments: Any, **more: Any) -> None:
+        nonlocal written
+        written += 1
+        if written > after:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(self, *arguments, **more)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetWriter, "write_table", full)
+    with pytest.raises(UserError, match="cannot write trace .*o.parquet': No space left on device"):
+        through_disk(path, tmp_path / "o.parquet")
+    assert sorted(item.name for item in tmp_path.iterdir()) == ["log.csv", "o.parquet"]
+    assert (tmp_path / "o.parquet").read_text() == "what was there before"
 
 
 def test_no_more_than_a_few_batches_are_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
