@@ -49,10 +49,11 @@ def test_a_formula_is_found_again(measured: Path) -> None:
 
 def test_the_chain_comes_out_even(measured: Path, tmp_path: Path) -> None:
     found = close(measured, tmp_path)
-    assert found["closed"] and found["worst_median_error"] < 2.0
+    # What is left is the table's interpolation; where requests arrive beside an iteration's end, a median may jump.
+    assert found["closed"] and found["worst_median_error"] < 4.0
     for load in found["loads"].values():
-        assert abs(load["e2e_mean_error"]) < 2.0
-        assert load["iterations_simulated"] == pytest.approx(load["iterations_real"], rel=0.02)
+        assert all(abs(load[f"{name}_mean_error"]) < 1.0 for name in ("ttft", "tpot", "e2e"))
+        assert load["iterations_simulated"] == pytest.approx(load["iterations_real"], rel=0.005)
     saturated = found["loads"]["saturated"]
     assert saturated["ttft_median_ms_real"] > 5 * found["loads"]["light"]["ttft_median_ms_real"]
 
