@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cache
 from typing import NamedTuple
 
@@ -176,6 +177,7 @@ def _extended_chips() -> list[str]:
 
 @cache
 def _saturation(gemm: kernels.GemmParameters, layers: tuple[Linear, ...], dtype_bytes: int) -> int:
+    gemm = replace(gemm, padding=0.0, waste=0.0)
     batch = np.arange(1, _LARGEST_SATURATION + 1)
     bound_by_memory = np.zeros(batch.shape, dtype=bool)
     for linear in layers:
