@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import yaml
 
 from ooco_gym.calibrate.engine_rows import EngineRows
-from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows
+from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows, plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
 from ooco_gym.perf.specs import ChipSpec, list_chips, load_chip
@@ -62,11 +61,6 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any]) -> tuple[
                "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory,
                "allreduce_bytes_per_s": figures["peak_link_bytes_per_s"]}
     return load_chip({"name": plain(device), **assumed, **figures}), "datasheet figures as given"
-
-
-def plain(name: str) -> str:
-    """A device's name as a file is called."""
-    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_") or "chip"
 
 
 def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,

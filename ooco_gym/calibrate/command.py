@@ -46,6 +46,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.calibrate import chip as chips
     from ooco_gym.calibrate import run, show, sources
     from ooco_gym.calibrate.page import write_page
+    from ooco_gym.calibrate.rows import plain
 
     if values.get("data") is None:
         raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "
@@ -62,7 +63,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
                                    f"fitting {text}"))
         result.notes += notes
         valid = chips.validity(result.rows, [result.engine] if result.engine is not None else [])
-        name = chips.plain(str(values["name"] or device))
+        name = plain(str(values["name"] or device))
         chip = chips.chip_of(base, name, run.roofline_of(result), run.extended_of(result),
                              sources_of(result, found, said))
         figures = run.summary_of(result, found, chip, valid)

@@ -25,8 +25,8 @@ def with_bytes(rows: Rows) -> tuple[Rows, int]:
         All rows but those element-wise ones whose bytes cannot be told, and how many these are.
     """
     kind = rows.kind()
-    names = np.array([canonical(str(op)) if which == "elementwise" else "" for op, which in zip(rows["op"], kind,
-                                                                                               strict=True)])
+    names = np.array([canonical(str(op)) if which == "elementwise" else ""
+                      for op, which in zip(rows["op"], kind, strict=True)], dtype=object)
     tp, tokens = np.nan_to_num(rows["tp"], nan=1.0), rows["n_tokens"]
     head_dim = np.where(np.isnan(rows["d_h"]), rows["d_in"] / rows["h_q"], rows["d_h"])
     widths = np.select(
@@ -44,7 +44,7 @@ def _inner(rows: Rows, kind: np.ndarray) -> np.ndarray:
     """Width of the MLP on one chip: the row's own `d_out`, else that of the same model's down projection."""
     width = rows["d_out"].copy()
     same = rows.distinct("model", "tp")
-    down = (kind == "gemm") & np.array(["down" in str(op) for op in rows["op"]])
+    down = (kind == "gemm") & np.array(["down" in str(op) for op in rows["op"]], dtype=bool)
     for number in np.unique(same[down]):
         inner = rows["d_in"][down & (same == number)][0]
         width = np.where((same == number) & np.isnan(width), inner, width)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,8 @@ class EngineRows:
         kv: its context, the new tokens among it, float64[m].
         label: what the iteration was measured for; '' where nothing is said, object[n].
         row: number in the file, int64[n].
+        sizes: the model's fields (`ModelSpec`), where the measurement says them.
+        tp: its tensor-parallel degree, likewise; 0 where nothing is said.
     """
 
     file: str
@@ -39,6 +42,8 @@ class EngineRows:
     kv: np.ndarray
     label: np.ndarray
     row: np.ndarray
+    sizes: Mapping[str, Any] = field(default_factory=dict)
+    tp: int = 0
 
     def __len__(self) -> int:
         return len(self.seconds)
@@ -69,11 +74,10 @@ class EngineRows:
         new[index] = np.arange(len(index))
         inside = new[self.prompt_of] >= 0
         taken = {item.name: getattr(self, item.name) for item in fields(self)}
-        for name, value in taken.items():
-            if isinstance(value, np.ndarray):
-                taken[name] = value[inside] if name in ("prompt_of", "q", "kv") else value[index]
+        taken = {name: value[inside] if name in ("prompt_of", "q", "kv") else value[index]
+                 for name, value in taken.items() if isinstance(value, np.ndarray)}
         taken["prompt_of"] = new[self.prompt_of][inside]
-        return EngineRows(**taken)
+        return replace(self, **taken)
 
 
 def join(parts: Sequence[EngineRows]) -> EngineRows:
@@ -83,4 +87,4 @@ def join(parts: Sequence[EngineRows]) -> EngineRows:
     taken = {item.name: np.concatenate([getattr(part, item.name) for part in parts])
              for item in fields(EngineRows) if isinstance(getattr(first, item.name), np.ndarray)}
     taken["prompt_of"] = np.concatenate([part.prompt_of + shift for part, shift in zip(parts, shifts, strict=True)])
-    return EngineRows(first.file, first.device, first.model, **taken)
+    return replace(first, **taken)

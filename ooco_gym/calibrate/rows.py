@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,11 @@ def _text(values: Any, rows: int) -> np.ndarray:
     if isinstance(values, str):
         return np.full(rows, values, dtype=object)
     return np.array(["" if value is None else str(value) for value in values], dtype=object)
+
+
+def plain(name: str) -> str:
+    """A name as a file is called."""
+    return re.sub(r"[^a-z0-9]+", "_", str(name).lower()).strip("_") or "chip"
 
 
 def counted(names: Iterable[str]) -> dict[str, int]:

@@ -204,7 +204,7 @@ def _fit_launches(result: Calibration, seed: int) -> None:
 
 def _fit_sampler(result: Calibration, rows: Rows) -> None:
     """The sampler, a constant and a share for each sequence, as the engine's overhead."""
-    names = np.array([canonical(str(op)) for op in rows["op"]])
+    names = np.array([canonical(str(op)) for op in rows["op"]], dtype=object)
     part = rows.select((names == "sampler") & (rows["time_us"] > 0) & (rows["n_tokens"] > 0))
     if len(part) < FEW:
         return
@@ -225,10 +225,10 @@ def _fit_engine(result: Calibration, parts: list[engine_rows.EngineRows], model:
         return
     rows, dropped = engine_fits.clean(engine_rows.join(parts))
     result.excluded += [Excluded("iterations", reason, count, True, []) for reason, count in dropped.items()]
-    name = model or rows.model
+    name = model or rows.sizes or rows.model
     if not name:
         raise UserError(f"'{rows.file}' does not say which model the engine served; give it as model=NAME or a YAML")
-    spec, result.engine = load_model(name), rows
+    spec, result.engine, tp = load_model(name), rows, rows.tp or tp
     if len(rows) < 4 * FEW:
         result.not_fitted.append(f"iterations: {len(rows)} rows, at least {4 * FEW} are needed")
         return

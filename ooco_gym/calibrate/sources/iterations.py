@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.rows import plain
 from ooco_gym.calibrate.tables import Frame
+from ooco_gym.errors import UserError
 
 if TYPE_CHECKING:
     from ooco_gym.calibrate.sources import Context, Found
 
 NAME = "iterations"
+_SIZES = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",
+          "intermediate": "intermediate_size", "vocab": "vocab_size"}
+_BYTES = {"float32": 4, "float": 4, "float16": 2, "bfloat16": 2, "half": 2}
 _NEEDED = ("n_decode", "decode_context_sum", "n_prefill", "prefill_tokens", "time_us")
 
 
@@ -40,9 +48,31 @@ def read(frame: Frame, context: Context, found: Found) -> None:
     sampled = frame.numbers("sequences_sampled") if "sequences_sampled" in frame else decodes + prompts
     devices, models = frame.texts("device", context.device), frame.texts("model", context.model)
     labels = frame.texts("label")
+    sizes, tp = _engine(frame.path.with_name("engine.json"))
     everything = EngineRows(
         frame.path.name, "", "", decodes, np.nan_to_num(frame.numbers("decode_context_sum")), np.nan_to_num(sampled),
-        1e-6 * frame.numbers("time_us"), prompt_of, q, kv, labels, frame.first_row + np.arange(rows))
+        1e-6 * frame.numbers("time_us"), prompt_of, q, kv, labels, frame.first_row + np.arange(rows), sizes, tp)
     for device, model in sorted(set(zip(devices, models, strict=True))):
         part = everything.select((devices == device) & (models == model))
-        found.engine.append(EngineRows(**{**vars(part), "device": str(device), "model": str(model)}))
+        found.engine.append(replace(part, device=str(device), model=str(model)))
+
+
+def _engine(path: Path) -> tuple[dict[str, Any], int]:
+    """The model's sizes and the tensor-parallel degree of `engine.json`, which a measurement leaves beside its rows."""
+    if not path.exists():
+        return {}, 0
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{path}' cannot be read as JSON: {error}") from error
+    config, tp = settings.get("model_config"), int(settings.get("tensor_parallel") or 0)
+    if not isinstance(config, dict) or any(name not in config for name in _SIZES.values()):
+        return {}, tp
+    sizes = {ours: config[theirs] for ours, theirs in _SIZES.items()}
+    heads = config["num_attention_heads"]
+    sizes |= {"name": plain(str(settings.get("model") or "measured")),
+              "kv_heads": config.get("num_key_value_heads") or heads,
+              "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
+              "tied_embeddings": bool(config.get("tie_word_embeddings")),
+              "dtype_bytes": _BYTES.get(str(settings.get("dtype")).removeprefix("torch."), 2)}
+    return sizes, tp
