@@ -49,8 +49,8 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
 def _check(group: str, name: str, known: list[str]) -> None:
     if name in known:
         return
-    if "/" in name or name.endswith(_YAML):
-        raise UserError(f"{group} '{name}' does not exist; expected a path, or one of: {', '.join(known)}")
+    if "/" in name or Path(name).suffix:
+        raise UserError(f"{group}: file '{name}' does not exist; expected a path, or one of: {', '.join(known)}")
     raise unknown(group, name, known)
 
 

@@ -44,7 +44,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     lines = warnings_of(summary, float(scenario.load_protocol()["violation_budget"]))
     if scenario.scale_note():
         lines.append(f"{scenario.scale_note()}.")
-    lines += [f"{line}." for line in run.range_warnings]
+    lines += [line if line.endswith("?") else f"{line}." for line in (*run.range_warnings, *run.notes)]
     for line in lines:
         console.print(f"[yellow]note[/yellow] {line}", highlight=False)
     return summary

@@ -43,6 +43,7 @@ class Run:
     log: np.ndarray  # LOG[events], empty where logging was off
     simulated_s: float
     wall_s: float
+    notes: tuple[str, ...] = ()  # what the trace's reader repaired, dropped or doubts, a sentence each
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -134,6 +135,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         trace, self.window_s = requests_of(self.scenario)
+        self.notes = trace.notes
         rules = rules_of(self.scenario)
         cluster = self.scenario.load_cluster()
         machines = [Machine(role, deployment) for role, deployment in cluster.deployments(self.scenario.timing)]
@@ -255,7 +257,7 @@ def simulate(scenario: Scenario, policy: str | Mapping[str, Any] | Policy = "ooc
     state = simulation.state
     run = Run(scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances, state.itl,
               simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
-              sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun)
+              sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun, simulation.notes)
     warn_once(run.range_warnings)
     return run
 
