@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from experiments.engine_chain.chip import model_of, write_chip
 from experiments.engine_chain.compare import compare, read_requests, served, simulate_requests
+from experiments.engine_chain.figure import Drawn, chain_figure
 from experiments.engine_chain.fit import errors, fit_iterations, held_out, read_iterations, summary
+from experiments.plots import write_page
 from ooco_gym.errors import UserError
 
 if TYPE_CHECKING:
@@ -33,6 +35,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     found = close(measured, out)
     console = Console()
     console.print(comparison(found))
+    if found["loads"]:
+        console.print(f"plots: '{out / 'chain.html'}'; chip: '{out / 'chip' / 'chip.yaml'}', to be used with "
+                      "timing=measured", highlight=False, markup=False)
     return {"schema": SCHEMA, "measured": str(measured), **found}
 
 
@@ -52,7 +57,7 @@ def close(measured: Path, out: Path) -> dict[str, Any]:
 
     Args:
         measured: folder of a measurement.
-        out: where the chip is written.
+        out: where the chip and the page `chain.html` are written.
 
     Returns:
         The fit with its errors (of iterations, in percent), and for each load how the simulated medians and means
@@ -67,6 +72,7 @@ def close(measured: Path, out: Path) -> dict[str, Any]:
                "max_batch": engine["max_num_seqs"] + 1,
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": engine["num_blocks"]}]}
     loads: dict[str, Any] = {}
+    drawn: dict[str, Drawn] = {}
     for name in engine["serving"]:
         folder = measured / "serve" / name
         requests, steps = read_requests(folder / "requests.parquet"), read_iterations(folder / "iterations.parquet")
@@ -76,6 +82,9 @@ def close(measured: Path, out: Path) -> dict[str, Any]:
         loads[name] = {"requests": len(requests["arrival_s"]), **compare(real, simulated),
                        "iterations_real": len(steps["time_us"]), "iterations_simulated": iterations,
                        "iteration_errors": errors(fitted, steps)}
+        drawn[name] = Drawn(real, simulated, 1e-3 * steps["time_us"], 1e-3 * fitted.time_us(steps))
+    if drawn:
+        write_page(chain_figure(drawn, f"{engine['engine']} and its simulation"), out / "chain.html")
     worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
             "fit": summary(fitted), "fit_errors": errors(fitted, rows), "held_out_passes": held_out(rows),

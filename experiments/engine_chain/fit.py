@@ -109,7 +109,9 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
         scale = terms @ found
         kept = time_us <= _OUTLIER * scale
     plain, dense, decode = np.split(found, [2 + len(_SUMS), 1 + len(_SUMS) + len(knots)])
-    return StepModel(*(float(value) for value in plain), _curve(knots, dense), _curve(requests, decode))
+    step, pieces, sequence, prompt, work, context, decode_context = (float(value) for value in plain)
+    return StepModel(step, pieces, sequence, prompt, work, context, decode_context, _curve(knots, dense),
+                     _curve(requests, decode))
 
 
 def errors(model: StepModel, rows: dict[str, np.ndarray]) -> dict[str, float]:
