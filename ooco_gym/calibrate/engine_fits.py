@@ -95,6 +95,20 @@ def unseen(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRow
     return result
 
 
+def noise(rows: EngineRows) -> float | None:
+    """How far iterations of the same batch lie from their median, mean in percent: no form can be nearer on average.
+
+    None where no batch was run three times.
+    """
+    alike = np.stack([rows.n_decode, rows.tokens, rows.prompts, np.round(10 * np.log2(1 + rows.decode_context)),
+                      np.round(10 * np.log2(1 + rows.over_prompts(rows.kv)))], axis=1)
+    group = np.unique(alike, axis=0, return_inverse=True)[1].reshape(-1)
+    deviations = [np.abs(rows.seconds[index] / np.median(rows.seconds[index]) - 1.0)
+                  for index in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1])
+                  if len(index) >= 3]
+    return 100.0 * float(np.concatenate(deviations).mean()) if deviations else None
+
+
 def with_found(form: str, chip: ChipSpec, found: Mapping[str, float]) -> ChipSpec:
     """The chip with parameters found by `fit`."""
     if form == "ooco":

@@ -28,6 +28,10 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
     for op, item in figures["kernels"].items():
         fastest = ", ".join(f"{name} {count}" for name, count in item["fastest"].items())
         lines.append(f"{op}: of several kernels the fastest counts, by shapes: {fastest}")
+    spread = figures["iterations"]["engine_noise"]
+    if spread is not None:
+        lines.append(f"the engine's iterations of the same batch lie {spread:.1f} % from their median on average: no "
+                     "form can be nearer")
     return lines + [f"note: {text}" for text in figures["notes"]]
 
 

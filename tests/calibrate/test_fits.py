@@ -156,6 +156,14 @@ def test_an_engines_iterations_give_back_what_made_them(form: str) -> None:
         assert found.found["overhead.sequence_s"] == pytest.approx(5e-5, rel=0.05)
 
 
+def test_noise_is_what_equal_batches_differ_by() -> None:
+    one = _iterations(1)
+    rows = join([one] * 400)
+    times = np.exp(0.1 * np.random.default_rng(0).standard_normal(400))
+    assert engine_fits.noise(replace(rows, seconds=times)) == pytest.approx(8.0, abs=1.0)
+    assert engine_fits.noise(_iterations(2)) is None
+
+
 def test_iterations_are_selected_and_joined_with_their_prompts() -> None:
     rows = _iterations(20)
     half = np.arange(20) % 2 == 0

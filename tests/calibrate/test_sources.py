@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
+from ooco_gym.perf.specs import load_model
 
 AICONFIGURATOR = "framework,version,device,op_name,kernel_source,"
 VIDUR_LAYERS = ",".join(
@@ -98,6 +100,20 @@ def test_iterations_with_and_without_lists_of_prompts(tmp_path: Path) -> None:
     pq.write_table(pa.table({k: v for k, v in table.items() if k not in ("prefill_q", "prefill_kv")}),
                    tmp_path / "plain.parquet")
     assert read(tmp_path / "plain.parquet", Context()).engine[0].kv.tolist() == [30, 30]
+
+
+def test_the_engine_s_file_says_the_model(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 256, "vocab_size": 1000}
+    (tmp_path / "engine.json").write_text(json.dumps(
+        {"model": "A/Model-1", "dtype": "float32", "tensor_parallel": 2, "model_config": config}))
+    text = "n_decode,decode_context_sum,n_prefill,prefill_tokens,time_us\n4,100,0,0,900\n"
+    rows = _read(tmp_path / "iterations.csv", text).engine[0]
+    model = load_model(rows.sizes)
+    assert (model.name, model.head_dim, model.kv_heads, model.dtype_bytes, rows.tp) == ("a_model_1", 32, 2, 4, 2)
+    (tmp_path / "engine.json").write_text("{")
+    with pytest.raises(UserError, match=r"engine.json' cannot be read as JSON"):
+        read(tmp_path / "iterations.csv", Context())
 
 
 @pytest.mark.parametrize("text, message", [
