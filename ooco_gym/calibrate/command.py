@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     out = Path(values["out"])
     with Console(stderr=True).status("reading") as status:
         context = sources.Context(str(values["device"] or ""), str(values["model"] or ""), _whole("tp", values["tp"]))
-        found = sources.read(Path(str(values["data"])).expanduser(), context)
+        found = sources.read(_where(str(values["data"])), context)
         device, rows, notes = run.device_rows(found, _text(values["device"]), _names(values["also"]),
                                               _text(values["source"]))
         base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {})
@@ -140,6 +141,14 @@ def _error(result: Calibration, op: str, form: str) -> str:
 
 def _percent(item: Mapping[str, Any]) -> str:
     return f"MAPE {item['mape']:.1f} %, P95 {item['p95']:.1f} %, worst {item['worst']:.0f} %"
+
+
+def _where(data: str) -> Path:
+    """The file or folder as given, or below `OOCO_GYM_DATA` where it is not here."""
+    path, shared = Path(data).expanduser(), os.environ.get("OOCO_GYM_DATA")
+    if not path.exists() and shared and (Path(shared) / path).exists():
+        return Path(shared) / path
+    return path
 
 
 def _text(value: Any) -> str | None:

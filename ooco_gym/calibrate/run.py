@@ -12,6 +12,7 @@ import numpy as np
 
 from ooco_gym.calibrate import engine_fits, engine_rows, step_fits
 from ooco_gym.calibrate import steps as compositions
+from ooco_gym.calibrate.chip import chip_named
 from ooco_gym.calibrate.cleaning import Excluded, clean, complete, fastest_kernels
 from ooco_gym.calibrate.elementwise import canonical, with_bytes
 from ooco_gym.calibrate.fitting import errors
@@ -85,8 +86,14 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
     chosen = device if device is not None else known[0] if known else ""
     if not chosen:
         raise UserError("the data do not say which device was measured; name it with device=NAME")
+    notes = []
     if known and chosen not in known and "" not in names:
-        raise unknown("device of the data", chosen, known)
+        meant = _same_chip(chosen, rows, known)
+        if not meant:
+            raise unknown("device of the data", chosen, known)
+        others = f"; also of that chip: {', '.join(meant[1:])} (device=NAME, also=[NAME])" if meant[1:] else ""
+        notes.append(f"device '{chosen}' is '{meant[0]}' in the data{others}")
+        chosen = meant[0]
     for name in also:
         if name not in known:
             raise unknown("device of the data (also)", name, known)
@@ -96,7 +103,7 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
         if not len(mine):
             raise UserError(f"source={source}: no measurement of device '{chosen}' comes from it; sources: "
                             f"{', '.join(counted(rows.select(rows['device'] == chosen)['source']))}")
-    notes, parts = [], [mine]
+    parts = [mine]
     for name in also:
         other = with_bytes(complete(rows.select(rows["device"] == name)))[0]
         lacking = [kind for kind in KINDS if kind in set(other.kind()) and not any(
@@ -105,6 +112,13 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
             parts.append(other.select(np.isin(other.kind(), lacking)))
             notes.append(f"{', '.join(lacking)}: measured on '{name}', since '{chosen}' has none")
     return chosen, Rows.join(parts), notes
+
+
+def _same_chip(device: str, rows: Rows, known: list[str]) -> list[str]:
+    """Devices of the data that are the chip of this name, those with most kinds of operators first."""
+    chip = chip_named(device)
+    same = [name for name in known if chip and chip_named(name) == chip]
+    return sorted(same, key=lambda name: -len(set(rows.select(rows["device"] == name).kind()) & set(KINDS)))
 
 
 def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: str | None = None, tp: int = 1,

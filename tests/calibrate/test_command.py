@@ -127,6 +127,18 @@ def test_several_devices_must_be_chosen_and_may_complete_each_other(
     assert "measured on links" in load_chip(tmp_path / "b" / "chip.yaml").sources["extended.allreduce"]
 
 
+def test_a_chip_s_name_finds_its_device_and_shared_data_are_found_by_name(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measurements = [row | {"device": "h200_sxm"} for row in synthetic.rows() if row["op"] == "all_reduce"]
+    (tmp_path / "tables").mkdir()
+    synthetic.write(tmp_path / "tables" / "rows.csv", measurements)
+    monkeypatch.setenv("OOCO_GYM_DATA", str(tmp_path))
+    assert main(["calibrate", "data=tables", "device=h200", f"out={tmp_path / 'out'}"]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["device"] == "h200_sxm" and summary["base"] == "h200"
+    assert any("device 'h200' is 'h200_sxm' in the data" in note for note in summary["notes"])
+
+
 @pytest.mark.parametrize("device, name", [("a100_sxm", "a100_80g"), ("vidur_a40", "a40"), ("h200_sxm", "h200"),
                                           ("splitwise_a100-80gb", "a100_80g"), ("NVIDIA H100", "h100"),
                                           ("RTX 4090", "rtx4090"), ("tpu_v5", "")])
