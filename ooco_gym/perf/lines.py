@@ -33,15 +33,16 @@ def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
     return np.stack(lines, axis=-1)
 
 
-def fit_lines(curve: np.ndarray, batch: np.ndarray) -> np.ndarray:
+def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float = 0.0) -> np.ndarray:
     """The two lines whose maximum comes closest to a curve at `CONTEXTS`, for each batch size.
 
     Candidates are the secants between neighbouring points and the level of the first point; the pair with the
-    smallest worst relative error wins.
+    smallest worst error wins, relative to the curve and to what a step takes beside it.
 
     Args:
         curve: seconds of a step, float64[n, len(CONTEXTS)], not falling with the context.
         batch: batch sizes, float64[n], at least 1.
+        beside: seconds of the same step that are not in the curve, float64[n] or one for all.
 
     Returns:
         float64[n, 4], as `exact_lines`.
@@ -52,10 +53,11 @@ def fit_lines(curve: np.ndarray, batch: np.ndarray) -> np.ndarray:
     through = np.concatenate([[0], np.arange(len(CONTEXTS) - 1)])
     bases = curve[:, through] - slopes * total[:, through]
     values = bases[:, :, None] + slopes[:, :, None] * total[:, None, :]  # [n, candidates, contexts]
+    step = curve + np.broadcast_to(beside, batch.shape)[:, None]
     best = np.full(len(batch), np.inf)
     lines = np.zeros((len(batch), 4))
     for i, j in combinations(range(slopes.shape[1]), 2):
-        worst = np.abs(np.maximum(values[:, i], values[:, j]) / curve - 1.0).max(axis=1)
+        worst = (np.abs(np.maximum(values[:, i], values[:, j]) - curve) / step).max(axis=1)
         better = worst < best
         best[better] = worst[better]
         pair = np.stack([bases[:, i], slopes[:, i], bases[:, j], slopes[:, j]], axis=-1)

@@ -84,7 +84,7 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
     measured = form.measured_attention(shard)
-    attention_lines = _attention_lines(form.attention(shard, "decode"), measured, batch)
+    attention_lines = _attention_lines(form.attention(shard, "decode"), measured, batch, dense_s + overhead_s[1])
     floor_s = form.floor_s(shard, "prefill")
     return CostTable(
         decode_lines=_decode_lines(dense_s, attention_lines, overhead_s[1], form.floor_s(shard, "decode")),
@@ -103,8 +103,12 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     )
 
 
-def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray) -> np.ndarray:
-    """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4]."""
+def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray,
+                     beside_s: np.ndarray) -> np.ndarray:
+    """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4].
+
+    They are fitted so that whole steps are right, which take `beside_s` besides, float64[n].
+    """
     lines = exact_lines(attention, batch) if measured is None else None
     if lines is None:
         sizes = batch[1:]
@@ -114,7 +118,7 @@ def _attention_lines(attention: Attention, measured: MeasuredAttention | None, b
         else:
             mean, size = np.meshgrid(CONTEXTS, sizes)
             curve = measured.decode_s(size.ravel(), mean.ravel()).reshape(size.shape)
-        lines = np.concatenate([np.zeros((1, 4)), fit_lines(curve, sizes)])
+        lines = np.concatenate([np.zeros((1, 4)), fit_lines(curve, sizes, beside_s[1:])])
     return lines
 
 

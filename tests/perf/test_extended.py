@@ -155,7 +155,7 @@ def test_bs_sat_is_where_compute_takes_over_for_good(model, tp):
 
 
 @pytest.mark.parametrize(("model", "tp", "step_error"), [
-    ("qwen2_5_7b", 1, 0.02), ("qwen2_5_72b", 4, 0.02), ("llama_3_1_8b", 1, 0.035), ("llama_2_7b", 1, 0.08)])
+    ("qwen2_5_7b", 1, 0.025), ("qwen2_5_72b", 4, 0.025), ("llama_3_1_8b", 1, 0.035), ("llama_2_7b", 1, 0.08)])
 def test_lines_of_the_cost_table_stay_close_to_the_form(model, tp, step_error):
     """Two lines a batch size stand for a p-norm: no step is off by more, the mean by a fraction of it."""
     deployment = deploy("extended", model=model, tp=tp)

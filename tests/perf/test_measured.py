@@ -131,12 +131,12 @@ def test_the_fastest_all_reduce_of_a_size_counts(tmp_path):
 
 
 def test_the_cost_table_holds_the_measurements(tables):
-    """One prompt at a time and small batches: within 3 % of the sum of what was measured."""
+    """One prompt at a time: within 3 % of the sum of what was measured; decode, two lines a batch: within 7 %."""
     deployment = deploy("measured", tables=tables)
     table = cost_table(deployment, 64, 4096)
     for batch, context in ((1, 300), (4, 256), (32, 1000)):
         expected = describe_iteration(deployment, decode=[context] * batch).latency_s
-        assert decode_latency_ps(table, batch, batch * context) / 1e12 == pytest.approx(expected, rel=0.03)
+        assert decode_latency_ps(table, batch, batch * context) / 1e12 == pytest.approx(expected, rel=0.07)
     for prompt in ((256, 256), (300, 5000), (2048, 2560)):
         expected = describe_iteration(deployment, prefill=[prompt]).latency_s
         assert prefill_latency_ps(table, [prompt]) / 1e12 == pytest.approx(expected, rel=0.03)

@@ -32,7 +32,7 @@ class OperatorCost(NamedTuple):
 
     Attributes:
         name: for example "gate_up".
-        kind: "gemm", "attention", "communication" or "overhead".
+        kind: "gemm", "attention", "elementwise", "communication" or "overhead".
         seconds: time taken, float64.
         compute_bound: whether compute (rather than memory) decides; False throughout where neither does.
     """
