@@ -68,7 +68,7 @@ def _linear_rows(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) ->
     rows: list[dict[str, Any]] = []
     for layer, share in zip(layers, operations / operations.sum() / model.layers, strict=True):
         rows += [_row(f"gemm:{layer.name}", share * dense, n_tokens=tokens, d_in=layer.d_in, d_out=layer.d_out)
-                 for tokens, dense in zip(fitted.dense.knots[1:], fitted.dense.values[1:], strict=True)]
+                 for tokens, dense in zip(fitted.dense.knots, fitted.dense.values, strict=True)]
     rows += [_row("gemm:lm_head", fitted.sequence * sequences, n_tokens=sequences, d_in=head[0], d_out=head[1])
              for sequences in (1, engine["max_num_seqs"])]
     return rows
@@ -106,23 +106,30 @@ def _chip(fitted: StepModel, model: ModelSpec, engine: dict[str, Any]) -> dict[s
     """The chip's YAML: rates that whole iterations give, and what they do not tell, marked so."""
     dense = fitted.dense
     per_token = 2e6 * sum(layer.d_in * layer.d_out for layer in fused_linears(model, 1)) * model.layers
-    slope = float((dense.values[-1] - dense.values[1]) / (dense.knots[-1] - dense.knots[1]))
+    slope = float((dense.values[-1] - dense.values[0]) / (dense.knots[-1] - dense.knots[0]))
     attention = 4e6 * model.q_width * model.layers
     held = engine["num_blocks"] * engine["block_tokens"] * 2 * model.layers * model.kv_width * model.dtype_bytes
     rate = {"gemm_flops_per_s": per_token / max(slope, _LEAST_US),
             "prefill_attention_flops_per_s": attention / max(fitted.work, _LEAST_US),
             "decode_attention_flops_per_s": attention / max(fitted.decode_context, _LEAST_US)}
-    top = max(rate.values())
-    unknown = dict.fromkeys(("peak_memory_bytes_per_s", "peak_link_bytes_per_s", "gemm_memory_bytes_per_s",
-                             "attention_memory_bytes_per_s", "allreduce_bytes_per_s"), _OFF)
+    weights = sum(layer.d_in * layer.d_out for layer in fused_linears(model, 1)) * model.layers * model.dtype_bytes
+    kv_bytes = 2.0 * model.layers * model.kv_width * model.dtype_bytes
+    moved = {"gemm_memory_bytes_per_s": 1e6 * weights / max(fitted.step, _LEAST_US),
+             "attention_memory_bytes_per_s": 1e6 * kv_bytes / max(fitted.decode_context, _LEAST_US)}
+    peaks = {"peak_flops_per_s": max(rate.values()), "peak_memory_bytes_per_s": max(moved.values())}
+    links = dict.fromkeys(("peak_link_bytes_per_s", "allreduce_bytes_per_s"), _OFF)
     measured = f"fitted to whole iterations of {engine['engine']} on {engine.get('cpu') or engine['device']}"
-    notes = {**dict.fromkeys(rate, measured), **dict.fromkeys(unknown, "not told by whole iterations: in the tables"),
-             "peak_flops_per_s": "the largest fitted rate, not a datasheet's",
+    notes = {**dict.fromkeys(rate, f"{measured}; beyond the tables"),
+             **dict.fromkeys(peaks, "the largest fitted rate, not a datasheet's"),
+             **dict.fromkeys(links, "not used: one device"),
+             "gemm_memory_bytes_per_s": "all weights in the time of an iteration of one token: at least this",
+             "attention_memory_bytes_per_s": f"{measured}: keys and values of decoding requests",
              "memory_bytes": "KV blocks of the engine and weights, no more",
-             "extended": measured, "tables": f"{measured}; linear layers share their sum by operations"}
+             "extended": f"{measured}; element-wise operators are in the tables of linear layers",
+             "tables": f"{measured}; linear layers share their sum by operations"}
     overhead = {"prefill_s": 1e-6 * (fitted.step + fitted.pieces), "decode_s": 1e-6 * fitted.step}
     return {"name": "measured_engine", "title": f"{engine['engine']}, {engine.get('cpu') or engine['device']}",
-            "memory_bytes": 1.2 * float(held + model.weight_bytes), "peak_flops_per_s": top, **rate, **unknown,
+            "memory_bytes": 1.2 * float(held + model.weight_bytes), **peaks, **rate, **moved, **links,
             "extended": {"elementwise": {"memory_bytes_per_s": _OFF}, "overhead": overhead},
             "validity": {"max_tokens": int(engine["max_num_batched_tokens"]), "max_batch": int(engine["max_num_seqs"]),
                          "max_context": int(engine["max_model_len"])},

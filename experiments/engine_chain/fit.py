@@ -21,7 +21,7 @@ _OUTLIER, _ROUNDS = 2.0, 5
 
 
 class Curve(NamedTuple):
-    """Straight between knots, 0 at the first of them (0), and as steep beyond the last as before it."""
+    """Straight between knots, 0 at the first of them, and as steep beyond the last as before it."""
 
     knots: np.ndarray
     values: np.ndarray
@@ -43,7 +43,7 @@ class StepModel(NamedTuple):
         work: for each unit of `sum(q * kv)` over prompts.
         context: for each token of the prompts' contexts.
         decode_context: for each token of the contexts of decoding requests.
-        dense: by tokens.
+        dense: by tokens; that of a single token is in `step`.
         decode: by decoding requests.
     """
 
@@ -97,7 +97,7 @@ def fit_iterations(rows: dict[str, np.ndarray]) -> StepModel:
     """
     from scipy.optimize import nnls
 
-    knots, requests = _knots(rows["tokens"], 2.0), _knots(rows["n_decode"], 4.0)
+    knots, requests = _knots(rows["tokens"], 1, 2.0), _knots(rows["n_decode"], 0, 4.0)
     terms = _terms(rows, knots, requests)
     time_us = rows["time_us"].astype(np.float64)
     if len(time_us) < 4 * terms.shape[1]:
@@ -145,11 +145,11 @@ def summary(model: StepModel) -> dict[str, Any]:
             else value for name, value in model._asdict().items()}
 
 
-def _knots(sizes: np.ndarray, factor: float) -> np.ndarray:
-    """0, 1, `factor`, `factor` squared, … up to the largest size."""
-    most = max(1, int(sizes.max()))
+def _knots(sizes: np.ndarray, first: int, factor: float) -> np.ndarray:
+    """`first` (0 or 1), 1, `factor`, `factor` squared, … up to the largest size."""
+    most = max(first + 1, int(sizes.max()))
     powers = factor ** np.arange(np.ceil(np.log(most) / np.log(factor)))
-    return np.array([0.0, *powers[powers < most], most])
+    return np.unique([first, *powers[powers < most], most]).astype(np.float64)
 
 
 def _terms(rows: dict[str, np.ndarray], knots: np.ndarray, requests: np.ndarray) -> np.ndarray:

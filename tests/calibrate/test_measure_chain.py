@@ -42,7 +42,7 @@ def test_a_formula_is_found_again(measured: Path) -> None:
     found = errors(model, rows)
     assert found["worst"] < 0.01 and abs(found["bias"]) < 0.01 and held_out(rows)["worst"] < 0.01
     assert model.work == pytest.approx(0.05, rel=1e-3) and model.decode_context == pytest.approx(0.5, rel=1e-3)
-    assert model.step + model.dense.at(np.ones(1))[0] == pytest.approx(1020.0)      # no iteration has no token
+    assert model.step == pytest.approx(1020.0, rel=1e-3)            # no iteration is without a token
     for load in ("light", "half", "saturated"):
         assert errors(model, read_iterations(measured / "serve" / load / "iterations.parquet"))["worst"] < 0.05
 
