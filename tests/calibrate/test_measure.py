@@ -198,8 +198,11 @@ def test_a_missing_engine_says_how_to_set_it_up(tmp_path: Path, monkeypatch: pyt
 
 
 def test_an_interpreter_without_the_engine_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"the engine failed at 'start': ModuleNotFoundError: .*vllm.*engine\.log"):
+    with pytest.raises(UserError, match=r"the engine failed at 'start': ModuleNotFoundError: .*vllm") as raised:
         measure(plan(adapter="vllm"), tmp_path)
+    log = Path(str(raised.value).rpartition("is in '")[2].rstrip("'"))
+    assert "Traceback" in log.read_text()
+    log.unlink()
 
 
 @pytest.mark.parametrize(("setting", "message"), [

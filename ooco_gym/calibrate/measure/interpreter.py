@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import subprocess
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -89,8 +91,15 @@ class Driver:
         answer = json.loads(line) if line else {"error": self._last_words()}
         if "error" in answer:
             raise UserError(f"the engine failed at '{order['do']}': {answer['error']}; what it printed is in "
-                            f"'{self._log}'")
+                            f"'{self._kept_log()}'")
         return answer
+
+    def _kept_log(self) -> str:
+        """A copy of the log: the folder of a run that failed does not stay."""
+        handle, path = tempfile.mkstemp(prefix="ooco-gym-engine-", suffix=".log")
+        os.close(handle)
+        shutil.copyfile(self._log, path)
+        return path
 
     def _last_words(self) -> str:
         lines = [line for line in self._log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
