@@ -18,7 +18,12 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
-.PHONY: demo test lint bench wheel install engine clean distclean
+# For make validity: a run folder of `ooco-gym experiment engine_chain`, and a clone of github alibaba/ServeGen. What is
+# not given keeps its last figures on the page, as all do that need OOCO_GYM_DATA where it is not set.
+CHAIN ?=
+SERVEGEN ?=
+
+.PHONY: demo test lint bench validity wheel install engine clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -33,6 +38,10 @@ lint: $(VENV)/.all
 
 bench: $(VENV)/.demo
 	$(BIN)/ooco-gym bench out=bench
+
+# docs/validity.md and its figures, from what is measured in OOCO_GYM_DATA.
+validity: $(VENV)/.demo
+	$(BIN)/python -m experiments.validity out=docs data=$(OOCO_GYM_DATA) chain=$(CHAIN) servegen=$(SERVEGEN)
 
 wheel: $(VENV)/.all
 	$(BIN)/python -m build --wheel --outdir dist

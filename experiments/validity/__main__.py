@@ -1,0 +1,99 @@
+"""`python -m experiments.validity data=FOLDER out=docs`: measures the sections and writes the page."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from experiments.validity import page, records
+from experiments.validity.section import Context, Missing, sections
+from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.version import __version__
+
+KEYS = ("data", "out", "only", "workers", "chain", "servegen")
+_HELP = """python -m experiments.validity [KEY=VALUE ...]
+
+data      folder with profiles/, traces/ and runs/; OOCO_GYM_DATA unless given
+out       folder of the page; its figures lie in out/validity
+only      sections to measure, comma between them; all unless given, 'none' only writes the page from its figures
+workers   processes; all cores unless given
+chain     run folder of `ooco-gym experiment engine_chain`
+servegen  a clone of github alibaba/ServeGen
+"""
+
+
+def main(words: Sequence[str]) -> int:
+    """Runs what the words ask for; returns the exit code."""
+    if any(word in ("-h", "--help", "help") for word in words):
+        print(_HELP, end="")
+        return 0
+    try:
+        values = _parse(words)
+        out = Path(values.get("out", "docs"))
+        context = _context(values)
+        for name in _chosen(values.get("only", "")):
+            print(_measure(name, context, out), flush=True)
+        for path in page.write(out):
+            print(f"written: {path}")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _measure(name: str, context: Context, out: Path) -> str:
+    """Measures one section, or keeps its figures; returns what to say of it."""
+    today = datetime.date.today().isoformat()
+    began, context.used = time.monotonic(), {}
+    try:
+        figures = sections()[name].measure(context)
+    except Missing as reason:
+        before = records.read(out, name)
+        records.write(out, name, records.kept(name, before, str(reason), today))
+        return f"{name}: kept, {reason}" if before and before["figures"] else f"{name}: nothing to show, {reason}"
+    seconds = time.monotonic() - began
+    run = {"date": today, "version": __version__, "seconds": round(seconds, 1)}
+    records.write(out, name, records.measured(name, figures, context.used, run))
+    return f"{name}: measured in {seconds:.0f} s"
+
+
+def _parse(words: Sequence[str]) -> dict[str, str]:
+    values = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals:
+            raise UserError(f"'{word}' is no KEY=VALUE; known keys: {', '.join(KEYS)}")
+        check_keys("validity", [key], KEYS)
+        if value:
+            values[key] = value
+    return values
+
+
+def _context(values: Mapping[str, str]) -> Context:
+    data = values.get("data") or os.environ.get("OOCO_GYM_DATA")
+    if data and not Path(data).expanduser().is_dir():
+        raise UserError(f"data={data} is no folder; expected one with profiles/, traces/ and runs/")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    workers = values.get("workers", str(cores))
+    if not workers.isdigit() or int(workers) < 1:
+        raise UserError(f"workers={workers}: expected a whole number of at least 1")
+    extra = {name: Path(values[name]).expanduser() if name in values else None for name in ("chain", "servegen")}
+    return Context(Path(data).expanduser() if data else None, extra, int(workers))
+
+
+def _chosen(only: str) -> list[str]:
+    if only == "none":
+        return []
+    names = [name for name in only.split(",") if name] or list(sections())
+    for name in names:
+        if name not in sections():
+            raise unknown("section", name, sections())
+    return names
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

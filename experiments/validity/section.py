@@ -1,0 +1,119 @@
+"""What a section of the page is, what it may ask for, and how sections are found."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from experiments.validity.svg import Panel
+
+Figures = Mapping[str, Any]
+
+PARTS = ("Timing against measurements", "Load against traces", "A real engine from end to end",
+         "Against the papers' own statements", "Where the model breaks")
+"""Headings of the page, in order."""
+
+
+class Missing(Exception):
+    """What a section needs is not there; the message names it, and goes onto the page."""
+
+
+@dataclass
+class Context:
+    """What sections measure with.
+
+    Attributes:
+        data: folder with `profiles`, `traces` and `runs` (`OOCO_GYM_DATA`), or None.
+        extra: further inputs by name (`chain`, `servegen`), or None.
+        workers: processes at most.
+        used: SHA-256 of each file or folder that was read, by its name; a section's own, reset for each.
+        shared: what one section computed and another may take; keyed by module.
+    """
+
+    data: Path | None
+    extra: Mapping[str, Path | None] = field(default_factory=dict)
+    workers: int = 1
+    used: dict[str, str] = field(default_factory=dict)
+    shared: dict[str, Any] = field(default_factory=dict)
+
+    def file(self, name: str) -> Path:
+        """A file of the data folder, which the section is then said to rest on.
+
+        Raises:
+            Missing: there is no data folder, or the file is not in it.
+        """
+        if self.data is None:
+            raise Missing("no data folder was given (`OOCO_GYM_DATA`)")
+        path = self.data / name
+        if not path.is_file():
+            raise Missing(f"the data folder has no `{name}`")
+        self.used[name] = digest([path])
+        return path
+
+    def folder(self, name: str) -> Path:
+        """A folder given by `name=FOLDER`; its digest is taken by `rest_on`.
+
+        Raises:
+            Missing: it was not given or does not exist.
+        """
+        path = self.extra.get(name)
+        if path is None or not path.is_dir():
+            raise Missing(f"no folder was given by `{name}=`")
+        return path
+
+    def rest_on(self, name: str, files: Sequence[Path]) -> None:
+        """Says that the section rests on several files together."""
+        self.used[name] = digest(files)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page.
+
+    Attributes:
+        order: where it stands; the hundreds are the part (100: the first of `PARTS`).
+        title: its heading.
+        measure: computes its figures, JSON-able; raises `Missing`.
+        write: its Markdown, from the figures alone.
+        draw: its plot's panels, from the figures alone; None where there is no plot.
+        glance: rows `(question, found, wanted)` for the table at the top, from the figures alone.
+    """
+
+    order: int
+    title: str
+    measure: Callable[[Context], dict[str, Any]]
+    write: Callable[[Figures], str]
+    draw: Callable[[Figures], list[Panel]] | None = None
+    glance: Callable[[Figures], list[tuple[str, str, str]]] | None = None
+
+    @property
+    def part(self) -> str:
+        """Heading under which it stands."""
+        return PARTS[self.order // 100 - 1]
+
+
+@cache
+def sections() -> dict[str, Section]:
+    """All sections by name, in the page's order: the modules of `experiments.validity.sections`."""
+    package = importlib.import_module("experiments.validity.sections")
+    found = {item.name: importlib.import_module(f"{package.__name__}.{item.name}").SECTION
+             for item in pkgutil.iter_modules(package.__path__)}
+    return dict(sorted(found.items(), key=lambda item: item[1].order))
+
+
+def digest(files: Sequence[Path]) -> str:
+    """SHA-256 of a file, or of several: of their names and digests in order."""
+    digests = []
+    for path in files:
+        with path.open("rb") as file:
+            digests.append(hashlib.file_digest(file, "sha256").hexdigest())
+    if len(digests) == 1:
+        return digests[0]
+    lines = "".join(f"{path.name} {item}\n" for path, item in zip(files, digests, strict=True))
+    return hashlib.sha256(lines.encode()).hexdigest()

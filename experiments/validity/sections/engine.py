@@ -1,0 +1,65 @@
+"""A real engine on this kind of machine, measured, fitted, simulated: the last run of the chain."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from experiments.validity.markdown import percent, signed, table
+from experiments.validity.section import Context, Figures, Missing, Section
+
+KEYS = ("ttft", "tpot")
+TITLES = {"ttft": "TTFT", "tpot": "TPOT"}
+_ENGINE = ("engine", "model", "device", "cpu", "threads")
+_LOAD = ("requests", "iterations_real", "iterations_simulated")
+
+
+def measure(context: Context) -> dict[str, Any]:
+    """Takes the figures of a run of `ooco-gym experiment engine_chain`."""
+    folder = context.folder("chain")
+    path = folder / "summary.json"
+    if not path.is_file():
+        raise Missing("`chain=` has no `summary.json`: give the run folder of `ooco-gym experiment engine_chain`")
+    found = json.loads(path.read_text(encoding="utf-8"))
+    if not str(found.get("schema", "")).startswith("ooco-gym/engine_chain/"):
+        raise Missing("`chain=` holds no run of `ooco-gym experiment engine_chain`")
+    context.rest_on("engine_chain/summary.json", [path])
+    loads = {name: {key: load.get(key) for key in (*_LOAD, *(f"{key}_{part}" for key in KEYS for part in (
+        "median_ms_real", "median_ms_simulated", "median_error", "mean_error")))} for name, load in
+        found["loads"].items()}
+    return {"engine": {key: found["engine"].get(key) for key in _ENGINE}, "loads": loads,
+            "held_out": found.get("held_out_passes"), "fit": found.get("fit_errors"),
+            "worst": found.get("worst_median_error")}
+
+
+def write(figures: Figures) -> str:
+    """The medians at each load."""
+    rows = []
+    for name, load in figures["loads"].items():
+        cells = []
+        for key in KEYS:
+            cells += [f"{load[f'{key}_median_ms_real']:.2f} / {load[f'{key}_median_ms_simulated']:.2f}",
+                      signed(load[f"{key}_median_error"]), signed(load[f"{key}_mean_error"])]
+        rows.append([name, f"{load['requests']:,}", *cells])
+    engine = figures["engine"]
+    machine = f"{engine['cpu']}, {engine['threads']} thread" + ("" if engine["threads"] == 1 else "s")
+    header = ["load", "requests"]
+    for key in KEYS:
+        header += [f"{TITLES[key]} median, ms, real / simulated", "error", "error of the mean"]
+    said = (f"{engine['engine']} serving a small model of random weights ({machine}), measured by `ooco-gym calibrate "
+            "measure`, fitted to designed batches, and simulated on the very requests that it served in real time "
+            "(`ooco-gym experiment engine_chain`; [measuring.md](measuring.md)).")
+    if figures["held_out"] and "mape" in figures["held_out"]:
+        said += f" Iterations of passes that the fit had not seen: MAPE {percent(figures['held_out']['mape'])}."
+    return "\n\n".join([said, table(header, rows)])
+
+
+def glance(figures: Figures) -> list[tuple[str, str, str]]:
+    """Acceptance of the chain."""
+    loads = figures["loads"]
+    worst = {key: max(abs(load[f"{key}_median_error"]) for load in loads.values()) for key in KEYS}
+    return [(f"{figures['engine']['engine']} against its simulation, worst median of {len(loads)} loads: TTFT, TPOT",
+             f"{worst['ttft']:.1f} %, {worst['tpot']:.1f} %", "≤ 15 %")]
+
+
+SECTION = Section(310, "vLLM on a CPU: measure, fit, simulate, compare", measure, write, None, glance)
