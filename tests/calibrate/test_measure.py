@@ -50,6 +50,11 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, measure(plan(), out)
 
 
+@pytest.fixture(autouse=True)
+def no_logs_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 def formula_us(rows: list[dict[str, Any]]) -> np.ndarray:
     table = {key: np.array([row[key] for row in rows], float)
              for key in ("tokens", "sequences_sampled", "prefill_work", "decode_context_sum", "n_admitted")}
@@ -202,7 +207,6 @@ def test_an_interpreter_without_the_engine_is_one_sentence(tmp_path: Path) -> No
         measure(plan(adapter="vllm"), tmp_path)
     log = Path(str(raised.value).rpartition("is in '")[2].rstrip("'"))
     assert "Traceback" in log.read_text()
-    log.unlink()
 
 
 @pytest.mark.parametrize(("setting", "message"), [
