@@ -21,7 +21,7 @@ data      folder with profiles/, traces/ and runs/; OOCO_GYM_DATA unless given
 out       folder of the page; its figures lie in out/validity
 only      sections to measure, comma between them; all unless given, 'none' only writes the page from its figures
 workers   processes; all cores unless given
-chain     run folder of `ooco-gym experiment engine_chain`
+chain     run folder of `ooco-gym experiment engine_chain`; of several with commas between them the last is shown
 servegen  a clone of github alibaba/ServeGen
 """
 
@@ -81,8 +81,16 @@ def _context(values: Mapping[str, str]) -> Context:
     workers = values.get("workers", str(cores))
     if not workers.isdigit() or int(workers) < 1:
         raise UserError(f"workers={workers}: expected a whole number of at least 1")
-    extra = {name: Path(values[name]).expanduser() if name in values else None for name in ("chain", "servegen")}
+    extra = {name: _folders(name, values.get(name, "")) for name in ("chain", "servegen")}
     return Context(Path(data).expanduser() if data else None, extra, int(workers))
+
+
+def _folders(name: str, text: str) -> list[Path]:
+    paths = [Path(part).expanduser() for part in text.split(",") if part]
+    for path in paths:
+        if not path.is_dir():
+            raise UserError(f"{name}={text}: '{path}' is no folder")
+    return paths
 
 
 def _chosen(only: str) -> list[str]:

@@ -26,7 +26,11 @@ def signed(value: float | None, digits: int = 1) -> str:
     """A difference in percent, with its sign."""
     if value is None:
         return "–"
-    text = f"{value:+.{digits}f} %"
+    return minus(f"{value:+.{digits}f} %")
+
+
+def minus(text: str) -> str:
+    """Hyphens as minus signs."""
     return text.replace("-", "−")
 
 

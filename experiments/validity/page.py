@@ -74,7 +74,10 @@ def _section(name: str, section: Section, record: Mapping[str, Any] | None) -> s
 
 
 def _origin(record: Mapping[str, Any]) -> str:
-    run, data = record["run"], [f"`{name}`" for name in record["data"]]
+    run, files = record["run"], list(record["data"])
+    folders = {name.split("/")[0]: sum(other.startswith(name.split("/")[0] + "/") for other in files) for name in files}
+    data = [f"`{name}`" for name in files] if len(files) <= 2 else [f"`{name}/` ({many})" for name, many in
+                                                                   folders.items()]
     said = f"<sub>Run of {run['date']}, ooco-gym {run['version']}, {run['seconds']:.0f} s; "
     said += f"data: {', '.join(data)}." if data else "no data but the repository's own."
     if record["kept"]:

@@ -30,14 +30,14 @@ class Context:
 
     Attributes:
         data: folder with `profiles`, `traces` and `runs` (`OOCO_GYM_DATA`), or None.
-        extra: further inputs by name (`chain`, `servegen`), or None.
+        extra: folders of further inputs by name (`chain`, `servegen`).
         workers: processes at most.
         used: SHA-256 of each file or folder that was read, by its name; a section's own, reset for each.
         shared: what one section computed and another may take; keyed by module.
     """
 
     data: Path | None
-    extra: Mapping[str, Path | None] = field(default_factory=dict)
+    extra: Mapping[str, Sequence[Path]] = field(default_factory=dict)
     workers: int = 1
     used: dict[str, str] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
@@ -56,16 +56,15 @@ class Context:
         self.used[name] = digest([path])
         return path
 
-    def folder(self, name: str) -> Path:
-        """A folder given by `name=FOLDER`; its digest is taken by `rest_on`.
+    def folders(self, name: str) -> Sequence[Path]:
+        """The folders given by `name=FOLDER,FOLDER`; their digests are taken by `rest_on`.
 
         Raises:
-            Missing: it was not given or does not exist.
+            Missing: none was given.
         """
-        path = self.extra.get(name)
-        if path is None or not path.is_dir():
+        if not self.extra.get(name):
             raise Missing(f"no folder was given by `{name}=`")
-        return path
+        return self.extra[name]
 
     def rest_on(self, name: str, files: Sequence[Path]) -> None:
         """Says that the section rests on several files together."""

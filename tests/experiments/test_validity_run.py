@@ -162,12 +162,13 @@ def test_what_is_missing_is_named(tmp_path, data):
         Context(data).file("traces/none.csv")
     (tmp_path / "summary.json").write_text('{"schema": "ooco-gym/simulate/1"}')
     with pytest.raises(Missing, match="holds no run"):
-        engine.measure(Context(data, {"chain": tmp_path}))
+        engine.measure(Context(data, {"chain": [tmp_path]}))
 
 
 @pytest.mark.parametrize(("words", "message"), [
     (["only=chipz"], "did you mean 'chips'"), (["dat=x"], "did you mean 'data'"), (["chips"], "no KEY=VALUE"),
-    (["data=/nowhere/at/all"], "is no folder"), (["workers=0"], "workers=0")])
+    (["data=/nowhere/at/all"], "is no folder"), (["workers=0"], "workers=0"),
+    (["chain=/nowhere/at/all"], "'/nowhere/at/all' is no folder")])
 def test_mistakes_are_named(words, message, tmp_path, capsys):
     assert main([*words, f"out={tmp_path}"]) == 2
     assert message in capsys.readouterr().err

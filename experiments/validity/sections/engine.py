@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
-from experiments.validity.markdown import percent, signed, table
+from experiments.validity.markdown import joined, percent, signed, table
 from experiments.validity.section import Context, Figures, Missing, Section
 
 KEYS = ("ttft", "tpot")
@@ -15,21 +16,29 @@ _LOAD = ("requests", "iterations_real", "iterations_simulated")
 
 
 def measure(context: Context) -> dict[str, Any]:
-    """Takes the figures of a run of `ooco-gym experiment engine_chain`."""
-    folder = context.folder("chain")
-    path = folder / "summary.json"
-    if not path.is_file():
-        raise Missing("`chain=` has no `summary.json`: give the run folder of `ooco-gym experiment engine_chain`")
-    found = json.loads(path.read_text(encoding="utf-8"))
-    if not str(found.get("schema", "")).startswith("ooco-gym/engine_chain/"):
-        raise Missing("`chain=` holds no run of `ooco-gym experiment engine_chain`")
-    context.rest_on("engine_chain/summary.json", [path])
+    """Takes the figures of runs of `ooco-gym experiment engine_chain`: the last one whole, of others the worst median.
+
+    Raises:
+        Missing: no run was given, or a folder holds none.
+    """
+    paths = [folder / "summary.json" for folder in context.folders("chain")]
+    runs = [_read(path) for path in paths]
+    context.rest_on("engine_chain/summary.json", paths[-1:])
+    last, earlier = runs[-1], runs[:-1]
     loads = {name: {key: load.get(key) for key in (*_LOAD, *(f"{key}_{part}" for key in KEYS for part in (
         "median_ms_real", "median_ms_simulated", "median_error", "mean_error")))} for name, load in
-        found["loads"].items()}
-    return {"engine": {key: found["engine"].get(key) for key in _ENGINE}, "loads": loads,
-            "held_out": found.get("held_out_passes"), "fit": found.get("fit_errors"),
-            "worst": found.get("worst_median_error")}
+        last["loads"].items()}
+    return {"engine": {key: last["engine"].get(key) for key in _ENGINE}, "loads": loads,
+            "held_out": last.get("held_out_passes"), "worst": last.get("worst_median_error"),
+            "earlier": [run.get("worst_median_error") for run in earlier]}
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """The summary of a run."""
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if not str(found.get("schema", "")).startswith("ooco-gym/engine_chain/"):
+        raise Missing("`chain=` holds no run of `ooco-gym experiment engine_chain`")
+    return found
 
 
 def write(figures: Figures) -> str:
@@ -51,6 +60,9 @@ def write(figures: Figures) -> str:
             "(`ooco-gym experiment engine_chain`; [measuring.md](measuring.md)).")
     if figures["held_out"] and "mape" in figures["held_out"]:
         said += f" Iterations of passes that the fit had not seen: MAPE {percent(figures['held_out']['mape'])}."
+    if figures["earlier"]:
+        said += (f" Worst median of the {len(figures['earlier'])} runs before it: "
+                 f"{joined([percent(value) for value in figures['earlier']])}.")
     return "\n\n".join([said, table(header, rows)])
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.validity.markdown import number, table
+from experiments.validity.markdown import joined, number, table
 from experiments.validity.section import Context, Figures, Section
 from experiments.validity.svg import Axis, Panel, Series
 from ooco_gym.workload.describe import counts_in_windows, rank_correlation
@@ -104,7 +104,7 @@ def write(figures: Figures) -> str:
         "distance, dispersion the variance over the mean of counts in windows (1 for a Poisson process). Peaks are the "
         "busiest window over the mean, trace against generator (least to most of the seeds).",
         table(["workload", "requests", "KS of gaps", "KS of counts, 0.5–3 s", "peak/mean 1 min", "peak/mean 10 min",
-               "dispersion, worst ratio"], arrivals),
+               "dispersion, worst ratio"], arrivals), *_off(found),
         "Index of dispersion by window, trace → generator:",
         table(["workload", *(f"{window} s" for window in windows)], spread),
         "Lengths (`sharegpt` and `lmsys` have no arrivals in public, so theirs are an assumption, as are the prompts "
@@ -116,6 +116,18 @@ def _peaks(arrivals: Figures) -> list[str]:
     known = [arrivals["peaks"].get(f"{window_s:g}") for window_s in PEAKS_S]
     return [f"{item['trace']:.2f} / {item['model']:.2f} ({item['model_low']:.2f}–{item['model_high']:.2f})"
             if item else "–" for item in known]
+
+
+def _off(found: list[dict[str, Any]]) -> list[str]:
+    """Where the dispersion is more than a tenth off, in a sentence."""
+    said = []
+    for item in found:
+        windows = [window for window, one in (item["arrivals"] or {"dispersion": {}})["dispersion"].items()
+                   if one["ratio"] is None or abs(one["ratio"] - 1) > 0.1]
+        if windows:
+            said.append(f"**Off:** the dispersion of `{item['name']}` differs by more than 10 % in windows of "
+                        f"{joined(windows)} s.")
+    return said
 
 
 def _worst_ratio(arrivals: Figures) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from experiments.validity.columns import read_csv
-from experiments.validity.markdown import table
+from experiments.validity.markdown import minus, table
 from experiments.validity.section import Context, Figures, Missing, Section
 from experiments.validity.svg import Axis, Panel, Series
 
@@ -22,7 +22,7 @@ def measure(context: Context) -> dict[str, Any]:
     """Hourly rates relative to their mean, and how well one period's predict the next one's."""
     azure = {f"azure_2024_{service}": _days(read_csv(context.file(f"traces/azure_2024_{service}_rate_digitised.csv")))
              for service in AZURE}
-    root = context.folder("servegen")
+    root = context.folders("servegen")[-1]
     weeks = {}
     for name in SERVEGEN:
         files = sorted((root / "data" / name).glob("chunk-*-trace.csv"))
@@ -74,15 +74,16 @@ def _weeks(rate: np.ndarray) -> dict[str, Any]:
 
 def write(figures: Figures) -> str:
     """One table."""
-    rows = [[f"ServeGen `{name}`", f"week to week, {item['hours']} of {WEEK_HOURS} hours", f"{item['r2']:.2f}",
+    rows = [[f"ServeGen `{name}`", f"week to week, {item['hours']} of {WEEK_HOURS} hours", minus(f"{item['r2']:.2f}"),
              f"{item['r2_line']:.2f}"] for name, item in figures["weeks"].items()]
-    rows += [[f"`{name}`", "day to day within a week", f"{min(item['r2']):.2f} to {max(item['r2']):.2f}", "–"]
+    rows += [[f"`{name}`", "day to day within a week", minus(f"{min(item['r2']):.2f} to {max(item['r2']):.2f}"), "–"]
              for name, item in figures["days"].items()]
     return "\n\n".join([
         "Hourly rates of one period, relative to their mean, taken as the prediction of the next (R²: 1 the same, 0 no "
         "better than a flat line, negative worse), and the R² of the best straight line between them. A tide must not "
         "be taken for granted: policies should be judged on weeks that they were not tuned on (`drift` of a workload "
-        "gives such weeks). Hours with ten minutes without any request count as not recorded.",
+        "gives such weeks). Hours with ten minutes without any request count as not recorded. (ServeGen: github "
+        "alibaba/ServeGen, rates of clients summed.)",
         table(["service", "from … to", "R² as prediction", "R² of a line"], rows)])
 
 
@@ -99,7 +100,7 @@ def glance(figures: Figures) -> list[tuple[str, str, str]]:
     """One week against the next."""
     values = [item["r2"] for item in figures["weeks"].values()]
     return [("What one week's tide says of the next (ServeGen, R² as prediction)",
-             f"{min(values):.2f} to {max(values):.2f}", "near zero")]
+             minus(f"{min(values):.2f} to {max(values):.2f}"), "near zero")]
 
 
 SECTION = Section(230, "What one week's tide says of the next", measure, write, draw, glance)

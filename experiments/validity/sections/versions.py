@@ -62,8 +62,8 @@ def write(figures: Figures) -> str:
     carried = [[f"`{form}`", *(f"{percent(item['mape'])}, {signed(item['median_bias'], 0)}" for item in (
         figures["across"][f"{form}/there"], figures["across"][f"{form}/back"]))] for form in ("ooco", "extended")]
     return "\n\n".join([
-        f"A100 linear layers and all-reduces, timed by {first} (and vLLM 0.14 or NCCL 2.27) and by {second}. The same "
-        "shapes on the same chip:",
+        f"A100 linear layers and all-reduces, timed by {first} (all-reduce: the faster of vLLM 0.14's own kernel and "
+        f"NCCL 2.27, from CUDA graphs) and by {second} (NCCL, called). The same shapes on the same chip:",
         table(["operator", "shapes in both", "mean difference", "median (P5 to P95) of the second"], rows),
         "Linear layers fitted to one and judged on the other (MAPE, median bias):",
         table(["form", "fitted to the first", "fitted to the second"], carried),
