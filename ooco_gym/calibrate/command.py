@@ -63,7 +63,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
                                seed=_whole("seed", values["seed"], 0), tell=lambda text: status.update(
                                    f"fitting {text}"))
         result.notes += notes
-        valid = chips.validity(result.rows, [result.engine] if result.engine is not None else [])
+        valid = chips.validity(result.rows, [one.rows for one in result.engine])
         name = plain(str(values["name"] or device))
         chip = chips.chip_of(base, name, run.roofline_of(result), run.extended_of(result),
                              sources_of(result, found, said))
@@ -101,7 +101,7 @@ def sources_of(result: Calibration, found: Found, datasheet: str) -> dict[str, s
             said[name] = f"fitted to {rows} measured all-reduces{_error(result, 'all_reduce', 'ooco')}"
         elif "engine" in fits and name in fits["engine"].found:
             said[name] = (f"fitted to {fits['engine'].rows} iterations of an engine, "
-                          f"{_percent(result.iterations['ooco'])} on unseen sizes")
+                          f"{_percent(result.iterations['ooco'])} on unseen {result.iterations['ooco']['held_out']}")
         elif "steps" in fits and name in fits["steps"].found:
             judged = "unseen architectures" if result.architecture else "unseen sizes"
             error = f", {_percent(errors['ooco'])} on {judged}" if "ooco" in errors else ""

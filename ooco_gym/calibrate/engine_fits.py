@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,15 +49,34 @@ def seconds(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRo
     return total
 
 
-def fit(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRows, seed: int = 0,
+class Served(NamedTuple):
+    """Iterations of an engine that served one model at one tensor-parallel degree."""
+
+    rows: EngineRows
+    model: ModelSpec
+    tp: int
+
+
+def predict(form: str, chip: ChipSpec, served: Sequence[Served]) -> np.ndarray:
+    """What a timing form says of all iterations, one engine after the other, float64[n]."""
+    return np.concatenate([seconds(form, chip, one.model, one.tp, one.rows) for one in served])
+
+
+def measured(served: Sequence[Served]) -> np.ndarray:
+    """Measured seconds in the same order."""
+    return np.concatenate([one.rows.seconds for one in served])
+
+
+def fit(form: str, chip: ChipSpec, served: Sequence[Served], seed: int = 0,
         start: Mapping[str, float] | None = None) -> Fitted:
     """Fits a form to iterations.
 
     Rates are searched only where no operators gave them (`chip.extended`); what the engine does besides its kernels is
     added to them, or runs beside them, whichever agrees better.
     """
-    taken = rows.select(sample(len(rows), _FITTED, seed))
-    best: Fitted | None = None
+    most = max(_FITTED // len(served), 50)
+    taken = [one._replace(rows=one.rows.select(sample(len(one.rows), most, seed))) for one in served]
+    times, best = measured(taken), None
     for overlap in (False, True) if form == "extended" else (False,):
         free = _free(form, chip, overlap, taken)
         if start is not None:
@@ -65,34 +84,53 @@ def fit(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRows, 
                 continue
             free = [item._replace(start=min(max(start[item.name] - item.above, item.low * 1.1), item.high / 1.1))
                     for item in free]
-
-        def predict(found: dict[str, float]) -> np.ndarray:
-            return seconds(form, with_found(form, chip, found), model, tp, taken)
-
-        found, cost = least_squares(free, predict, taken.seconds, starts=1 if start is not None else 3, seed=seed)
+        found, cost = least_squares(free, lambda found: predict(form, with_found(form, chip, found), taken), times,
+                                    starts=1 if start is not None else 3, seed=seed)
         if best is None or cost < best.cost:
-            best = Fitted(found, len(taken), cost)
-    assert best is not None
-    return best
+            best = Fitted(found, len(times), cost)
+    # A fit to a part of the data may lack parameters that the whole has: then it searches from the beginning.
+    return best if best is not None else fit(form, chip, served, seed)
 
 
-def unseen(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRows, seed: int,
+def unseen(form: str, chip: ChipSpec, served: Sequence[Served], seed: int,
            start: Mapping[str, float]) -> dict[str, Any]:
-    """Errors on iterations by fits that have not seen batches of their sizes, in percent."""
-    sizes = np.stack([rows.n_decode, rows.prompts, np.round(np.log2(1 + rows.prefill_tokens)),
-                      np.round(np.log2(1 + rows.decode_context))], axis=1)
-    fold = folds(np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1), seed)
-    predicted = np.empty(len(rows))
+    """Errors on iterations by fits that have not seen their model and degree, or with one only, their sizes; percent.
+
+    Returns:
+        The errors, `held_out` in words, and errors with prompts and without.
+    """
+    rows = [one.rows for one in served]
+    if len(served) > 1:
+        fold = np.repeat(np.arange(len(served)), [len(part) for part in rows])
+        said = "models and tensor-parallel degrees"
+    else:
+        fold, said = folds(_sizes(rows[0]), seed), "sizes of batches"
+    owner = np.repeat(np.arange(len(served)), [len(part) for part in rows])
+    predicted = np.empty(len(fold))
     for number in range(int(fold.max()) + 1):
         hidden = fold == number
-        known = rows.select(~hidden) if (~hidden).sum() >= FEW else rows
-        found = fit(form, chip, model, tp, known, seed, start).found
-        predicted[hidden] = seconds(form, with_found(form, chip, found), model, tp, rows.select(hidden))
-    result: dict[str, Any] = dict(errors(predicted, rows.seconds))
-    for name, which in (("with_prompts", rows.prompts > 0), ("decode_only", rows.prompts == 0)):
+        known = _part(served, owner, ~hidden if (~hidden).sum() >= FEW else np.ones_like(hidden))
+        found = fit(form, chip, known, seed, start).found
+        predicted[hidden] = predict(form, with_found(form, chip, found), _part(served, owner, hidden))
+    times, prompts = measured(served), np.concatenate([part.prompts for part in rows])
+    result: dict[str, Any] = dict(errors(predicted, times)) | {"held_out": said}
+    for name, which in (("with_prompts", prompts > 0), ("decode_only", prompts == 0)):
         if which.any():
-            result[name] = errors(predicted[which], rows.seconds[which])
+            result[name] = errors(predicted[which], times[which])
     return result
+
+
+def _part(served: Sequence[Served], owner: np.ndarray, which: np.ndarray) -> list[Served]:
+    """The engines with the chosen iterations only, those without any left out."""
+    chosen = [one._replace(rows=one.rows.select(which[owner == number])) for number, one in enumerate(served)]
+    return [one for one in chosen if len(one.rows)]
+
+
+def _sizes(rows: EngineRows) -> np.ndarray:
+    """A number for each iteration, equal where batches are of about the same size."""
+    sizes = np.stack([rows.n_decode, rows.prompts, np.round(np.log2(1 + rows.prefill_tokens)),
+                      np.round(np.log2(1 + rows.decode_context))], axis=1)
+    return np.unique(sizes, axis=0, return_inverse=True)[1].reshape(-1)
 
 
 def noise(rows: EngineRows) -> float | None:
@@ -122,8 +160,9 @@ def with_found(form: str, chip: ChipSpec, found: Mapping[str, float]) -> ChipSpe
     return replace(chip, extended=replace(extended, **built))
 
 
-def _free(form: str, chip: ChipSpec, overlap: bool, rows: EngineRows) -> list[Free]:
-    prompts, decodes = bool((rows.prompts > 0).any()), bool((rows.n_decode > 0).any())
+def _free(form: str, chip: ChipSpec, overlap: bool, served: Sequence[Served]) -> list[Free]:
+    prompts, decodes, pure = (any(bool(which(one.rows).any()) for one in served) for which in (
+        lambda rows: rows.prompts > 0, lambda rows: rows.n_decode > 0, lambda rows: rows.prompts == 0))
     if form == "ooco":
         free = [*(item for item in roofline_free(chip) if "overhead" not in item.name),
                 Free("prefill_overhead_s", 1e-3, 1e-7, 10.0, off=True),
@@ -133,7 +172,7 @@ def _free(form: str, chip: ChipSpec, overlap: bool, rows: EngineRows) -> list[Fr
     word = "floor_s" if overlap else "s"
     free = [Free("overhead.sequence_s", 1e-5, 1e-9, 1.0, off=True)]
     free += [Free(f"overhead.prefill_{word}", 1e-3, 1e-7, 10.0, off=True)] if prompts else []
-    free += [Free(f"overhead.decode_{word}", 1e-3, 1e-7, 10.0, off=True)] if (rows.prompts == 0).any() else []
+    free += [Free(f"overhead.decode_{word}", 1e-3, 1e-7, 10.0, off=True)] if pure else []
     if chip.extended is None or chip.extended.gemm is None:
         free += _rates("gemm", chip, 1.1) + [Free("gemm.exponent", 1.0, 0.01, 20.0, above=1.0)]
     if prompts and (chip.extended is None or chip.extended.prefill_attention is None):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.calibrate import step_fits
+from ooco_gym.calibrate import engine_fits, step_fits
 from ooco_gym.calibrate.fitting import sample
 from ooco_gym.calibrate.operators import FORMS
 from ooco_gym.calibrate.rows import Rows
@@ -89,7 +89,24 @@ def _panels(result: Calibration) -> list[dict[str, Any]]:
             "predicted": {form: result.unseen[form][op][index] for form in FORMS if op in result.unseen[form]}})
     if result.steps is not None:
         panels.append(_step_panel(result))
+    if result.engine:
+        panels.append(_engine_panel(result))
     return panels
+
+
+def _engine_panel(result: Calibration) -> dict[str, Any]:
+    from ooco_gym.calibrate.run import engine_s
+
+    rows = [one.rows for one in result.engine]
+    seconds = engine_fits.measured(result.engine)
+    index = sample(len(seconds), POINTS, 0)
+    tokens = np.concatenate([part.tokens for part in rows])
+    labels = [f"{one.model.name}, tp {one.tp}<br>{decodes:g} decode, {prompts:g} prompts<br>{label}"
+              for one in result.engine for decodes, prompts, label in zip(
+                  one.rows.n_decode, one.rows.prompts, one.rows.label, strict=True)]
+    return {"name": "engine", "by": "tokens of the iteration", "size": tokens[index], "seconds": seconds[index],
+            "labels": [labels[number] for number in index],
+            "predicted": {form: engine_s(result, form)[index] for form in FORMS if "engine" in result.fits[form]}}
 
 
 def _step_panel(result: Calibration) -> dict[str, Any]:

@@ -39,14 +39,14 @@ class Calibration:
         excluded: rows left out, by operator and reason.
         kernels: by operator with several kernels, how often each was the fastest.
         steps: iterations composed of measured operators.
-        engine: whole iterations.
+        engine: whole iterations, by model and tensor-parallel degree.
         fits: by form and operator (for iterations: `steps`, `engine`).
         unseen: seconds predicted by fits that had not seen the shape, by form and operator.
         shapes: errors of these, by operator and form.
         held_out: what was held out, by operator.
         architecture: errors on unseen architectures, by form.
         whole_steps: errors on composed iterations of unseen sizes, where only one architecture was measured.
-        iterations: errors on an engine's iterations of unseen sizes, by form.
+        iterations: errors on an engine's iterations of unseen sizes or models, by form.
         not_fitted: what the data do not tell, in words.
         notes: of the readers.
     """
@@ -57,7 +57,7 @@ class Calibration:
     excluded: list[Excluded] = field(default_factory=list)
     kernels: dict[str, Any] = field(default_factory=dict)
     steps: Steps | None = None
-    engine: engine_rows.EngineRows | None = None
+    engine: list[engine_fits.Served] = field(default_factory=list)
     fits: dict[str, dict[str, Fitted]] = field(default_factory=lambda: {form: {} for form in FORMS})
     unseen: dict[str, dict[str, np.ndarray]] = field(default_factory=lambda: {form: {} for form in FORMS})
     shapes: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -156,6 +156,9 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
 
 
 def _fit_operators(result: Calibration, seed: int, tell: Tell) -> None:
+    if not len(result.rows):
+        result.not_fitted.append("operators: none was measured")
+        return
     for kind in KINDS:
         part = result.rows.of_kind(kind)
         if kind == "elementwise":
@@ -180,10 +183,12 @@ def _fit_operators(result: Calibration, seed: int, tell: Tell) -> None:
 def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: Tell) -> None:
     """The roofline's eight parameters, and both forms on iterations composed of operators."""
     steps = None
+    if not len(result.rows):
+        return
     if found.composed:
-        mine = [item for item in found.composed if result.device in item["file"]] or found.composed
-        steps, notes = compositions.from_files(mine, rows)
-        result.notes += notes
+        mine = [item for item in found.composed if result.device in item["file"]]
+        steps, notes = compositions.from_files(mine or found.composed, rows)
+        result.notes += notes if mine or steps else []
     if steps is None:
         steps = compositions.compose(result.rows)
     if steps is None or len(steps) < 4 * FEW:
@@ -235,25 +240,31 @@ def _fit_sampler(result: Calibration, rows: Rows) -> None:
 
 def _fit_engine(result: Calibration, parts: list[engine_rows.EngineRows], model: str | None, tp: int, seed: int,
                 tell: Tell) -> None:
-    if not parts:
-        return
-    rows, dropped = engine_fits.clean(engine_rows.join(parts))
-    result.excluded += [Excluded("iterations", reason, count, True, []) for reason, count in dropped.items()]
-    name = model or rows.sizes or rows.model
-    if not name:
-        raise UserError(f"'{rows.file}' does not say which model the engine served; give it as model=NAME or a YAML")
-    spec, result.engine, tp = load_model(name), rows, rows.tp or tp
-    if len(rows) < 4 * FEW:
-        result.not_fitted.append(f"iterations: {len(rows)} rows, at least {4 * FEW} are needed")
+    served, grouped = [], {}
+    for part in parts:
+        grouped.setdefault((part.model, str(sorted(part.sizes.items())), part.tp), []).append(part)
+    for members in grouped.values():
+        rows, dropped = engine_fits.clean(engine_rows.join(members))
+        result.excluded += [Excluded("iterations", reason, count, True, []) for reason, count in dropped.items()]
+        name = model or rows.sizes or rows.model
+        if not name:
+            raise UserError(f"'{rows.file}' does not say which model the engine served; give it as model=NAME or a "
+                            "YAML file")
+        if len(rows) < 4 * FEW:
+            result.not_fitted.append(f"iterations of {rows.model}: {len(rows)} rows, at least {4 * FEW} are needed")
+            continue
+        served.append(engine_fits.Served(rows, load_model(name), rows.tp or tp))
+    result.engine = served
+    if not served:
         return
     for form in FORMS:
         tell(f"whole iterations, {form}")
         chip = replace(result.base, extended=extended_of(result)) if form == "extended" else result.base
         if chip.extended is not None and not chip.extended.to_mapping():
             chip = replace(chip, extended=None)
-        fitted = engine_fits.fit(form, chip, spec, tp, rows, seed)
+        fitted = engine_fits.fit(form, chip, served, seed)
         result.fits[form]["engine"] = fitted
-        result.iterations[form] = engine_fits.unseen(form, chip, spec, tp, rows, seed, fitted.found)
+        result.iterations[form] = engine_fits.unseen(form, chip, served, seed, fitted.found)
 
 
 def roofline_of(result: Calibration) -> dict[str, float]:
@@ -296,6 +307,20 @@ def extended_of(result: Calibration) -> kernels.ExtendedParameters:
     return chip.extended or extended
 
 
+def engine_s(result: Calibration, form: str) -> np.ndarray:
+    """What the final fit of a form says of an engine's iterations, float64[n]."""
+    extended = extended_of(result)
+    found = result.fits[form]["engine"].found
+    chip = engine_fits.with_found(form, result.base, found) if form == "ooco" else replace(
+        result.base, extended=extended)
+    return engine_fits.predict(form, chip, result.engine)
+
+
+def _noise(result: Calibration) -> float | None:
+    found = [(len(one.rows), value) for one in result.engine if (value := engine_fits.noise(one.rows)) is not None]
+    return sum(rows * value for rows, value in found) / sum(rows for rows, _ in found) if found else None
+
+
 def measured_of(result: Calibration, rows: Rows) -> Rows:
     """The rows for `timing=measured`: all that were fitted, and the sampler's."""
     sampler = np.array([canonical(str(op)) == "sampler" for op in rows["op"]], dtype=bool) & (rows["time_us"] > 0)
@@ -328,10 +353,10 @@ def summary_of(result: Calibration, found: Found, chip: ChipSpec, valid: Mapping
         "whole_steps": result.whole_steps,
         "held_out_iterations": result.iterations,
         "iterations": {"composed": len(result.steps) if result.steps else 0,
-                       "engine": len(result.engine) if result.engine else 0,
+                       "engine": sum(len(one.rows) for one in result.engine),
                        "architectures": [item.name for item in result.steps.architectures] if result.steps else [],
                        "origin": result.steps.origin if result.steps else "",
-                       "engine_noise": engine_fits.noise(result.engine) if result.engine else None},
+                       "engine_noise": _noise(result)},
         "parameters": {"ooco": roofline_of(result), "extended": extended_of(result).to_mapping()},
         "validity": dict(valid),
         "not_fitted": result.not_fitted,

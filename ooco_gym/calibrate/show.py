@@ -47,7 +47,7 @@ def _errors(figures: Mapping[str, Any]) -> Table:
             _row(table, op, form, item)
     for key, said in (("held_out_architecture", "iterations, unseen architecture"),
                       ("whole_steps", "iterations, unseen sizes"),
-                      ("held_out_iterations", "engine's iterations, unseen sizes")):
+                      ("held_out_iterations", "engine's iterations, unseen")):
         for form, item in figures[key].items():
             _row(table, said, form, item)
     return table

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -14,11 +15,12 @@ import yaml
 from ooco_gym.calibrate import chip as chips
 from ooco_gym.calibrate.rows import COLUMNS, Rows
 from ooco_gym.calibrate.sources import Context, read
+from ooco_gym.calibrate.sources.native import MODELS
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.specs import load_chip, load_model
-from ooco_gym.perf.table import cost_table, decode_latency_ps
+from ooco_gym.perf.table import cost_table, decode_latency_ps, prefill_latency_ps
 
 SHEET = ["chip.memory_bytes=80e9", "chip.peak_flops_per_s=312e12", "chip.peak_memory_bytes_per_s=2.039e12",
          "chip.peak_link_bytes_per_s=300e9"]
@@ -149,6 +151,30 @@ def test_devices_of_public_tables_are_known_chips(device: str, name: str) -> Non
 def test_an_unknown_datasheet_figure_is_named() -> None:
     with pytest.raises(UserError, match=r"chip.peak_flops is no datasheet figure \(did you mean 'peak_flops_per_s'"):
         chips.base_chip("x", None, {"peak_flops": 1e12})
+
+
+def test_whole_iterations_of_two_degrees_make_a_chip_and_judge_each_other(tmp_path: Path) -> None:
+    rows = []
+    for tp in (4, 8):
+        deployment = Deployment(replace(load_chip("a100_80g"), prefill_overhead_s=0.02, decode_overhead_s=0.02),
+                                load_model(MODELS["llama2-70b"]), tp=tp)
+        table = cost_table(deployment, 64, 65_536)
+        for batch in (1, 2, 4, 8, 16):
+            for context in (128, 512, 1024, 2048):
+                common = {"device": "engine", "model": "llama2-70b", "tp": tp, "batch": batch, "context_len": context}
+                prefill = prefill_latency_ps(table, [(context, context)] * batch)
+                decode = decode_latency_ps(table, batch, batch * context)
+                rows += [{**common, "op": "e2e_prefill", "q_len": context, "time_us": 1e-6 * prefill},
+                         {**common, "op": "e2e_decode", "q_len": 1, "time_us": 1e-6 * decode}]
+    data = synthetic.write(tmp_path / "rows.csv", rows)
+    assert main(["calibrate", f"data={data}", "base=a100_80g", f"out={tmp_path / 'out'}"]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert summary["iterations"]["engine"] == len(rows)
+    for form in ("ooco", "extended"):
+        judged = summary["held_out_iterations"][form]
+        assert judged["held_out"].startswith("models") and judged["mape"] < 10
+    chip = load_chip(tmp_path / "out" / "chip.yaml")
+    assert chip.decode_overhead_s > 0.015 and chip.tables == ""
 
 
 def _shared(name: str) -> Path:

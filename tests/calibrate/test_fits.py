@@ -149,7 +149,8 @@ def test_an_engines_iterations_give_back_what_made_them(form: str) -> None:
     rows = replace(rows, seconds=engine_fits.seconds(form, truth, model, 1, rows))
     base = replace(truth, prefill_overhead_s=0.0, decode_overhead_s=0.0,
                    extended=None if form == "ooco" else replace(truth.extended, overhead=None))
-    found = engine_fits.fit(form, base, model, 1, rows)
+    served = [engine_fits.Served(rows, model, 1)]
+    found = engine_fits.fit(form, base, served)
     predicted = engine_fits.seconds(form, engine_fits.with_found(form, base, found.found), model, 1, rows)
     assert errors(predicted, rows.seconds)["mape"] < 1
     if form == "extended":
