@@ -67,9 +67,7 @@ def build_figure(result: Calibration) -> Any:
         figure.update_yaxes(range=[-limit, limit], row=number, col=2)
     figure.update_layout(title=f"Calibration of {result.device}: each point predicted by a fit that has not seen its "
                                "shape (iterations: by the final fit)", height=380 * max(len(panels), 1) + 120,
-                         template="plotly_white", margin={"t": 120},
-                         legend={"orientation": "h", "x": 1.0, "xanchor": "right", "y": 1.0, "yref": "container",
-                                 "yanchor": "top", "itemsizing": "constant"})
+                         template="plotly_white", margin={"t": 120}, legend={"itemsizing": "constant"})
     return figure
 
 
