@@ -146,6 +146,12 @@ def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureF
 
     with pytest.raises(UserError, match=r"unknown experiment 'engine_chian' \(did you mean 'engine_chain'\?\)"):
         experiment(OmegaConf.create({"name": "engine_chian"}))
-    found = experiment(OmegaConf.create({"name": "engine_chain", "measured": str(measured), "out": str(tmp_path)}))
+    keys = {"name": "engine_chain", "measured": str(measured), "chip": None, "timing": "measured"}
+    found = experiment(OmegaConf.create({**keys, "out": str(tmp_path / "own")}))
     assert found["schema"] == "ooco-gym/engine_chain/1" and found["closed"]
     assert "saturated" in capsys.readouterr().out
+    again = experiment(OmegaConf.create({**keys, "chip": found["chip"], "out": str(tmp_path / "given")}))
+    assert again["chip"] == found["chip"] and again["worst_median_error"] == found["worst_median_error"]
+    other = experiment(OmegaConf.create({
+        **keys, "chip": "a100_80g", "timing": "ooco", "out": str(tmp_path / "other")}))
+    assert not other["closed"]                                      # a GPU is no match for the fake engine
