@@ -54,8 +54,13 @@ def decode_sum(state, table, batch_size, context, steps):
 
 @inner
 def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
-    """Smallest number of steps (1 … most) whose sum is at least `elapsed_ps`, or beyond it where `past` is 1."""
-    low, high = 1, most
+    """Smallest number of steps (1 … most) whose sum is at least `elapsed_ps`, or beyond it where `past` is 1.
+
+    No step is shorter than the first or longer than the last: that leaves little to search.
+    """
+    shortest = max(1, decode_latency(state, table, batch_size, context))
+    longest = max(1, decode_latency(state, table, batch_size, context + (most - 1) * batch_size))
+    low, high = min(most, max(1, elapsed_ps // longest)), min(most, elapsed_ps // shortest + 1)
     while low < high:
         middle = (low + high) // 2
         total = decode_sum(state, table, batch_size, context, middle)

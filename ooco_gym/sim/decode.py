@@ -84,7 +84,7 @@ def start_run(state, instance):
     n, context, urgent, steps, miss_ps, taken = spec.running, 0, 0, MAX_STEPS, NEVER, 0
     batch, block_tokens = state.members[BATCH, instance], counters[BLOCK_TOKENS]
     for i in range(n):
-        request = state.requests[batch[i]]
+        request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
         generated = np.int64(request.generated_tokens)
         tokens = request.prompt_tokens + generated
         context += tokens
@@ -144,12 +144,14 @@ def _advance(state, instance, steps, end_ps, ahead):
     continuing, usual, taken = 0, 0, 0
     batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
     first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
+    grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
     for i in range(spec.running):
-        request = state.requests[batch[i]]
+        request = state.requests[np.uint64(batch[i])]
         if request.online:
             gap = first_ps - request.last_token_ps
             longest = max(gap, last)
-            request.max_gap_ps = max(request.max_gap_ps, longest)
+            if longest > request.max_gap_ps:
+                request.max_gap_ps = longest
             if longest > worst_ps:
                 charge_miss(state, batch[i], TPOT_BIT, end_ps)
             if request.counted:
@@ -161,7 +163,8 @@ def _advance(state, instance, steps, end_ps, ahead):
         generated = request.generated_tokens + steps
         request.generated_tokens = generated
         request.last_token_ps = end_ps
-        taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
+        if grows:
+            taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
     take_blocks(state, instance, taken)
     if usual > 0:
         state.itl[itl_bin(first)] += usual
