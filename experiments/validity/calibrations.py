@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,6 +37,13 @@ CASES = (
 )
 
 
+ENGINES = (
+    Case("A100 80 GB", "profiles", "splitwise_a100-80gb", (), "a100_80g"),
+    Case("H100, power-capped", "profiles", "splitwise_h100-80gb-pcap", (), "h100"),
+)
+"""Whole engines, of which iterations were measured rather than operators."""
+
+
 def calibrated(data: Path, case: Case) -> dict[str, Any] | None:
     """What `ooco-gym calibrate` finds on one chip, in the words of its `summary.json` (a part of it).
 
@@ -56,7 +63,7 @@ def calibrated(data: Path, case: Case) -> dict[str, Any] | None:
     if not any(is_table(path) for path in folder.glob("*")):
         return None
     found = sources.read(folder, sources.Context("" if case.folder == "profiles" else case.device))
-    known = {str(name) for part in found.rows for name in part["device"]}
+    known = {str(name) for part in found.rows for name in part["device"]} | {part.device for part in found.engine}
     if case.device not in known:
         return None
     device, rows, _ = run.device_rows(found, case.device, [name for name in case.also if name in known], None)
@@ -70,7 +77,8 @@ def calibrated(data: Path, case: Case) -> dict[str, Any] | None:
         "architecture": figures["held_out_architecture"], "whole_steps": figures["whole_steps"],
         "iterations": figures["iterations"], "shipped": _shipped(case.shipped, result.steps),
         "excluded": [{key: item[key] for key in ("op", "reason", "rows", "bad")} for item in figures["excluded"]],
-        "not_fitted": figures["not_fitted"],
+        "not_fitted": figures["not_fitted"], "engine_iterations": figures["held_out_iterations"],
+        "engine_overhead": figures["parameters"]["extended"].get("overhead", {}),
     }
 
 
@@ -105,20 +113,20 @@ def _shipped(name: str, steps: Any) -> dict[str, Any]:
     return found
 
 
-def all_calibrated(data: Path, workers: int) -> list[dict[str, Any]]:
-    """The calibrations of all chips that the data have, in order.
+def all_calibrated(data: Path, workers: int, cases: Sequence[Case]) -> list[dict[str, Any]]:
+    """The calibrations of all cases that the data have, in order.
 
     Raises:
         UserError: the data cannot be read or fitted.
     """
     if workers == 1:
-        return [item for item in (calibrated(data, case) for case in CASES) if item]
+        return [item for item in (calibrated(data, case) for case in cases) if item]
     import multiprocessing
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
         try:
-            return [item for item in pool.map(calibrated, [data] * len(CASES), CASES) if item]
+            return [item for item in pool.map(calibrated, [data] * len(cases), cases) if item]
         except UserError:
             pool.shutdown(cancel_futures=True)
             raise

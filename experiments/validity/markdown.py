@@ -38,7 +38,7 @@ def number(value: float | None, digits: int = 3) -> str:
     """A number to so many figures; whole ones from 1,000 on with separators."""
     if value is None:
         return "–"
-    if abs(value) >= 10 ** digits or float(value).is_integer():
+    if abs(value) >= 1000 or float(value).is_integer():
         return f"{value:,.0f}"
     return f"{value:.{digits}g}"
 

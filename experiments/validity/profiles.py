@@ -8,6 +8,7 @@ import numpy as np
 
 from experiments.validity.section import Context, Missing
 from ooco_gym.calibrate import sources
+from ooco_gym.calibrate.engine_rows import EngineRows
 from ooco_gym.calibrate.rows import Rows
 
 FILE = "profiles/calibration.parquet"
@@ -23,6 +24,18 @@ def operators(context: Context) -> Rows:
     if __name__ not in context.shared:
         context.shared[__name__] = Rows.join(sources.read(path, sources.Context()).rows)
     return context.shared[__name__]
+
+
+def iterations(context: Context) -> list[EngineRows]:
+    """Whole iterations of engines, one for each device, model and tensor-parallel degree.
+
+    Raises:
+        Missing: the file is not there, or has none.
+    """
+    found = sources.read(context.file(FILE), sources.Context()).engine
+    if not found:
+        raise Missing(f"`{FILE}` has no whole iterations of an engine")
+    return found
 
 
 def of_device(rows: Rows, device: str) -> Rows:

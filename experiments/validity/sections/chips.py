@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from experiments.validity import calibrations
 from experiments.validity.calibrations import all_calibrated
 from experiments.validity.markdown import details, errors, joined, table
 from experiments.validity.section import Context, Figures, Missing, Section
@@ -24,7 +25,7 @@ def measure(context: Context) -> dict[str, Any]:
     """Calibrates every chip that the data have."""
     if context.data is None:
         raise Missing("no data folder was given (`OOCO_GYM_DATA`)")
-    found = all_calibrated(context.data, context.workers)
+    found = all_calibrated(context.data, context.workers, calibrations.CASES)
     if not found:
         raise Missing("the data folder has no measured operators of A100, H100, H200, A40 or RTX 4090 in `profiles/` "
                       "or `runs/`")

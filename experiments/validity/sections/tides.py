@@ -69,7 +69,7 @@ def _weeks(rate: np.ndarray) -> dict[str, Any]:
     first, second = (week.mean(axis=1) / week[known].mean() for week in steps[:2])
     return {"r2": said(first[known], second[known]), "hours": int(known.sum()),
             "r2_line": float(np.corrcoef(first[known], second[known])[0, 1] ** 2),
-            "first": first.tolist(), "second": second.tolist()}
+            "first": np.where(known, first, np.nan).tolist(), "second": np.where(known, second, np.nan).tolist()}
 
 
 def write(figures: Figures) -> str:
@@ -92,7 +92,8 @@ def draw(figures: Figures) -> list[Panel]:
     hours = list(range(WEEK_HOURS))
     return [Panel(f"ServeGen {name}: hourly rate over the week's mean", Axis("hour of the week", limits=(0, 168),
                   ticks=[(24 * day, f"day {day + 1}") for day in range(7)]), Axis(),
-                  [Series("first week", hours, item["first"]), Series("second week", hours, item["second"], colour=1)])
+                  [Series(f"{week} week", hours, [np.nan if rate is None else rate for rate in item[week]],
+                          colour=place) for place, week in enumerate(("first", "second"))])
             for name, item in list(figures["weeks"].items())[:2]]
 
 
