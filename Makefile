@@ -18,8 +18,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
-# For make validity: a run folder of `ooco-gym experiment engine_chain`, and a clone of github alibaba/ServeGen. What is
-# not given keeps its last figures on the page, as all do that need OOCO_GYM_DATA where it is not set.
+# For make validity: run folders of `ooco-gym experiment engine_chain`, with commas between them, and a clone of github
+# alibaba/ServeGen. What is not given keeps its last figures, as all do that need OOCO_GYM_DATA where it is not set.
 CHAIN ?=
 SERVEGEN ?=
 
