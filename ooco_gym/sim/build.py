@@ -202,7 +202,9 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
     for key, own, default in (("ttft_slo_ps", trace.ttft_slo_s, rules.ttft_s),
                               ("tpot_slo_ps", trace.tpot_slo_s, rules.tpot_s)):
         seconds = np.full(len(trace), default) if own is None else np.where(np.isnan(own), default, own)
-        requests[key] = np.rint(seconds * s.PS_PER_S).astype(np.int64)
+        requests[key] = np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
+    # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
+    requests["tpot_slo_ps"] = np.minimum(requests["tpot_slo_ps"], s.NEVER // requests["output_tokens"].astype(np.int64))
     start, end = (round(edge * s.PS_PER_S) for edge in window_s)
     requests["counted"] = (requests["arrival_ps"] >= start) & (requests["arrival_ps"] < end)
     for key in ("instance", "origin", "target", "previous", "next", "position"):

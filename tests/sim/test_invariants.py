@@ -272,3 +272,11 @@ def test_episodes_are_rich_enough() -> None:
     assert all(found[policy].counters[s.MIGRATIONS] > 0 for policy in ("ooco", "ooco_xllm"))
     assert all(found[policy].counters[s.INTERRUPTIONS] > 0 for policy in ("ooco", "ooco_xllm"))
     assert all(found[policy].counters[s.WASTED_TOKENS] > 0 for policy in BASELINES[:2])
+
+
+def test_promises_without_end_are_never_missed() -> None:
+    rows = ((0.0, 100, 3000, True), (0.1, 2000, 1, True), (0.2, 50, 200, False))
+    for policy in BASELINES:
+        state = play(Setup(rows, policy=policy, rules={"ttft_s": 9e5, "tpot_s": 9e5})).state
+        assert (state.requests["violated"] == 0).all()
+        assert (state.requests["status"] == s.FINISHED).all()
