@@ -14,16 +14,25 @@ from ooco_gym.calibrate.rows import Rows
 FILE = "profiles/calibration.parquet"
 
 
-def operators(context: Context) -> Rows:
-    """All rows.
+def everything(context: Context) -> sources.Found:
+    """What the file holds.
 
     Raises:
         Missing: the file is not there.
     """
     path = context.file(FILE)
     if __name__ not in context.shared:
-        context.shared[__name__] = Rows.join(sources.read(path, sources.Context()).rows)
+        context.shared[__name__] = sources.read(path, sources.Context())
     return context.shared[__name__]
+
+
+def operators(context: Context) -> Rows:
+    """All rows of operators.
+
+    Raises:
+        Missing: the file is not there.
+    """
+    return Rows.join(everything(context).rows)
 
 
 def iterations(context: Context) -> list[EngineRows]:
@@ -32,7 +41,7 @@ def iterations(context: Context) -> list[EngineRows]:
     Raises:
         Missing: the file is not there, or has none.
     """
-    found = sources.read(context.file(FILE), sources.Context()).engine
+    found = everything(context).engine
     if not found:
         raise Missing(f"`{FILE}` has no whole iterations of an engine")
     return found

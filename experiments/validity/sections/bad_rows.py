@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from experiments.validity.markdown import details, table
-from experiments.validity.profiles import of_device, operators
+from experiments.validity.profiles import everything, of_device, operators
 from experiments.validity.section import Context, Figures, Section
 from ooco_gym.calibrate.cleaning import clean
 from ooco_gym.perf.specs import load_chip
@@ -24,18 +24,20 @@ def measure(context: Context) -> dict[str, Any]:
         found += [{"title": title, "of": len(mine.of_kind(item.op)),
                    **{key: getattr(item, key) for key in ("op", "reason", "rows", "bad")}}
                   for item in excluded if item.op in OPS]
-    return {"excluded": found}
+    return {"excluded": found, "skipped": everything(context).skipped}
 
 
 def write(figures: Figures) -> str:
     """One table."""
     rows = [[item["title"], item["op"], f"{item['rows']:,} of {item['of']:,}", "wrong" if item["bad"] else "no load",
              item["reason"]] for item in figures["excluded"]]
+    rows += [["–", "iterations", f"{count:,}", "wrong", reason] for reason, count in figures["skipped"].items()]
+    count = sum(item["rows"] for item in figures["excluded"]) + sum(figures["skipped"].values())
     return "\n\n".join([
         "Rows that no fit sees: *wrong* ones (impossible, or known to be), and *no load* of a server (a benchmark's "
         "weights that stay in the cache, a handful of tokens). Whatever is faster than the chip is left out in any "
         "data (`ooco_gym/calibrate/cleaning.py`).",
-        details(f"{sum(item['rows'] for item in figures['excluded']):,} rows left out, by chip and reason",
+        details(f"{count:,} rows left out, by chip and reason",
                 table(["chip", "operator", "rows", "kind", "reason"], rows)),
         "What no data here can tell: the FLOP rate of decode attention in `ooco` (it is bound by memory at these head "
         "ratios), anything on Ascend, mixed batches under contention of kernels (the forms add operators up), and "
