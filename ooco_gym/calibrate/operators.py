@@ -26,6 +26,8 @@ _SWITCH = (1 << 18, 1 << 26)
 FORMS = ("ooco", "extended")
 FEW = 8
 """Rows below which an operator is not fitted."""
+FOLDS, FEW_ROWS = 5, 100
+"""Parts in which shapes are held out; up to so many rows each shape by itself: no draw decides what is unseen."""
 
 
 class Operator(NamedTuple):
@@ -106,14 +108,15 @@ def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0
     said = "shapes"
     if len(np.unique(rows.distinct(*columns))) < 2:
         columns, said = SIZES[operator.op], "sizes (only one shape was measured)"
-    number = folds(rows.distinct(*columns), seed)
+    number = folds(rows.distinct(*columns), seed, len(rows) if len(rows) <= FEW_ROWS else FOLDS)
     predicted = np.empty(len(rows))
     for fold in range(int(number.max()) + 1):
         unseen = number == fold
         known = rows.select(~unseen)
         found = fit(operator, known if len(known) >= FEW else rows, chip, seed, start).found
         predicted[unseen] = operator.seconds(operator.parameters(found), rows.select(unseen))
-    return predicted, f"{int(number.max()) + 1} folds of {said}"
+    parts = int(number.max()) + 1
+    return predicted, f"each of {parts} {said}" if parts > FOLDS else f"{parts} folds of {said}"
 
 
 def _search(operator: Operator, free: Sequence[Free], fixed: Mapping[str, float], rows: Rows, starts: int,

@@ -121,7 +121,7 @@ def test_requests_fit_the_engine(longest: int, seed: int, median: float) -> None
 
 
 def test_arrivals_come_at_the_rate_for_the_time_that_is_asked() -> None:
-    requests = poisson({**SERVE, "duration_s": 100.0}, 20.0, 2048, draws())
+    requests = poisson({**SERVE, "duration_s": 100.0, "max_requests": 5000}, 20.0, 2048, draws())
     arrivals = [arrival for arrival, _, _ in requests]
     assert arrivals == sorted(arrivals) and abs(len(arrivals) - 2000) < 200 and abs(arrivals[-1] - 100.0) < 10.0
     assert len(poisson({**SERVE, "max_requests": 50}, 20.0, 2048, draws())) == 50
