@@ -40,8 +40,8 @@ def write(figures: Figures) -> str:
         details(f"{count:,} rows left out, by chip and reason",
                 table(["chip", "operator", "rows", "kind", "reason"], rows)),
         "What no data here can tell: the FLOP rate of decode attention in `ooco` (it is bound by memory at these head "
-        "ratios), anything on Ascend, mixed batches under contention of kernels (the forms add operators up), and "
-        "sizes beyond a chip's `validity`, of which a run is warned once."])
+        "ratios), anything on Ascend, and sizes "
+        "beyond a chip's `validity`, of which a run is warned once."])
 
 
 SECTION = Section(550, "Known bad data, and what cannot be known", measure, write)
