@@ -31,13 +31,16 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from rich.console import Console
 
     out = Path(cfg.out)
+    if cfg.chip is None and cfg.timing != "measured":
+        raise UserError(f"timing={cfg.timing}: the chain's own fit is of whole iterations, which only timing=measured "
+                        "looks up; give a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
     measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else measure(cfg, out / "measured")
     found = close(measured, out, cfg.chip, str(cfg.timing))
     console = Console()
     console.print(comparison(found))
     if found["loads"]:
-        console.print(f"plots: '{out / 'chain.html'}'; chip: '{out / 'chip' / 'chip.yaml'}', to be used with "
-                      "timing=measured", highlight=False, markup=False)
+        console.print(f"plots: '{out / 'chain.html'}'; the chain's own chip: '{out / 'chip' / 'chip.yaml'}', to be "
+                      "used with timing=measured", highlight=False, markup=False)
     return {"schema": SCHEMA, "measured": str(measured), **found}
 
 

@@ -1,4 +1,4 @@
-"""Measured beside simulated: each request's latencies, and the engine's state over time."""
+"""Recorded beside simulated: each request's latencies, and the engine's state over time."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from experiments.plots import COLOURS
 from experiments.replay.again import Again, measured
 from experiments.replay.recorded import Recorded
 
-PANELS = ("TTFT of each request (s): simulated over measured", "end to end (s): simulated over measured",
+PANELS = ("TTFT of each request (s): simulated over recorded", "end to end (s): simulated over recorded",
           "running requests", "waiting requests", "KV memory in use (%)")
 
 
 def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
-    """A Plotly figure of `PANELS`; the measured curves are black."""
+    """A Plotly figure of `PANELS`; the recorded curves are black."""
     from plotly.subplots import make_subplots
 
     figure = make_subplots(rows=4, cols=2, subplot_titles=PANELS, vertical_spacing=0.07,
@@ -34,11 +34,11 @@ def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
     for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
         if run.curves:
             figure.add_scatter(x=run.curves["t_s"], y=run.curves[key], mode="lines", line={"color": "black"}, row=row,
-                               col=1, showlegend=row == 2, name="measured")
-    figure.update_xaxes(title_text="measured (s)", row=1)
+                               col=1, showlegend=row == 2, name="recorded")
+    figure.update_xaxes(title_text="recorded (s)", row=1)
     figure.update_xaxes(title_text="time since the first arrival (s)", row=4, col=1)
     end_s = 1.05 * float(run.requests["last_token_s"].max())
     for row in (2, 3, 4):
         figure.update_xaxes(range=[0, end_s], row=row, col=1)
-    figure.update_layout(template="plotly_white", height=1300, title=f"{run.folder.name}: measured and simulated")
+    figure.update_layout(template="plotly_white", height=1300, title=f"{run.folder.name}: recorded and simulated")
     return figure

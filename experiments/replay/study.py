@@ -33,17 +33,30 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     if cfg.run is None:
         raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
-                        "(docs/calibration.md)")
+                        "(docs/measuring.md)")
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute()), Path(cfg.out)
     model = model_of(run, cfg.model)
     datasheet: Any = OmegaConf.to_container(cfg.chip_figures, resolve=True) if cfg.chip_figures else {}
     chip = str(cfg.chip) if cfg.chip else calibrated(run, device_of(run, cfg.device), cfg.base, datasheet,
                                                      out / "calibration")
-    found, simulated = replay(run, chip, model, [str(name) for name in cfg.timings])
+    timings = [str(name) for name in cfg.timings]
+    _check_tables(chip, timings)
+    found, simulated = replay(run, chip, model, timings)
     write_page(replay_figure(run, simulated), out / "replay.html")
     Console().print(table(run, found), highlight=False)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "requests": len(
         run.requests["arrival_s"]), "results": found, "page": str(out / "replay.html")}
+
+
+def _check_tables(chip: str, timings: list[str]) -> None:
+    """Without tables `timing=measured` would be another form under its name."""
+    from ooco_gym.perf import load_chip
+
+    if "measured" in timings and not load_chip(chip).tables:
+        others = ",".join(name for name in timings if name != "measured") or "extended,ooco"
+        raise UserError(f"chip '{chip}' has no tables of measured operators, which timing=measured looks up: leave "
+                        f"chip= out (it is then calibrated from the kernel times in the run's folder), or "
+                        f"timings=[{others}]")
 
 
 def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[dict[str, Any], dict[str, Again]]:
@@ -60,18 +73,18 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[di
 
 
 def table(run: Recorded, found: dict[str, Any]) -> Table:
-    """Means, measured and simulated."""
+    """Means, recorded and simulated."""
     from rich.table import Table
 
     shown = Table(title=f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}: means of "
-                        f"{len(run.requests['arrival_s'])} requests, by timing")
+                        f"{len(run.requests['arrival_s'])} requests")
     shown.add_column("", no_wrap=True)
     for title in SHOWN.values():
         shown.add_column(f"{title} ms", justify="right", no_wrap=True)
         shown.add_column("", justify="right", no_wrap=True)
     first = next(iter(found.values()))
-    shown.add_row("measured", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))
+    shown.add_row("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))
     for timing, row in found.items():
-        shown.add_row(timing, *(cell for key in SHOWN for cell in (
+        shown.add_row(f"timing={timing}", *(cell for key in SHOWN for cell in (
             f"{row[f'{key}_mean_ms_simulated']:,.1f}", f"{row[f'{key}_mean_error']:+.1f} %")))
     return shown

@@ -81,7 +81,8 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         console.print(table, highlight=False)
     for line in show.notes(figures):
         console.print(line, highlight=False, markup=False)
-    console.print(f"written: '{to}', to be used as chip={to} with timing=ooco, extended or measured; plots: "
+    forms = "ooco, extended or measured" if tables else "ooco or extended"
+    console.print(f"written: '{to}', to be used as chip={to} with timing={forms}; plots: "
                   f"'{out / 'calibration.html'}'", highlight=False, markup=False)
     return {**figures, "to": to, "tables": tables, "page": out / "calibration.html"}
 

@@ -151,6 +151,9 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
     _fit_engine(result, [part for part in found.engine if part.device in (device, "")], model, tp, seed, tell)
     if not any(result.fits.values()):
         reasons = "; ".join(f"{item.rows} rows of {item.op}: {item.reason}" for item in result.excluded[:4])
+        few = ", ".join(f"{len(kept.of_kind(kind))} of {kind}" for kind in KINDS if len(kept.of_kind(kind)))
+        if few:
+            reasons = "; ".join([f"too few measurements ({few}; an operator takes at least {FEW})", reasons]).strip("; ")
         raise UserError(f"nothing to fit for device '{device}': {reasons or 'no measured operator or iteration'}")
     return result
 

@@ -49,7 +49,7 @@ def roofline_s(found: Mapping[str, float], steps: Steps) -> np.ndarray:
                                                  traffic / found["gemm_memory_bytes_per_s"])
         seconds[index] = total + architecture.layers * (
             _roofline_attention_s(found, architecture, part) + np.where(
-                part.prefill, found["prefill_layer_overhead_s"], found["decode_layer_overhead_s"]))
+                part.prefill, found.get("prefill_layer_overhead_s", 0.0), found.get("decode_layer_overhead_s", 0.0)))
     return seconds
 
 
@@ -183,7 +183,9 @@ def _of_architecture(rows: Rows, architecture: Architecture) -> np.ndarray:
 
 def _roofline_attention_s(found: Mapping[str, float], architecture: Architecture, part: Steps) -> np.ndarray:
     width, kv_width = (heads * architecture.head_dim for heads in (architecture.heads, architecture.kv_heads))
-    rate = np.where(part.prefill, found["prefill_attention_flops_per_s"], found["decode_attention_flops_per_s"])
+    # A phase of which nothing was measured has no rate, and no iterations here.
+    rate = np.where(part.prefill, found.get("prefill_attention_flops_per_s", np.inf),
+                    found.get("decode_attention_flops_per_s", np.inf))
     flops = 4.0 * width * part.batch * part.q * part.context
     moved = 2.0 * _DTYPE_BYTES * part.batch * (width * part.q + kv_width * part.context)
     return np.maximum(flops / rate, moved / found["attention_memory_bytes_per_s"])

@@ -105,6 +105,8 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
     name = source.path.name.split(".")[0]
     to = Path(values["to"] or Path(values["out"]) / f"{name}.parquet").expanduser().absolute()
     check_ending(to)
+    if to.resolve() == source.path.expanduser().resolve():
+        raise UserError(f"to={values['to']} is the file that is read; give another name, or leave to= out")
     if source.form is None:
         sample = sample_in(source)
         write_lengths(sample.prompt_tokens, sample.output_tokens, to)

@@ -131,7 +131,7 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
         lines.append("more offline requests were finished in the window than arrived in it: the others arrived before "
                      "it. Service counts where it is completed.")
     if offline["arrived"] == 0 and offline["finished"] == 0:
-        lines.append("no offline request arrived: offline.rate=1.0 asks for one a second.")
+        lines.append("no offline request arrived; offline.rate=1.0 would ask for one a second.")
     return lines
 
 

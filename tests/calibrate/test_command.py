@@ -115,6 +115,20 @@ def test_few_operators_are_enough_and_what_lacks_is_said(tmp_path: Path) -> None
     assert 4 * synthetic.GEMM.launch_s < chip.decode_layer_overhead_s < 1e-4
 
 
+@pytest.mark.parametrize("attention", ["attn_prefill", "attn_decode"])
+def test_one_kind_of_attention_is_enough(tmp_path: Path, attention: str) -> None:
+    """Iterations of the one phase, where they can be composed, are fitted and judged."""
+    data = synthetic.write(tmp_path / "rows.csv",
+                           [row for row in synthetic.rows() if row["op"] in ("gemm", attention)])
+    assert main(["calibrate", f"data={data}", "base=a100_80g", "name=mine", f"out={tmp_path / 'out'}"]) == 0
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert set(summary["held_out_shapes"]) == {"gemm", attention}
+    if attention == "attn_decode":  # prompts of the made-up data are of too many tokens for a layer
+        assert summary["held_out_architecture"]["ooco"]["mape"] < 10.0
+    other = {"attn_prefill": "decode", "attn_decode": "prefill"}[attention]
+    assert "not measured" in load_chip(tmp_path / "out" / "chip.yaml").sources[f"{other}_attention_flops_per_s"]
+
+
 def test_several_devices_must_be_chosen_and_may_complete_each_other(
         tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measurements = [row for row in synthetic.rows() if row["op"] in ("gemm", "all_reduce")]
