@@ -153,7 +153,8 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
         reasons = "; ".join(f"{item.rows} rows of {item.op}: {item.reason}" for item in result.excluded[:4])
         few = ", ".join(f"{len(kept.of_kind(kind))} of {kind}" for kind in KINDS if len(kept.of_kind(kind)))
         if few:
-            reasons = "; ".join([f"too few measurements ({few}; an operator takes at least {FEW})", reasons]).strip("; ")
+            few = f"too few measurements ({few}; an operator takes at least {FEW})"
+            reasons = f"{few}; {reasons}" if reasons else few
         raise UserError(f"nothing to fit for device '{device}': {reasons or 'no measured operator or iteration'}")
     return result
 
