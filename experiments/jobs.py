@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from experiments.cache import Cache
+from ooco_gym.cli.notes import plain_warnings
 from ooco_gym.peak import file_stamps
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class Jobs:
             context = multiprocessing.get_context(method)
             if method == "forkserver":
                 context.set_forkserver_preload(["ooco_gym", "experiments.jobs"])
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_end_with_the_parent)
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_begin)
         return self._pool
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
@@ -100,6 +101,12 @@ class Jobs:
             answer.set_exception(error)
         else:
             answer.set_result(computed.result())
+
+
+def _begin() -> None:
+    """A worker begins: its warnings look as those of the command line."""
+    plain_warnings()
+    _end_with_the_parent()
 
 
 def _end_with_the_parent() -> None:

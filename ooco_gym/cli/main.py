@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import Command, commands, find
+from ooco_gym.cli.notes import notes
 from ooco_gym.errors import UserError
 
 MISTAKE, INTERRUPTED = 2, 130
@@ -29,7 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     try:
-        return _dispatch(words)
+        with notes():
+            return _dispatch(words)
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)

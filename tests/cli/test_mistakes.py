@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from types import SimpleNamespace
 
 import pytest
+
+from ooco_gym.cli.notes import notes
 
 MISTAKES = [
     # words, what the sentence must say
@@ -123,3 +126,17 @@ def test_out_below_a_file_is_named(toy: SimpleNamespace) -> None:
     assert err.count("\n") == 1
     assert "is a file; expected a folder" in err
     assert (toy.cwd / "notes.txt").read_text() == "mine"
+
+
+def test_warnings_are_one_line_without_a_place_in_our_code(capsys: pytest.CaptureFixture[str]) -> None:
+    before = warnings.formatwarning
+    with notes(), warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, category, filename, lineno, file=None, line=None: sys.stderr.write(
+            warnings.formatwarning(message, category, filename, lineno, line))
+        warnings.warn("the chip is small", UserWarning, stacklevel=1)
+        warnings.warn("the door is old", FutureWarning, stacklevel=1)
+    error = capsys.readouterr().err
+    assert "note: the chip is small\n" in error
+    assert "FutureWarning: the door is old" in error
+    assert warnings.formatwarning is before
