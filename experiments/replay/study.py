@@ -78,13 +78,13 @@ def table(run: Recorded, found: dict[str, Any]) -> Table:
 
     shown = Table(title=f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}: means of "
                         f"{len(run.requests['arrival_s'])} requests")
-    shown.add_column("", no_wrap=True)
+    shown.add_column("timing", no_wrap=True)
     for title in SHOWN.values():
         shown.add_column(f"{title} ms", justify="right", no_wrap=True)
         shown.add_column("", justify="right", no_wrap=True)
     first = next(iter(found.values()))
     shown.add_row("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))
     for timing, row in found.items():
-        shown.add_row(f"timing={timing}", *(cell for key in SHOWN for cell in (
+        shown.add_row(timing, *(cell for key in SHOWN for cell in (
             f"{row[f'{key}_mean_ms_simulated']:,.1f}", f"{row[f'{key}_mean_error']:+.1f} %")))
     return shown
