@@ -5,9 +5,8 @@ is the request admitted last, and it computes its context again (`ooco_gym/sim/m
 Offline requests are treated as online ones. Not in it: prefix caching, asynchronous scheduling, speculation.
 """
 
-from ooco_gym.decisions import ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy
-from ooco_gym.policy.rules import fewest_requests
+from ooco_gym.policy.rules import route_fewest_requests
 
 PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
@@ -15,11 +14,4 @@ PARAMS = (
     Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
 )
 
-
-@hook(ROUTE)
-def route(view):
-    """The instance with the fewest requests, running and waiting; of equals the first."""
-    return fewest_requests(view.state)
-
-
-policy = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route)
+policy = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests)

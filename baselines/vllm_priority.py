@@ -5,23 +5,13 @@ that arrived last (where none is offline, the online one). A waiting online requ
 offline one: that is how the engine is, and why priority alone does not protect the online promises.
 """
 
-from ooco_gym.decisions import ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy
-from ooco_gym.policy.rules import fewest_requests
+from ooco_gym.policy.rules import route_fewest_requests
 
 PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
     Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
     Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
-    Param("by_priority", "1: by class, then by arrival; 0 leaves two queues but evicts as first come first served",
-          0, 1),
 )
 
-
-@hook(ROUTE)
-def route(view):
-    """The instance with the fewest requests, running and waiting; of equals the first."""
-    return fewest_requests(view.state)
-
-
-policy = Policy("vllm_priority", PARAMS, mixed=True, route=route)
+policy = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests)

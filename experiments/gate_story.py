@@ -11,7 +11,6 @@ from ooco_gym.render import Section, Table
 from ooco_gym.render.evaluation import evaluation_figure, training_figure
 from ooco_gym.render.style import percent
 
-LEARNED = "gate"
 EVALUATION_HEAD = ("rank", "policy", "reward", "offline ref. GPU-s/s", "offline tokens/s", "violations",
                    "wasted tokens/s")
 DIFFERENCE_HEAD = ("policy", "Δ reward", "Δ offline ref. GPU-s/s", "Δ violations")

@@ -97,9 +97,8 @@ class Cluster:
     def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
         """(role, deployment) of each instance, relaxed ones before strict ones."""
         model = load_model(self.model)
-        return [(role, _deployment(self, pool, model, timing))
-                for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
-                for pool in pools for _ in range(pool.count)]
+        return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
+                for pool in pools for one in [(role, _deployment(self, pool, model, timing))] * pool.count]
 
 
 def _pool(group: Any, role: str) -> Pool:

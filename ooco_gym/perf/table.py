@@ -34,8 +34,6 @@ class CostTable(NamedTuple):
         prefill_ps: int64[max_prefill_tokens + 1], linear layers, communication and overhead; [0] is 0.
         prefill_slope_ps: for each token beyond the table.
         prefill_floor_ps: what the host needs for an iteration in any case, overhead included.
-        overhead_ps: int64[2], what an iteration's overhead (prefill, decode) adds; it is in `prefill_ps` and
-            `decode_lines`.
         attention: of a prefill iteration, in seconds, from sums over its prompts.
         attention_grid: float64[GRID_ROWS, GRID_COLUMNS], where attention is measured: log2 of the ps of one prompt
             with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else of no size.
@@ -51,7 +49,6 @@ class CostTable(NamedTuple):
     prefill_ps: np.ndarray
     prefill_slope_ps: int
     prefill_floor_ps: int
-    overhead_ps: np.ndarray
     attention: Attention
     attention_grid: np.ndarray
     head_ps: np.ndarray
@@ -92,7 +89,6 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
         prefill_ps=_table_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
         prefill_floor_ps=int(np.rint((floor_s + overhead_s[0]) * PS_PER_S)) if floor_s else 0,
-        overhead_ps=np.rint(overhead_s * PS_PER_S).astype(np.int64),
         attention=form.attention(shard, "prefill"),
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
         head_ps=_table_ps(head_s),

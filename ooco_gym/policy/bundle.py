@@ -15,7 +15,7 @@ from ooco_gym.sim import state as s
 # Parameters of any policy that the simulator itself reads, and the counter that they set.
 SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME,
             "max_num_batched_tokens": s.MIXED_TOKENS, "max_num_seqs": s.MIXED_SEQUENCES,
-            "by_priority": s.MIXED_PRIORITY, "reserved_blocks": s.RESERVED_BLOCKS}
+            "reserved_blocks": s.RESERVED_BLOCKS}
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 

@@ -192,6 +192,12 @@ def route_least_backlog(view):
     return route_by_class(view.state, view.request, view.state.counters[DEFAULT_TPOT_PS])
 
 
+@hook(ROUTE)
+def route_fewest_requests(view):
+    """Arrivals to the mixed instance with the fewest requests, running and waiting; of equals the first."""
+    return fewest_requests(view.state)
+
+
 @hook(INTERRUPT)
 def never_interrupt(view):
     """Offline work runs to its end."""
@@ -221,9 +227,3 @@ def last_joined(view):
 def never_pull(view):
     """Nothing is pulled."""
     return FULL
-
-
-@inner
-def offline_decodable(state, instance):
-    """How many offline requests decode on an instance."""
-    return decodable(state, instance, OFFLINE)[0]

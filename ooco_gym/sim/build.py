@@ -142,7 +142,7 @@ def _fill_tables(state: s.State, unique: Sequence[CostTable], rules: Rules, rows
             for name in ("decode_lines", "attention_lines", "prefill_ps", "head_ps"):
                 getattr(state, name)[row] = np.rint(getattr(table, name) * factor).astype(np.int64)
             entry = state.tables[row]
-            for name in ("prefill_slope_ps", "prefill_floor_ps", "overhead_ps"):
+            for name in ("prefill_slope_ps", "prefill_floor_ps"):
                 entry[name] = np.rint(getattr(table, name) * factor)
             _fill_attention(state, row, table, factor)
             entry["kv_bytes_per_token"] = table.kv_bytes_per_token

@@ -3,8 +3,8 @@
 Every iteration, under one budget of new tokens: first what runs, in the order of admission, each with all the tokens
 that it lacks (one for a decode, the rest of its context for a prefill); then what waits, in order, until the head does
 not fit. A waiting request is admitted only if its whole context fits the free memory. A running one that lacks a block
-takes it from the request that was admitted last, or under priorities from the one that counts least; what loses its
-memory computes its context again, and nobody is admitted in that iteration.
+takes it from the request that was admitted last, or, where classes count, from the one that counts least; what
+loses its memory computes its context again, and nobody is admitted in that iteration.
 
 The running requests of a mixed instance are State.members[BATCH], in the order of admission, also between iterations.
 """
@@ -40,9 +40,9 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
+    CLASS_BLIND,
     EVICTIONS,
     IDLE,
-    MIXED_PRIORITY,
     MIXED_SEQUENCES,
     MIXED_TOKENS,
     MIXING,
@@ -135,9 +135,9 @@ def _grow(state, instance, slot, tokens):
 
 @inner
 def _victim(state, instance):
-    """Place of the running request that gives way: the last admitted, or by priority the one that counts least."""
+    """Place of the running request that gives way: the last admitted, or by class the one that counts least."""
     spec, batch = state.instances[instance], state.members[BATCH, instance]
-    if state.counters[MIXED_PRIORITY] == 0:
+    if state.counters[CLASS_BLIND]:
         return spec.running - 1
     worst = 0
     for place in range(1, spec.running):
@@ -161,10 +161,10 @@ def _preempt(state, instance, place):
     request.status = WAITING
     request.evictions += 1
     count(state, EVICTIONS, 1)
-    if state.counters[MIXED_PRIORITY]:
-        enqueue_by_arrival(state, instance, slot)
-    else:
+    if state.counters[CLASS_BLIND]:
         enqueue(state, instance, slot, True)
+    else:
+        enqueue_by_arrival(state, instance, slot)
 
 
 @inner

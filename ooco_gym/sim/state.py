@@ -179,7 +179,6 @@ TABLE = np.dtype(
     [
         ("prefill_slope_ps", np.int64),
         ("prefill_floor_ps", np.int64),
-        ("overhead_ps", np.int64, (2,)),  # of a prefill and of a decode iteration; in their tables already
         # attention of a prefill, as `perf.Attention` but in ps
         ("roofs", np.float64, (2, 4)),
         ("linear", np.float64, (4,)),
@@ -207,12 +206,12 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
- GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, MIXED_PRIORITY, RESERVED_BLOCKS,
+ GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS,
  DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(64)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(63)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
 # of offline work in the system, times seconds) -----------------------------------------

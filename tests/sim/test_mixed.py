@@ -53,7 +53,7 @@ def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
     requests, counters = episode.state.requests, episode.state.counters
     usable = int(episode.state.instances[0]["total_blocks"] - counters[s.RESERVED_BLOCKS])
     other = Schedule(usable, int(counters[s.MIXED_TOKENS]), int(counters[s.MIXED_SEQUENCES]),
-                     bool(counters[s.MIXED_PRIORITY]))
+                     not counters[s.CLASS_BLIND])
     arrived, last = 0, {}
     for spec in steps(episode):
         other.end(last)

@@ -6,8 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-FEATURES = ("work", "rows", "context", "requests")
-
 
 class Attention(NamedTuple):
     """Seconds of the attention of one iteration, all layers together, from sums over the batch's requests.

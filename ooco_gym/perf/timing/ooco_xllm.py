@@ -8,7 +8,8 @@ from ooco_gym.perf.timing import ooco
 from ooco_gym.perf.timing._base import Phase, Shard
 
 LINK_BYTES_PER_S = 10e9
-"""The engine's constant for every link; it looks like a placeholder (72B on four chips is dominated by it)."""
+"""The engine's constant for every link, kept so that its figures come out; with it communication dominates 72B on four
+chips, which is why `timing=ooco` takes the chip's own link."""
 
 
 class Form(ooco.Form):
