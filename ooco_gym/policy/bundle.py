@@ -70,6 +70,8 @@ class Policy:
             ones.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
             policy and a `sim.build.Facts`, returns values to set.
+        profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
+            values to set, none where they are given.
     """
 
     name: str
@@ -84,6 +86,7 @@ class Policy:
     evict: Any = None
     pull: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
+    profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
 
     def hooks(self) -> tuple[Any, ...]:
         """The six compiled rules in the order of the decision points."""
