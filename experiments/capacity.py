@@ -2,6 +2,7 @@
 
 For one workload on one cluster: the peak factor once, then each policy's offline rate raised on paired seeds to the
 first rate that does not hold, under both TPOT definitions, against the better of base P/D and online priority (tuned).
+Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same load.
 """
 
 from __future__ import annotations
@@ -18,18 +19,23 @@ from experiments.options import DEFAULT_SEEDS, names_of, seeds_of
 from experiments.peaks import PeakPlan, peak_entry
 from experiments.plots import capacity_figure, write_page
 from experiments.search import Limits, Plan
-from experiments.sustain import Bench, Sustained, row_of, sustain
+from experiments.sustain import Bench, Sustained, placed, row_of, sustain
 from experiments.tables import capacity_table, show_notes, waiting
 from experiments.tuning import Tuning, candidates_of, tune
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import unknown
+from ooco_gym.peak import label
+from ooco_gym.policy import get_policy
 from ooco_gym.scenario import PROTOCOL_WINDOW_S, workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+    from ooco_gym.scenario import Scenario
+
 SCHEMA = "ooco-gym/capacity/1"
 BASELINES = ("base_pd", "online_priority")
+MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their like on mixed instances without a twin
 TPOT_FROM = ("first_token", "first_decode")
 PAPER_RATIO = (1.17, 3.0)  # OOCO over the better baseline, all cells of its Figure 6
 
@@ -50,13 +56,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
     policies = names_of(options, "policies", "policy")
-    definitions = _definitions(options)
+    baselines = _baselines(scenario_of(cfg), policies)
+    definitions = definitions_of(options)
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("capacity", jobs):
         with ThreadPoolExecutor(len(definitions)) as threads:
             benches = list(threads.map(lambda definition: _bench(cfg, options, definition, jobs), definitions))
             peaks = [dict(peak) for _, peak in benches]
-            studies = [] if options["only_peak"] else list(threads.map(lambda one: _study(options, *one), benches))
-        rows = _measure(studies, policies)
+            studies = [] if options["only_peak"] else list(threads.map(
+                lambda one: _study(options, [*policies, *baselines], *one), benches))
+        rows = _measure(studies, policies, baselines)
     scenario = benches[0][0].scenario
     place = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
     capacity_table(rows, peaks, PAPER_RATIO, place)
@@ -82,7 +90,19 @@ def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
     return notes
 
 
-def _definitions(options: Mapping[str, Any]) -> list[str]:
+def _baselines(scenario: Scenario, policies: Sequence[str]) -> tuple[str, str]:
+    """Whom policies are compared with: base P/D and online priority where the cluster or its twin has their pools.
+
+    Raises:
+        UserError: a policy schedules instances that neither the cluster nor its twin has.
+    """
+    for name in policies:
+        scenario.on_kind(get_policy(name).mixed)
+    cluster = scenario.load_cluster()
+    return MIXED_BASELINES if cluster.mixed and cluster.twin is None else BASELINES
+
+
+def definitions_of(options: Mapping[str, Any]) -> list[str]:
     chosen = options["tpot_from"] or TPOT_FROM
     chosen = [chosen] if isinstance(chosen, str) else [str(definition) for definition in chosen]
     for definition in chosen:
@@ -103,18 +123,18 @@ def _bench(cfg: DictConfig, options: Mapping[str, Any], tpot_from: str,
     return Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan), peak
 
 
-def _study(options: Mapping[str, Any], bench: Bench, peak: Mapping[str, Any]) -> Study:
-    """Tunes what needs tuning, on validation seeds."""
+def _study(options: Mapping[str, Any], wanted: Sequence[str], bench: Bench, peak: Mapping[str, Any]) -> Study:
+    """Tunes what is wanted and needs tuning, on validation seeds."""
     trial = replace(bench, seeds=seeds_of(options["tuning"]["seeds"], "tuning.seeds"),
                     plan=Plan(**{**options["search"], **options["tuning"]["search"]}))
     tuned = {name: tune(name, candidates_of(name, values), trial.measure, trial.plan, trial.limits)
-             for name, values in (options["tuning"]["policies"] or {}).items()}
+             for name, values in (options["tuning"]["policies"] or {}).items() if name in wanted}
     return Study(bench.tpot_from, bench, peak, tuned)
 
 
-def _measure(studies: list[Study], policies: list[str]) -> list[dict[str, Any]]:
+def _measure(studies: list[Study], policies: list[str], baselines: tuple[str, str]) -> list[dict[str, Any]]:
     """Searches every policy under every definition, all at once: they share the processes, each waits its turn."""
-    wanted = list(dict.fromkeys([*policies, *BASELINES]))
+    wanted = list(dict.fromkeys([*policies, *baselines]))
     cells = [(study, name) for study in studies for name in wanted]
     if not cells:
         return []
@@ -123,11 +143,11 @@ def _measure(studies: list[Study], policies: list[str]) -> list[dict[str, Any]]:
                          threads.map(lambda cell: _best_of(*cell), cells), strict=True))
     rows = []
     for study in studies:
-        baselines = {name: found[study.tpot_from, name][0] for name in BASELINES}
-        best_name = max(baselines, key=lambda name: baselines[name].tokens_per_s)
+        theirs = {name: found[study.tpot_from, name][0] for name in baselines}
+        best_name = max(theirs, key=lambda name: theirs[name].tokens_per_s)
         for name in policies:
             best, default = found[study.tpot_from, name]
-            rows.append({**_place(study), **row_of(best, name, baselines[best_name]), "best_baseline": best_name,
+            rows.append({**_place(study, name), **row_of(best, name, theirs[best_name]), "best_baseline": best_name,
                          "paper_ratio": list(PAPER_RATIO), "default": _default(study, name, default)})
     return rows
 
@@ -141,8 +161,9 @@ def _best_of(study: Study, name: str) -> tuple[Sustained, Sustained]:
     return sustain(study.bench, tuning.policy), default
 
 
-def _place(study: Study) -> dict[str, Any]:
-    return {"workload": study.peak["workload"], "cluster": study.peak["cluster"], "tpot_from": study.tpot_from,
+def _place(study: Study, policy: str) -> dict[str, Any]:
+    cluster = label("cluster", placed(study.bench.scenario, policy).cluster)
+    return {"workload": study.peak["workload"], "cluster": cluster, "tpot_from": study.tpot_from,
             "seeds": list(study.bench.seeds), "peak_factor": study.peak["factor"], "idle_floor": study.peak["floor"]}
 
 

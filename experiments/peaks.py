@@ -1,4 +1,8 @@
-"""Finding a peak factor: the idle floor, then the largest load that base P/D carries alone (PROTOCOL; OOCO 5.2)."""
+"""Finding a peak factor: the idle floor, then the largest load that a cluster carries alone (PROTOCOL; OOCO 5.2).
+
+The load is what base P/D carries without offline work: on the cluster itself, or, of mixed instances, on the twin that
+they name. Mixed instances without a twin carry what vLLM's own scheduler does on them.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +53,11 @@ class PeakPlan:
     precision: float = 0.01
 
 
+def reference_policy(scenario: Scenario) -> str:
+    """The policy that says how much a cluster carries: the plain one of its kind."""
+    return "vllm_fcfs" if scenario.load_cluster().mixed else "base_pd"
+
+
 def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan, find: bool = False,
                write: bool = False) -> dict[str, Any]:
     """The peak factor of a scenario's workload, cluster and SLO: given by the user, stored, or found now.
@@ -63,12 +72,13 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
         write: keep it in the shipped file, not only in the user's cache folder.
 
     Returns:
-        A mapping with `workload`, `cluster`, `tpot_from`, the SLO, `factor`, `floor`, `violation_rate` (both None where
-        the user gave the factor), `rate_per_s` and `seeds`.
+        A mapping with `workload`, `cluster` (whose factor it is: of mixed instances, their twin's), `tpot_from`, the
+        SLO, `factor`, `floor`, `violation_rate` (both None where the user gave the factor), `rate_per_s` and `seeds`.
 
     Raises:
         UserError: the idle floor alone uses up more than a third of the violation budget, or no load is small enough.
     """
+    scenario = scenario.load_bearer()
     slo = scenario.load_slo()
     key = key_of(label("workload", scenario.workload), label("cluster", scenario.cluster), asdict(slo), slo.tpot_from)
     if scenario.rate_scale is not None:
@@ -98,7 +108,7 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
 
 
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
-    """Searches the largest factor at which base P/D alone stays within `plan.over_floor` of the idle floor."""
+    """Searches the largest factor at which the reference policy alone stays within `plan.over_floor` of the floor."""
     floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
     place = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
@@ -107,16 +117,20 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
                         f"than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
                         f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
 
+    reference = reference_policy(scenario)
+
     def violations(factor: float) -> float:
         asked = [settling(scenario).with_(seed=seed, rate_scale=factor) for seed in seeds]
-        rates = [one["online"][f"violation_rate_{tpot_from}"] or 0.0 for one in jobs.all(asked, "base_pd")]
+        rates = [one["online"][f"violation_rate_{tpot_from}"] or 0.0 for one in jobs.all(asked, reference)]
         return float(np.mean(rates))
 
     mean_rate = workload_mean_rate(scenario.workload)
-    relaxed = sum(pool.count for pool in scenario.load_cluster().relaxed)
-    found = largest_factor(violations, floor + plan.over_floor, plan.first_rate * relaxed / mean_rate, plan.precision)
+    cluster = scenario.load_cluster()
+    prefilling = sum(pool.count for pool in cluster.relaxed + cluster.mixed)
+    first = plan.first_rate * prefilling
+    found = largest_factor(violations, floor + plan.over_floor, first / mean_rate, plan.precision)
     if found is None:
-        raise UserError(f"no load of {place} is light enough: even {plan.first_rate * relaxed:g} requests a second "
+        raise UserError(f"no load of {place} is light enough: even {first:g} requests a second "
                         f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
     return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
             "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.duration_s}
@@ -144,5 +158,5 @@ def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
         write_trace(apart, path)
         alone = replace(scenario, workload={"path": str(path)}, start_s=0.0, warmup_s=0.0, rate_scale=1.0, seed=seed,
                         duration_s=float(apart.arrival_s[-1]) + 1.0, drain_s=float(gap_s[-1]))
-        run = simulate(alone.with_(offline_rate=0.0), policy="base_pd", sample_s=NO_SAMPLES_S)
+        run = simulate(alone.with_(offline_rate=0.0), policy=reference_policy(alone), sample_s=NO_SAMPLES_S)
     return float(summarise(run)["online"]["violation_rate"])

@@ -39,13 +39,25 @@ class Bench:
     plan: Plan = field(default_factory=Plan)
 
     def measure(self, policy: str, rate: float) -> Point:
-        """Simulates a policy at an offline rate on every seed."""
-        scenarios = [settling(self.scenario).with_(seed=seed, offline_rate=rate) for seed in self.seeds]
+        """Simulates a policy at an offline rate on every seed, on the cluster of its kind."""
+        scenario = settling(placed(self.scenario, policy))
+        scenarios = [scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds]
         return point_of(rate, self.jobs.all(scenarios, policy), self.tpot_from)
 
     def search(self, policy: str) -> Crossing:
         """Searches the policy's sustainable offline rate."""
         return first_crossing(lambda rate: self.measure(policy, rate), self.plan, self.limits)
+
+
+def placed(scenario: Scenario, policy: str) -> Scenario:
+    """The scenario on the cluster of the kind that a policy schedules, at the same load (`Scenario.on_kind`).
+
+    Raises:
+        UserError: the cluster is of the other kind and has no twin.
+    """
+    from ooco_gym.policy import get_policy
+
+    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(get_policy(policy).mixed)
 
 
 def settling(scenario: Scenario) -> Scenario:

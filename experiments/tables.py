@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from experiments.jobs import Jobs
 
-NO_TERMINAL_WIDTH = 132
+NO_TERMINAL_WIDTH = 160
 
 
 @contextmanager

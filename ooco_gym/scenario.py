@@ -56,7 +56,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Cluster:
-    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and decode in one batch)."""
+    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and decode in one batch).
+
+    `twin` names the cluster of the other kind on equal hardware: policies of either kind are compared on the pair.
+    """
 
     name: str
     model: Any
@@ -68,6 +71,7 @@ class Cluster:
     kv_link_bytes_per_s: float = 25e9
     max_batch: int = 1024
     slo: str = "chat"
+    twin: Any = None
 
     @classmethod
     def load(cls, value: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
@@ -93,6 +97,12 @@ class Cluster:
             raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "
                             "positive")
         return cluster
+
+    def hardware(self) -> tuple[str, float, list[str]]:
+        """The model, the share of memory that serves it, and every chip, by name, sorted: what makes clusters equal."""
+        chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
+                 for _ in range(pool.count * pool.tp * pool.pp)]
+        return label("model", self.model), self.kv_fraction, sorted(chips)
 
     def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
         """(role, deployment) of each instance, relaxed ones before strict ones."""
@@ -208,6 +218,27 @@ class Scenario:
         """The cluster, loaded."""
         return Cluster.load(self.cluster)
 
+    def on_kind(self, mixed: bool) -> Scenario:
+        """This scenario, SLO and load kept, on the cluster that policies of one kind schedule: its own, or its twin.
+
+        Args:
+            mixed: for policies that schedule mixed instances, rather than relaxed and strict ones.
+
+        Raises:
+            UserError: that takes a twin, and the cluster names none, or one that is of the same kind or not equal.
+        """
+        cluster, kinds = self.load_cluster(), ("relaxed and strict instances", "mixed instances")
+        if bool(cluster.mixed) == mixed:
+            return self
+        if cluster.twin is None:
+            raise UserError(f"cluster '{cluster.name}' has {kinds[not mixed]} and names no twin with {kinds[mixed]}: "
+                            f"leave out policies that schedule {kinds[mixed]}, or give it one (twin: NAME in its file)")
+        twin = Cluster.load(cluster.twin)
+        if bool(twin.mixed) != mixed or twin.hardware() != cluster.hardware():
+            raise UserError(f"cluster '{cluster.name}': its twin '{twin.name}' must have {kinds[mixed]}, as many chips "
+                            "of each kind, the same model and the same kv_fraction")
+        return replace(self, cluster=cluster.twin, slo=cluster.slo if self.slo is None else self.slo)
+
     def load_slo(self) -> Slo:
         """The SLO, loaded; the cluster's own preset where none is named.
 
@@ -262,11 +293,19 @@ class Scenario:
         """A sentence where the load is that of a preset from which workload or cluster differ; else empty."""
         return self._scale()[1]
 
+    def load_bearer(self) -> Scenario:
+        """The scenario whose peak factor sets the online load: with mixed instances, that of the twin, if any."""
+        cluster = self.load_cluster()
+        return self.on_kind(mixed=False) if cluster.mixed and cluster.twin is not None else self
+
     def _scale(self) -> tuple[float, str]:
         if self.rate_scale is not None:
             return float(self.rate_scale), ""
         if _is_file(self.workload):
             return 1.0, ""
+        bearer = self.load_bearer()
+        if bearer is not self:
+            return bearer._scale()
         mine = (label("workload", self.workload), label("cluster", self.cluster))
         factor = self._stored_factor(*mine)
         if factor is not None:
@@ -278,9 +317,6 @@ class Scenario:
             return factor, (f"the online load is {factor:.4g} of the workload's own rate, the peak factor of "
                             f"'{preset[0]}' on '{preset[1]}' as shipped, from which yours differ: "
                             f"{self._find_command()} finds their own, and rate_scale=… sets another")
-        if cluster.mixed:
-            raise UserError(f"cluster '{preset[1]}' has mixed instances, and a peak factor is what base P/D carries on "
-                            "relaxed and strict ones: give rate_scale=… (it multiplies the workload's own rate)")
         raise UserError(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it with "
                         f"{self._find_command()}, or give rate_scale=… (it multiplies the workload's own rate)")
 

@@ -70,11 +70,25 @@ def test_a_tighter_promise_keeps_the_load_of_the_clusters_preset():
     assert Scenario(workload="ooc", slo={"ttft_s": 1.7, "tpot_s": 0.043}).online_scale() == preset
 
 
-def test_mixed_instances_have_no_peak_factor_to_find():
-    with pytest.raises(UserError, match="has mixed instances.*give rate_scale") as caught:
-        Scenario(cluster="mixed_7b").online_scale()
-    assert "ooco-gym capacity" not in str(caught.value)
+def test_mixed_instances_carry_the_load_of_their_twin():
+    twins = {kind: Scenario(cluster=name) for kind, name in ((False, "pair_7b"), (True, "mixed_7b"))}
+    assert twins[True].online_scale() == twins[False].online_scale()
     assert Scenario(cluster="mixed_7b", rate_scale=0.05).online_scale() == 0.05
+    for kind, mine in twins.items():
+        assert mine.on_kind(kind) is mine
+        other = mine.on_kind(not kind)
+        assert bool(other.load_cluster().mixed) is not kind
+        assert other.load_slo() == mine.load_slo() and other.online_scale() == mine.online_scale()
+
+
+def test_a_twin_has_equal_hardware():
+    mixed = {"name": "mine", "model": "qwen2_5_7b", "mixed": [POOL], "twin": "pair_7b"}
+    with pytest.raises(UserError, match="cluster 'mine': its twin 'pair_7b' must have relaxed and strict inst"):
+        Scenario(cluster=mixed).online_scale()
+    with pytest.raises(UserError, match="names no twin with relaxed and strict instances"):
+        Scenario(cluster={**mixed, "twin": None}, rate_scale=1.0).on_kind(mixed=False)
+    with pytest.raises(UserError, match="no peak factor is stored.*'ooco-gym capacity only_peak=true"):
+        Scenario(cluster={**mixed, "twin": None}).online_scale()
 
 
 def test_a_first_token_that_no_instance_can_give_in_time_is_refused():

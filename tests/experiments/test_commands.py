@@ -99,6 +99,34 @@ def test_capacity_of_one_policy_runs_its_baselines(capsys):
     assert "the window of 200 s is shorter than the protocol's 14400 s" in " ".join(capsys.readouterr().out.split())
 
 
+def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():
+    """Mixed instances against the pools of their twin, at the pools' peak factor."""
+    trial = [item for item in LOAD if "rate_scale" not in item]
+    assert main(["capacity", "policies=[vllm_priority,base_pd]", "cluster=mixed_7b", *trial, "seeds=[1]", "workers=1",
+                 "search.first=1", "search.factor=4", "search.precision=0.8", "search.last=4", "tuning.policies={}",
+                 "limits={violations:0.5,kept_up:0.3,kept_up_service:0.3}", "out=cap"]) == 0
+    found = summary("cap")
+    assert {(row["policy"], row["cluster"]) for row in found["results"]} == {
+        ("vllm_priority", "mixed_7b"), ("base_pd", "pair_7b")}
+    assert {peak["cluster"] for peak in found["peaks"]} == {"pair_7b"}
+    assert all(row["max_offline_rate"] > 0 for row in found["results"])
+
+
+def test_capacity_of_mixed_instances_alone(capsys):
+    """Without a twin their load is what vLLM carries on them, and policies of the other kind are refused."""
+    Path("solo.yaml").write_text("name: solo\nmodel: qwen2_5_7b\nmixed: [{chip: ascend_910c}]\n")
+    trial = ["workload=azure_conv", "cluster=solo.yaml", "duration_s=60", "protocol=brief.yaml", "seeds=[1]",
+             "workers=1", "tpot_from=first_token", "peak.sample=50", "peak.precision=0.5", "search.first=1",
+             "search.last=1", "tuning.policies={}", "limits={violations:0.9,kept_up:0.1,kept_up_service:0.1}"]
+    assert main(["capacity", "policies=[vllm_fcfs]", *trial, "out=cap"]) == 0
+    found = summary("cap")
+    (row,) = found["results"]
+    assert row["best_baseline"] in ("vllm_fcfs", "vllm_priority") and row["cluster"].startswith("solo@")
+    assert found["peaks"][0]["factor"] > 0
+    assert main(["capacity", "policies=[ooco]", *trial, "out=no"]) == 2
+    assert "names no twin with relaxed and strict instances" in capsys.readouterr().err
+
+
 def test_capacity_says_what_its_ratio_is_of_and_what_was_tuned(capsys):
     """An inline cluster has its name; the tuned cap and what is counted are in footnotes."""
     from experiments.tables import capacity_table
