@@ -10,6 +10,7 @@ from typing import Any
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.resources import load_yaml
 
+EXPERIMENT = "experiment"  # the group of files that set many keys of a command at once, `+experiment=NAME`
 PLAIN = "_plain_"       # under this key a group's node holds a string that the library reads
 _YAML = (".yaml", ".yml")
 _WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
@@ -18,6 +19,18 @@ _WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
 def names(roots: Iterable[Path], group: str) -> list[str]:
     """The names that a group's folders hold."""
     return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
+
+
+def experiments(roots: Iterable[Path], command: str) -> dict[str, str]:
+    """The experiments of a command and what their files say of them: those whose comment begins with its name."""
+    found = {}
+    for root in roots:
+        for path in sorted((root / EXPERIMENT).glob("*.yaml")):
+            said = re.search(rf"^# *ooco-gym +{re.escape(command)} +\+{EXPERIMENT}={re.escape(path.stem)} *: *(.*)$",
+                             path.read_text(encoding="utf-8"), re.MULTILINE)
+            if said:
+                found.setdefault(path.stem, said[1].rstrip("."))
+    return found
 
 
 def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any] | None:
@@ -40,10 +53,15 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     if len(parts) > 1 or "*" in value:
         for part in parts:
             if not _exists(part):
-                _check(group, part, known)
+                _check(group, part, [*known, *(_datasets(roots) if group == "workload" else [])])
         return {PLAIN: value}
     _check(group, value.partition(":")[0], known)
     return {PLAIN: value}
+
+
+def _datasets(roots: Iterable[Path]) -> list[str]:
+    """What a mix of workloads may name besides: offline datasets, as NAME or NAME_offline."""
+    return [word for name in names(roots, "offline") for word in (name, f"{name}_offline")]
 
 
 def _check(group: str, name: str, known: list[str]) -> None:

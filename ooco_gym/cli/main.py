@@ -113,7 +113,7 @@ def _print_help(command: Command) -> None:
     """Prints a command's keys as its configuration documents them, and the choices of its groups."""
     import yaml
 
-    from ooco_gym.cli.choices import names
+    from ooco_gym.cli.choices import experiments, names
 
     text = command.config.read_text(encoding="utf-8")
     words = "".join(f"[{key.upper()}] " for key in command.positional)
@@ -125,6 +125,10 @@ def _print_help(command: Command) -> None:
         print("\nChoices, each also the path of a YAML file; GROUP.key=value changes one of its keys:\n")
     for group in groups:
         print(f"  {group}: {', '.join(names(command.roots, group))}")
+    mine = experiments(command.roots, command.name)
+    if mine:
+        print("\nExperiments, many keys at once, any of which may be given besides:\n")
+        print("\n".join(f"  +experiment={name}: {said}" for name, said in mine.items()))
     print(f"\nA sweep: ooco-gym {command.name} -m key=a,b [hydra/launcher=joblib|ray|submitit_local]")
 
 

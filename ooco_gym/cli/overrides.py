@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from ooco_gym.cli.choices import PLAIN, names, read_choice
+from ooco_gym.cli.choices import EXPERIMENT, PLAIN, names, read_choice
 from ooco_gym.cli.commands import Command
 from ooco_gym.cli.values import check_value, default_of, known_keys
 from ooco_gym.errors import UserError, nearest, unknown
@@ -138,13 +138,14 @@ def check(command: Command, request: Request, compose: Compose, options: Callabl
     """
     base = compose([])
     groups = set(base.hydra.runtime.choices)
-    chosen = [o for o in request.overrides if _is_group(o, groups)]
+    chosen = [o for o in request.overrides if _is_group(o, groups) or _is_experiment(command, o)]
     for override in chosen:
         _check_choice(command, override, options)
     values = [o for o in request.overrides if o not in chosen]
     words = [[f"{o.get_key_element()}={one}" for one in _each(o)] for o in chosen if not o.is_delete()]
     for combination in itertools.islice(itertools.product(*words), MOST_COMBINATIONS):
         config = compose(list(combination)) if combination else base
+        _check_added(command, base, config, combination)
         for override in values:
             _check_value(command, override, config, groups)
         _check_complete(config, values)
@@ -153,6 +154,21 @@ def check(command: Command, request: Request, compose: Compose, options: Callabl
 def _is_group(override: Override, groups: set[str]) -> bool:
     key = override.key_or_group if override.package is None else f"{override.key_or_group}@{override.package}"
     return key in groups and not isinstance(override.value(), Mapping)
+
+
+def _is_experiment(command: Command, override: Override) -> bool:
+    """Whether it adds a file of settings, `+experiment=NAME`: no group of the command, but one that any may be given."""
+    return override.is_add() and override.key_or_group == EXPERIMENT and any(
+        (root / EXPERIMENT).is_dir() for root in command.roots)
+
+
+def _check_added(command: Command, base: DictConfig, config: DictConfig, words: Iterable[str]) -> None:
+    """An experiment sets keys of the command, nothing else."""
+    known = set(base.keys())  # `in` says no to what is required
+    for key in config:
+        if key not in known:
+            given = " and ".join(word.lstrip("+") for word in words)
+            raise UserError(f"{given} sets '{key}', which {command.name} has not; is it for another command?")
 
 
 def _each(override: Override) -> list[str]:
@@ -257,4 +273,6 @@ def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> 
         close = nearest(last, {known.rpartition(".")[2] for known in keys})
     top = sorted({known for known in keys if "." not in known})
     listed = "" if close else f"; its keys: {', '.join(top)}"
+    if key == EXPERIMENT:
+        close, listed = f": a file of settings is added, +{EXPERIMENT}=NAME", ""
     return UserError(f"{command.name} has no key '{key}'{close}{listed}")

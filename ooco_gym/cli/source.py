@@ -11,7 +11,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from ooco_gym.cli.choices import names, read_choice
+from ooco_gym.cli.choices import EXPERIMENT, names, read_choice
 from ooco_gym.cli.commands import Command
 from ooco_gym.errors import UserError
 
@@ -63,8 +63,9 @@ class OocoSource(ConfigSource):
             text = path.read_text(encoding="utf-8")
             config, header = OmegaConf.create(text), self._get_header_dict(text)
         else:
-            config, header = OmegaConf.create(read_choice(self.roots, *self._split(config_path)) or {}), {}
-            header["package"] = None
+            group, value = self._split(config_path)
+            config = OmegaConf.create(read_choice(self.roots, group, value) or {})
+            header = {"package": "_global_" if group == EXPERIMENT else None}
         return ConfigResult(provider=self.provider, path=f"ooco://{config_path}", config=config, header=header)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
