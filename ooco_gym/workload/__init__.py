@@ -5,8 +5,14 @@ Times are seconds, rates requests per second, lengths tokens. docs/traces.md and
 
 from ooco_gym.workload.generate import generate
 from ooco_gym.workload.lengths import generate_lengths
-from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
-from ooco_gym.workload.offline import OFFLINE_MODES, offline_load
+from ooco_gym.workload.load import (
+    load_workload,
+    parse_workload,
+    split_workload,
+    workload_mean_rate,
+    workload_peak_start_s,
+)
+from ooco_gym.workload.offline import OFFLINE_MODES, offline_load, offline_trace, with_dataset
 from ooco_gym.workload.parts import TimeBlock, mix, split, thin, time_blocks, window
 from ooco_gym.workload.reading import list_formats, read_trace
 from ooco_gym.workload.scaling import scale
@@ -18,7 +24,8 @@ from ooco_gym.workload.writing import write_trace
 
 __all__ = [
     "OFFLINE_MODES", "TimeBlock", "Trace", "TraceFile", "WorkloadSpec", "generate", "generate_lengths",
-    "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load", "open_trace",
-    "parse_workload", "read_trace", "scale", "sharing_ratio", "split", "thin", "time_blocks", "window",
-    "workload_mean_rate", "workload_peak_start_s", "write_trace",
+    "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load",
+    "offline_trace", "open_trace", "parse_workload", "read_trace", "scale", "sharing_ratio", "split",
+    "split_workload", "thin", "time_blocks", "window", "with_dataset", "workload_mean_rate",
+    "workload_peak_start_s", "write_trace",
 ]

@@ -15,6 +15,7 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.generate import generate
+from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.parts import told_apart
 from ooco_gym.workload.pieces import ENDINGS, missing
 from ooco_gym.workload.scaling import scale
@@ -61,6 +62,43 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
         before = sum(part.source == source for part in parts)
         parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source))
     return tuple(parts)
+
+
+def split_workload(workload: Source) -> tuple[Source, str | None]:
+    """Takes the offline dataset out of a mix: `azure_conv_2023+arxiv_summarization` is online work and a dataset.
+
+    A part is offline where it is a name of `conf/offline` that no online workload has, or `NAME_offline`.
+
+    Args:
+        workload: as `load_workload` takes it.
+
+    Returns:
+        (the online part, in the form given; the dataset's name or None).
+
+    Raises:
+        UserError: two offline datasets, one with a weight, or nothing online.
+    """
+    if isinstance(workload, Mapping):
+        if workload.get("mix") is None or workload.get("path") is not None:
+            return workload, None
+        online, dataset = split_workload(str(workload["mix"]))
+        return (workload, None) if dataset is None else ({**workload, "mix": online}, dataset)
+    text = os.fspath(workload)
+    items = [text] if _is_file(text) else text.split("+")
+    found = [item for item in items if is_offline_dataset(item.rpartition("*")[2].strip())]
+    if not found:
+        return workload, None
+    if len(found) > 1:
+        raise UserError(f"workload '{text}' names {len(found)} offline datasets "
+                        f"({', '.join(item.strip() for item in found)}); expected one at most")
+    dataset = found[0].strip()
+    if "*" in dataset:
+        raise UserError(f"workload '{text}': the offline dataset in '{dataset}' has no rate to be weighted; give its "
+                        "name alone, and its requests a second as offline.rate=…")
+    if len(items) == 1:
+        raise UserError(f"workload '{text}' is an offline dataset, and nothing is online; give an online workload "
+                        f"besides, such as 'azure_conv_2023+{text}', or with offline={dataset_name(text)}")
+    return "+".join(item for item in items if item is not found[0]), dataset_name(dataset)
 
 
 def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed: int,
@@ -177,6 +215,9 @@ def _by_hour(file: TraceFile) -> np.ndarray:
 def _check_source(source: str) -> None:
     if _is_trace_file(source) or source.endswith(_YAML) or source in list_workloads():
         return
+    if is_offline_dataset(source):
+        raise UserError(f"workload '{source}' is an offline dataset, which has no arrivals of its own: it is for "
+                        f"simulations, as offline={dataset_name(source)} or as a part of their workload")
     if "/" in source or os.path.splitext(source)[1]:
         raise UserError(f"{missing(source)}; expected a file, or one of: {', '.join(list_workloads())}")
     raise unknown("workload", source, list_workloads())

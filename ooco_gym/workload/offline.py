@@ -5,14 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, unknown
-from ooco_gym.workload.checks import number
+from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.resources import load_yaml, names
+from ooco_gym.workload.checks import Section, number, plain
 from ooco_gym.workload.generate import MAX_REQUESTS
 from ooco_gym.workload.lengths import LengthModel, generate_lengths
+from ooco_gym.workload.sharing import Groups, check_form, hash_blocks, parse_groups
 from ooco_gym.workload.spec import load_lengths
 from ooco_gym.workload.trace import Trace
 
@@ -20,12 +23,87 @@ OFFLINE_MODES = ("rate", "backlog", "jobs")
 """Requests evenly spaced; more than can be served, there from the start; a finite set, there from the start."""
 BACKLOG_JOBS_PER_S = 20.0
 """How many jobs a second a backlog holds unless told: several times what a pair of instances serves of a 7B model."""
+LOAD_KEYS = ("mode", "rate", "jobs")
+"""How many offline requests there are and when: what a dataset does not say."""
+_NOTES = ("name", "description", "source", "licence", "measured", "assumed")
+_KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "dataset")
+
+
+def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
+    """Generates the offline requests that a scenario's `offline` describes, with prefix hashes where prompts share.
+
+    Request i's lengths and prefix depend on (what `offline` says of them, seed, i) only, in every mode and at every
+    rate. Its hashes agree with those of no online request.
+
+    Args:
+        offline: as in `conf/offline`: `mode` (`rate` unless given), `rate`, `jobs`; `lengths` (a mapping or a name;
+            OOC's unless given), `length_correlation`, `sharing` (`{form: documents | few_shot, ratio, groups, zipf,
+            in_a_row}`); or `dataset`, a name of `conf/offline` or a path, which gives what is not said.
+        duration_s: seconds, >= 0.
+        seed: any whole number.
+        start_s: when requests begin to arrive, seconds, >= 0.
+
+    Returns:
+        A trace of offline requests, times absolute.
+
+    Raises:
+        UserError: an unknown or impossible key, a missing rate or number of jobs.
+    """
+    values = with_dataset(offline, None)
+    load = offline_load(str(values.get("mode") or "rate"), duration_s=duration_s, seed=seed, rate=values.get("rate"),
+                        jobs=values.get("jobs"), lengths=_lengths(values), start_s=start_s)
+    sharing = _sharing(values)
+    if sharing is None:
+        return load
+    places = np.arange(len(load), dtype=np.int64)
+    prompt, shared, group = sharing.prompts(_lengths(values), places, seed, "offline")
+    hashes = hash_blocks(prompt, shared, group, places, f"offline/{values.get('name') or 'custom'}/{seed}/hashes")
+    return replace(load, prompt_tokens=prompt, prefix_hashes=hashes)
+
+
+def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, Any]:
+    """Returns an offline mapping with what a dataset says of its requests written out.
+
+    Args:
+        offline: as `offline_trace` takes it; `mode`, `rate` and `jobs` are kept.
+        dataset: a name of `conf/offline` (`NAME_offline` where an online workload has it too) or a path; None: the one
+            that `offline` itself names under `dataset`, if any.
+
+    Raises:
+        UserError: an unknown key, an unknown dataset, or two of them.
+    """
+    values = plain(offline)
+    check_keys("offline", values, _KEYS)
+    own = values.pop("dataset", None)
+    chosen = own if dataset is None else dataset
+    if chosen is None:
+        return values
+    if own is not None and dataset_name(own) != dataset_name(chosen):
+        raise UserError(f"two offline datasets: workload names '{dataset}', offline.dataset '{own}'; leave one out")
+    given = {key: value for key, value in values.items() if value is not None}
+    if dataset is not None:  # OOC's figures are there by default, not because anybody asked for them
+        name = given.get("name")
+        if name not in (None, "ooc", dataset_name(dataset)):
+            raise UserError(f"two offline datasets: workload names '{dataset}', offline '{name}'; leave one out")
+        given = {key: given[key] for key in LOAD_KEYS if key in given}
+    return {**load_yaml("offline", dataset_name(chosen)), **given}
+
+
+def is_offline_dataset(source: str) -> bool:
+    """Tells whether a part of a workload names offline work: `NAME_offline`, or a NAME that no online workload has."""
+    return dataset_name(source) in names("offline") and source not in names("workload")
+
+
+def dataset_name(source: str | os.PathLike[str]) -> str:
+    """Returns the name in `conf/offline` that `NAME` or `NAME_offline` stands for; a path as it is."""
+    text, known = os.fspath(source), names("offline")
+    return text if text in known else next((name for name in known if text == f"{name}_offline"), text)
 
 
 def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None = None, jobs: int | None = None,
                  lengths: LengthModel | Mapping[str, Any] | str | os.PathLike[str] = "ooc_offline",
                  start_s: float = 0.0) -> Trace:
-    """Generates offline requests (PROTOCOL: `offline.mode`).
+    """Generates offline requests that share nothing (PROTOCOL: `offline.mode`).
 
     Request i's lengths depend on (lengths, seed, i) only, in every mode and at every rate, so that rates are paired.
 
@@ -67,6 +145,25 @@ def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None 
     model = lengths if isinstance(lengths, LengthModel) else load_lengths(lengths, prefer="offline")
     prompt, output = generate_lengths(model, len(arrival_s), seed, stream="offline")
     return Trace(arrival_s, prompt, output, np.zeros(len(arrival_s), bool), name=f"offline-{mode}")
+
+
+def _lengths(values: Mapping[str, Any]) -> LengthModel:
+    lengths = values.get("lengths") or "ooc"
+    if isinstance(lengths, Mapping):
+        return load_lengths({"lengths": lengths, "length_correlation": values.get("length_correlation")})
+    return load_lengths(lengths, prefer="offline")
+
+
+def _sharing(values: Mapping[str, Any]) -> Groups | None:
+    section = Section(values, "offline")
+    if not section.has("sharing"):
+        return None
+    item = section.section("sharing")
+    form = check_form(item)
+    if form == "chat":
+        raise UserError("offline.sharing.form 'chat' needs arrivals of its own, which offline requests do not have; "
+                        "expected documents or few_shot")
+    return parse_groups(item, form, offline=True)
 
 
 def _limited(count: float, key: str) -> int:

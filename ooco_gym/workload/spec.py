@@ -73,7 +73,7 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
     """Reads a length model: a mapping `{prompt, output}` or with key `lengths`, or a name or path of a YAML file.
 
     A name is looked up in the group `prefer` (`workload` or `offline`), then in the other; `ooc_offline` always means
-    `conf/offline/ooc.yaml`.
+    `conf/offline/ooc.yaml`. Where `lengths` is a name itself, they are those of the workload of that name.
 
     Raises:
         UserError: unknown name, or a missing or impossible key.
@@ -91,6 +91,8 @@ def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str =
         section = Section(load_yaml(group, text), f"{group} '{text}'")
     if not section.has("lengths"):
         return parse_lengths(section)
+    if isinstance(section.get("lengths"), str):  # another one's, an online workload's where both have the name
+        return load_lengths(str(section.get("lengths")))
     return parse_lengths(section.section("lengths"), _correlation(section))
 
 
