@@ -157,7 +157,7 @@ def _is_group(override: Override, groups: set[str]) -> bool:
 
 
 def _is_experiment(command: Command, override: Override) -> bool:
-    """Whether it adds a file of settings, `+experiment=NAME`: no group of the command, but one that any may be given."""
+    """Whether it adds a file of settings, `+experiment=NAME`: no group of the command's own, any may be given it."""
     return override.is_add() and override.key_or_group == EXPERIMENT and any(
         (root / EXPERIMENT).is_dir() for root in command.roots)
 
