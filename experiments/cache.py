@@ -27,7 +27,7 @@ def source_digest() -> str:
     folders = [*(root / part for part in SOURCES), *(conf_root() / group for group in GROUPS)]
     files = sorted(path for folder in folders for path in folder.rglob("*")
                    if path.suffix in (".py", ".yaml") and path.name not in SKIPPED)
-    for path in [root / "ooco_gym" / "scenario.py", *files]:
+    for path in [root / "ooco_gym" / "cluster.py", root / "ooco_gym" / "scenario.py", *files]:
         digest.update(f"{path.name}\0".encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -63,7 +63,7 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     """The peak factor of a scenario's workload, cluster and SLO: given by the user, stored, or found now.
 
     Args:
-        scenario: what is scaled; a `rate_scale` of its own is taken as it is.
+        scenario: what is scaled; a `rate_scale` or `online_rate` of its own is taken as it is.
         jobs: where simulations run.
         seeds: paired seeds.
         plan: how it is searched.
@@ -78,6 +78,8 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     Raises:
         UserError: the idle floor alone uses up more than a third of the violation budget, or no load is small enough.
     """
+    if scenario.online_rate is not None:
+        scenario = scenario.with_(rate_scale=scenario.online_scale())
     scenario = scenario.load_bearer()
     slo = scenario.load_slo()
     key = key_of(label("workload", scenario.workload), label("cluster", scenario.cluster), asdict(slo), slo.tpot_from)

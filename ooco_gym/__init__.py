@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.cluster import Cluster
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
-from ooco_gym.scenario import Cluster, Scenario, Slo
+from ooco_gym.scenario import Scenario, Slo
 from ooco_gym.version import __version__
 
 if TYPE_CHECKING:

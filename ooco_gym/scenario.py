@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
+from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import label, short_name, stored_peak_factor
-from ooco_gym.perf import Deployment, cost_table, load_chip, load_model, prefill_latency_ps
+from ooco_gym.perf import cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.resources import load_yaml, names
+from ooco_gym.workload import split_workload, with_dataset, workload_peak_start_s, workload_window_rate
 
 DAY_S = 86_400.0
 PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
@@ -41,89 +42,6 @@ class Slo:
             raise UserError(f"slo.gap_s={self.gap_s!r} must be a positive number of seconds, or null")
         if self.tpot_min_tokens < 2:
             raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens} must be at least 2")
-
-
-@dataclass(frozen=True)
-class Pool:
-    """Equal instances of one role; `kv_blocks` where their number is known rather than computed from the memory."""
-
-    chip: Any
-    tp: int = 1
-    pp: int = 1
-    count: int = 1
-    kv_blocks: int | None = None
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and decode in one batch).
-
-    `twin` names the cluster of the other kind on equal hardware: policies of either kind are compared on the pair.
-    """
-
-    name: str
-    model: Any
-    relaxed: tuple[Pool, ...] = ()
-    strict: tuple[Pool, ...] = ()
-    mixed: tuple[Pool, ...] = ()
-    kv_fraction: float = 0.9
-    block_tokens: int = 16
-    kv_link_bytes_per_s: float = 25e9
-    max_batch: int = 1024
-    slo: str = "chat"
-    twin: Any = None
-
-    @classmethod
-    def load(cls, value: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
-        """Loads a cluster by name, YAML path or mapping.
-
-        Raises:
-            UserError: unknown name or key, an empty pool, or a figure out of range.
-        """
-        raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
-        name = short_name(raw if isinstance(value, Mapping) else value)
-        check_keys(f"cluster '{name}'", raw, cls.__dataclass_fields__)
-        for role in ("relaxed", "strict", "mixed"):
-            raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
-        if raw["mixed"] and (raw["relaxed"] or raw["strict"]):
-            raise UserError(f"cluster '{name}': give mixed instances, or relaxed and strict ones, not both")
-        for role in () if raw["mixed"] else ("relaxed", "strict"):
-            if not raw[role]:
-                raise UserError(f"cluster '{name}': pool '{role}' needs at least one instance")
-        if "model" not in raw:
-            raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
-        cluster = cls(**{"name": "custom", **raw})
-        if cluster.kv_link_bytes_per_s <= 0 or cluster.max_batch < 2 or cluster.block_tokens < 1:
-            raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "
-                            "positive")
-        return cluster
-
-    def hardware(self) -> tuple[str, float, list[str]]:
-        """The model, the share of memory that serves it, and every chip, by name, sorted: what makes clusters equal."""
-        chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
-                 for _ in range(pool.count * pool.tp * pool.pp)]
-        return label("model", self.model), self.kv_fraction, sorted(chips)
-
-    def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
-        """(role, deployment) of each instance, relaxed ones before strict ones."""
-        model = load_model(self.model)
-        return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
-                for pool in pools for one in [(role, _deployment(self, pool, model, timing))] * pool.count]
-
-
-def _pool(group: Any, role: str) -> Pool:
-    if not isinstance(group, Mapping):
-        raise UserError(f"cluster pool '{role}': each group must be a mapping with chip, tp, pp and count")
-    check_keys(f"cluster pool '{role}'", group, Pool.__dataclass_fields__)
-    pool = Pool(**{str(key): item for key, item in group.items()})
-    if pool.count < 1:
-        raise UserError(f"cluster pool '{role}': count={pool.count} must be at least 1")
-    return pool
-
-
-def _deployment(cluster: Cluster, pool: Pool, model: Any, timing: str) -> Deployment:
-    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction, timing, cluster.block_tokens,
-                      known_kv_blocks=pool.kv_blocks)
 
 
 @dataclass(frozen=True)
@@ -156,13 +74,16 @@ class Scenario:
     Attributes:
         cluster: `conf/cluster` name, path or mapping.
         workload: what online requests arrive: name, mix (`a+b`), trace file, path or mapping (`ooco_gym.workload`).
+            An offline dataset among the parts of a mix (`azure_conv_2023+arxiv_summarization`) becomes `offline`'s.
         slo: `conf/slo` name, path or mapping; None takes the cluster's own preset.
-        offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests a second), `jobs`, `lengths`.
+        offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests a second), `jobs`, and which requests:
+            `dataset`, or `lengths` and `sharing` (`ooco_gym.workload.offline_trace`).
         seed: keys arrivals, lengths and every random draw.
         duration_s: the measured window.
         start_s: time of day at which the window starts; None: the start of the workload's own peak.
         rate_scale: multiplies the online rate; None: the stored peak factor of (workload, cluster, slo), or 1 for a
             trace file.
+        online_rate: online requests a second in the measured window, in place of `rate_scale`.
         predictor: what policies believe of latencies.
         timing: form of the roofline (`ooco_gym.perf.list_timings()`).
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
@@ -179,6 +100,7 @@ class Scenario:
     duration_s: float = PROTOCOL_WINDOW_S
     start_s: float | None = None
     rate_scale: float | None = None
+    online_rate: float | None = None
     warmup_s: float | None = None
     drain_s: float | None = None
     predictor: Any = "exact"
@@ -188,10 +110,16 @@ class Scenario:
     protocol: Any = "default"
 
     def __post_init__(self) -> None:
-        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "jitter", "decision_s"):
+        for key in ("duration_s", "warmup_s", "drain_s", "rate_scale", "online_rate", "jitter", "decision_s"):
             value = getattr(self, key)
             if value is not None and (not isinstance(value, (int, float)) or not 0 <= value < math.inf):
                 raise UserError(f"{key}={value!r} must be a number of at least 0")
+        if self.rate_scale is not None and self.online_rate is not None:
+            raise UserError(f"rate_scale={self.rate_scale:g} and online_rate={self.online_rate:g} both set the online "
+                            "load; leave one out (null)")
+        online, dataset = split_workload(self.workload)
+        object.__setattr__(self, "workload", online)
+        object.__setattr__(self, "offline", with_dataset(self.offline, dataset))
         if self.duration_s == 0:
             raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
@@ -207,8 +135,11 @@ class Scenario:
         return cls(**{key: value for key, value in config.items() if key in known})
 
     def with_(self, **changes: Any) -> Scenario:
-        """A copy with some fields changed; `offline_rate` sets the rate alone."""
+        """A copy with some fields changed; `offline_rate` sets the rate alone, a new online load replaces the old."""
         rate = changes.pop("offline_rate", None)
+        for key, other in (("rate_scale", "online_rate"), ("online_rate", "rate_scale")):
+            if changes.get(key) is not None:
+                changes.setdefault(other, None)
         changed = replace(self, **changes)
         if rate is not None:
             changed = replace(changed, offline={**changed.offline, "rate": float(rate)})
@@ -301,6 +232,8 @@ class Scenario:
     def _scale(self) -> tuple[float, str]:
         if self.rate_scale is not None:
             return float(self.rate_scale), ""
+        if self.online_rate is not None:
+            return self._scale_for(self.online_rate), ""
         if _is_file(self.workload):
             return 1.0, ""
         bearer = self.load_bearer()
@@ -318,7 +251,19 @@ class Scenario:
                             f"'{preset[0]}' on '{preset[1]}' as shipped, from which yours differ: "
                             f"{self._find_command()} finds their own, and rate_scale=… sets another")
         raise UserError(f"no peak factor is stored for workload '{preset[0]}' on cluster '{preset[1]}': find it with "
-                        f"{self._find_command()}, or give rate_scale=… (it multiplies the workload's own rate)")
+                        f"{self._find_command()}, or give rate_scale=… (it multiplies the workload's own rate) or "
+                        "online_rate=… (requests a second)")
+
+    def _scale_for(self, rate: float) -> float:
+        """The factor that gives so many online requests a second in the measured window."""
+        start_s = self.start_s
+        if start_s is None:
+            start_s = workload_peak_start_s(self.workload, self.duration_s)
+        own = workload_window_rate(self.workload, start_s, self.duration_s)
+        if own == 0:
+            raise UserError(f"online_rate={rate:g}: workload '{short_name(self.workload)}' has no request to be scaled "
+                            f"in the window of {self.duration_s:g} s from start_s={start_s:g}")
+        return rate / own
 
     def _stored_factor(self, workload: str, cluster: str) -> float | None:
         """The stored factor under the scenario's SLO, else under the cluster's own preset."""
@@ -338,7 +283,7 @@ class Scenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""
-        return {**asdict(self), "slo": asdict(self.load_slo()), "rate_scale": self.online_scale(),
+        return {**asdict(self), "slo": asdict(self.load_slo()), "rate_scale": self.online_scale(), "online_rate": None,
                 "predictor": asdict(Predictor.load(self.predictor)), "protocol": self.load_protocol()}
 
 

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from ooco_gym.cluster import Cluster
 from ooco_gym.envs.config import episode_config
 from ooco_gym.errors import UserError
-from ooco_gym.scenario import Cluster, Predictor, Scenario
+from ooco_gym.scenario import Predictor, Scenario
 
 POOL = {"chip": "ascend_910c"}
 
@@ -101,3 +102,60 @@ def test_a_first_token_that_no_instance_can_give_in_time_is_refused():
     # It is the instance that prefills that counts, and a faster one is enough.
     mixed = {"name": "mixed", "model": "qwen2_5_7b", "relaxed": [POOL, {"chip": "h200"}], "strict": [POOL]}
     assert Scenario(cluster=mixed, slo={"ttft_s": 0.01, "tpot_s": 0.05}).load_slo().ttft_s == 0.01
+
+
+def test_an_offline_dataset_in_the_workload_becomes_the_offline_load():
+    scenario = Scenario(workload="ooc+arxiv_summarization", offline={"mode": "backlog", "rate": 2.0})
+    assert scenario.workload == "ooc" and scenario.offline["name"] == "arxiv_summarization"
+    assert (scenario.offline["mode"], scenario.offline["rate"]) == ("backlog", 2.0)
+    assert scenario.online_scale() == Scenario(workload="ooc").online_scale(), "the peak factor of the online part"
+    again = scenario.with_(seed=2, offline_rate=5.0)
+    assert again.offline == {**scenario.offline, "rate": 5.0} and again.workload == "ooc"
+    other = Scenario(offline={"mode": "rate", "rate": 1.0, "dataset": "mmlu"})
+    assert other.offline["sharing"]["groups"] == 57
+    with pytest.raises(UserError, match="names 2 offline datasets"):
+        Scenario(workload="ooc+mmlu+bros_be")
+    with pytest.raises(UserError, match="nothing is online"):
+        Scenario(workload="mmlu")
+    with pytest.raises(UserError, match="offline: unknown key 'modes'"):
+        Scenario(offline={"modes": "rate"})
+
+
+@pytest.mark.parametrize("workload", ["azure_conv", "azure_conv_2023", "ooc+0.5*bros_sharegpt"])
+@pytest.mark.parametrize("start_s", [None, 3600.0])
+def test_the_online_rate_is_that_of_the_window(workload: str, start_s: float | None):
+    """Of generators in the mean: drifting and bursting rates have their own in each window."""
+    from ooco_gym.workload import load_workload, workload_peak_start_s
+
+    scenario = Scenario(workload=workload, online_rate=3.0, duration_s=7200.0, start_s=start_s)
+    begin_s = workload_peak_start_s(workload, 7200.0) if start_s is None else start_s
+    counts = [len(load_workload(workload, start_s=begin_s, duration_s=7200.0, seed=seed,
+                                rate_scale=scenario.online_scale())) for seed in range(6)]
+    assert sum(counts) / 6 / 7200.0 == pytest.approx(3.0, rel=0.06)
+    assert scenario.describe()["rate_scale"] == scenario.online_scale()
+
+
+def test_the_online_rate_of_a_trace_file_samples_t_times_q_requests(tmp_path):
+    from ooco_gym.workload import load_workload
+
+    path = tmp_path / "trace.csv"
+    rows = "\n".join(f"{i / 5.0},100,10" for i in range(5000))
+    path.write_text(f"arrival_s,prompt_tokens,output_tokens\n{rows}\n")
+    scenario = Scenario(workload=str(path), online_rate=2.0, start_s=100.0, duration_s=800.0)
+    assert scenario.online_scale() == pytest.approx(0.4)
+    sampled = load_workload(str(path), start_s=100.0, duration_s=800.0, seed=1, rate_scale=scenario.online_scale())
+    assert len(sampled) == pytest.approx(1600, rel=0.05)
+    with pytest.raises(UserError, match="online_rate=2: workload '.*trace.csv' has no request to be scaled"):
+        Scenario(workload=str(path), online_rate=2.0, start_s=5000.0, duration_s=10.0).online_scale()
+
+
+def test_rate_scale_and_online_rate_exclude_each_other():
+    with pytest.raises(UserError, match="rate_scale=1 and online_rate=2 both set the online load"):
+        Scenario(rate_scale=1.0, online_rate=2.0)
+    with pytest.raises(UserError, match="online_rate=-1.* must be a number of at least 0"):
+        Scenario(online_rate=-1.0)
+    scenario = Scenario(workload="bros_lmsys", cluster="mixed_7b", online_rate=10.0)
+    assert scenario.online_scale() == pytest.approx(10.0)
+    assert scenario.with_(rate_scale=scenario.online_scale()).online_scale() == pytest.approx(10.0)
+    assert scenario.with_(seed=3).online_rate == 10.0
+    assert episode_config({"online_rate": 0.5}, None, None, None, None, None).scenario.rate_scale is None

@@ -61,6 +61,8 @@ def episode_config(scenario: Any, partner: str | None, window_s: float | None, w
     fields = dict(base.get("scenario") or {})
     if isinstance(scenario, Mapping):
         check_keys("env scenario", scenario, Scenario.__dataclass_fields__)
+        if scenario.get("online_rate") is not None:
+            fields.pop("rate_scale", None)
         fields.update(scenario)
     chosen = scenario if isinstance(scenario, Scenario) else Scenario.from_config(fields)
     size = int(candidates if candidates is not None else base.get("candidates", 8))

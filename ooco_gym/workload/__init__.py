@@ -11,6 +11,7 @@ from ooco_gym.workload.load import (
     split_workload,
     workload_mean_rate,
     workload_peak_start_s,
+    workload_window_rate,
 )
 from ooco_gym.workload.offline import OFFLINE_MODES, offline_load, offline_trace, with_dataset
 from ooco_gym.workload.parts import TimeBlock, mix, split, thin, time_blocks, window
@@ -27,5 +28,6 @@ __all__ = [
     "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load",
     "offline_trace", "open_trace", "parse_workload", "read_trace", "scale", "sharing_ratio", "split",
     "split_workload", "thin", "time_blocks", "window", "with_dataset", "workload_mean_rate",
-    "workload_peak_start_s", "write_trace",
+    "workload_peak_start_s", "workload_window_rate",
+    "write_trace",
 ]

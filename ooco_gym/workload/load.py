@@ -25,6 +25,7 @@ from ooco_gym.workload.trace_file import TraceFile, open_trace
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 _YAML = (".yaml", ".yml")
+_TIDE_STEP_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -153,6 +154,25 @@ def workload_mean_rate(spec: Source) -> float:
     """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
     return sum(weight * (open_trace(source, form).mean_rate if file else load_spec(source).arrivals.mean_rate_per_s)
                for source, weight, file, form in _resolve(spec))
+
+
+def workload_window_rate(spec: Source, start_s: float, duration_s: float) -> float:
+    """Returns the rate of a workload in a window, requests per second, scales included.
+
+    Of generators the expected one, by their tide; of trace files what the window holds.
+    """
+    total = 0.0
+    for source, weight, file, form in _resolve(spec):
+        if file:
+            before, until = open_trace(source, form).counts_before(np.array([start_s, start_s + duration_s]))
+            total += weight * float(until - before) / duration_s
+            continue
+        arrivals = load_spec(source).arrivals
+        steps = max(1, math.ceil(duration_s / _TIDE_STEP_S))
+        middles = start_s + (np.arange(steps) + 0.5) * duration_s / steps
+        total += weight * arrivals.mean_rate_per_s * float(
+            _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
+    return total
 
 
 def workload_peak_start_s(spec: Source, duration_s: float = 4 * 3600.0) -> float:

@@ -1,0 +1,96 @@
+"""A cluster: which instances, on which chips, serve one model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ooco_gym.errors import UserError, check_keys
+from ooco_gym.peak import label, short_name
+from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.resources import load_yaml
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Equal instances of one role; `kv_blocks` where their number is known rather than computed from the memory."""
+
+    chip: Any
+    tp: int = 1
+    pp: int = 1
+    count: int = 1
+    kv_blocks: int | None = None
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """Instances that serve one model: a relaxed and a strict pool, or mixed ones (prefill and decode in one batch).
+
+    `twin` names the cluster of the other kind on equal hardware: policies of either kind are compared on the pair.
+    """
+
+    name: str
+    model: Any
+    relaxed: tuple[Pool, ...] = ()
+    strict: tuple[Pool, ...] = ()
+    mixed: tuple[Pool, ...] = ()
+    kv_fraction: float = 0.9
+    block_tokens: int = 16
+    kv_link_bytes_per_s: float = 25e9
+    max_batch: int = 1024
+    slo: str = "chat"
+    twin: Any = None
+
+    @classmethod
+    def load(cls, value: str | os.PathLike[str] | Mapping[str, Any]) -> Cluster:
+        """Loads a cluster by name, YAML path or mapping.
+
+        Raises:
+            UserError: unknown name or key, an empty pool, or a figure out of range.
+        """
+        raw = dict(value) if isinstance(value, Mapping) else load_yaml("cluster", value)
+        name = short_name(raw if isinstance(value, Mapping) else value)
+        check_keys(f"cluster '{name}'", raw, cls.__dataclass_fields__)
+        for role in ("relaxed", "strict", "mixed"):
+            raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
+        if raw["mixed"] and (raw["relaxed"] or raw["strict"]):
+            raise UserError(f"cluster '{name}': give mixed instances, or relaxed and strict ones, not both")
+        for role in () if raw["mixed"] else ("relaxed", "strict"):
+            if not raw[role]:
+                raise UserError(f"cluster '{name}': pool '{role}' needs at least one instance")
+        if "model" not in raw:
+            raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
+        cluster = cls(**{"name": "custom", **raw})
+        if cluster.kv_link_bytes_per_s <= 0 or cluster.max_batch < 2 or cluster.block_tokens < 1:
+            raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "
+                            "positive")
+        return cluster
+
+    def hardware(self) -> tuple[str, float, list[str]]:
+        """The model, the share of memory that serves it, and every chip, by name, sorted: what makes clusters equal."""
+        chips = [label("chip", pool.chip) for pool in (*self.relaxed, *self.strict, *self.mixed)
+                 for _ in range(pool.count * pool.tp * pool.pp)]
+        return label("model", self.model), self.kv_fraction, sorted(chips)
+
+    def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
+        """(role, deployment) of each instance, relaxed ones before strict ones."""
+        model = load_model(self.model)
+        return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
+                for pool in pools for one in [(role, _deployment(self, pool, model, timing))] * pool.count]
+
+
+def _pool(group: Any, role: str) -> Pool:
+    if not isinstance(group, Mapping):
+        raise UserError(f"cluster pool '{role}': each group must be a mapping with chip, tp, pp and count")
+    check_keys(f"cluster pool '{role}'", group, Pool.__dataclass_fields__)
+    pool = Pool(**{str(key): item for key, item in group.items()})
+    if pool.count < 1:
+        raise UserError(f"cluster pool '{role}': count={pool.count} must be at least 1")
+    return pool
+
+
+def _deployment(cluster: Cluster, pool: Pool, model: Any, timing: str) -> Deployment:
+    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction, timing, cluster.block_tokens,
+                      known_kv_blocks=pool.kv_blocks)
