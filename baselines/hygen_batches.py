@@ -42,7 +42,8 @@ def sample_batches(table: CostTable, chunk: int, count: int = SAMPLES) -> Batche
     """
     draws = np.random.default_rng(DRAWS)
     mean = np.exp(draws.uniform(*np.log(CONTEXTS), count))
-    most = np.minimum(len(table.decode_lines) - 1 - MOST_PROMPTS, np.maximum(1.0, table.kv_blocks * BLOCK_TOKENS / mean))
+    memory = np.maximum(1.0, table.kv_blocks * BLOCK_TOKENS / mean)
+    most = np.minimum(len(table.decode_lines) - 1 - MOST_PROMPTS, memory)
     decodes = np.rint(most * draws.uniform(0.0, 1.0, count) ** 2).astype(np.int64)  # small batches more often
     prompts = draws.integers(1, MOST_PROMPTS + 1, count) * (draws.uniform(size=count) > 1 / 3)
     decodes = np.where((decodes == 0) & (prompts == 0), 1, decodes)

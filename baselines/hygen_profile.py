@@ -1,0 +1,158 @@
+"""HyGen's SLO-aware profiler (arXiv 2501.14808, section 4.2): how much offline work an online SLO leaves room for.
+
+An SLO is a metric of online service with a tolerance: by how much it may exceed what it is without offline work. The
+profiler test-runs the workload and finds by binary search the largest setting under which every SLO holds: HyGen's
+latency budget of an iteration, or HyGen*'s rate of offline requests.
+
+The test runs are not the run that is measured: they have a seed of their own (`profile_seed`) and a window of at most
+`profile_duration_s`. The paper does not say whether its profiler saw what it was then measured on.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ooco_gym.errors import UserError
+from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
+from ooco_gym.perf.table import PS_PER_S
+from ooco_gym.policy.bundle import Param, Policy
+
+if TYPE_CHECKING:
+    from ooco_gym.scenario import Scenario
+
+METRICS = {"mean_ttft": "ttft_mean_s", "p99_ttft": "ttft_p99_s", "mean_tbt": "itl_mean_s", "p99_tbt": "itl_p99_s"}
+AUTO = -1.0  # a setting that the profiler finds
+PROFILE_PARAMS = (
+    Param("slo_metric", "metric of online service that the profiler protects", choices=tuple(METRICS)),
+    Param("tolerance", "by how much, as a share, it may exceed its value without offline work", 0.0, 1000.0),
+    Param("second_metric", "a second SLO to keep besides (Figure 11)", choices=("none", *METRICS)),
+    Param("second_tolerance", "its tolerance", 0.0, 1000.0),
+    Param("profile_seed", "seed of the profiler's test runs", 0, 2**31),
+    Param("profile_duration_s", "longest window of a test run, seconds", 1.0, 1e7),
+    Param("profile_steps", "halvings of the profiler's search", 1, 40),
+)
+
+
+class Slo(NamedTuple):
+    """An online metric and by how much it may exceed its value without offline work."""
+
+    metric: str
+    tolerance: float
+
+
+def slos_of(values: Mapping[str, Any]) -> tuple[Slo, ...]:
+    """The SLOs that a policy's values name."""
+    slos = [Slo(values["slo_metric"], float(values["tolerance"]))]
+    if values["second_metric"] != "none":
+        slos.append(Slo(values["second_metric"], float(values["second_tolerance"])))
+    return tuple(slos)
+
+
+def excess(metric: str, shared: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
+    """By how much, as a share, a metric of one run's `online` figures exceeds another's; infinite where it has none.
+
+    Raises:
+        UserError: the run without offline work has no value to compare with.
+    """
+    before, now = alone[METRICS[metric]], shared[METRICS[metric]]
+    if not before:
+        raise UserError(f"HyGen's profiler cannot compare {metric}: the test run without offline work has none, as no "
+                        "online request got so far; raise rate_scale or move the window (start_s, duration_s)")
+    return math.inf if now is None or shared["finished"] < alone["finished"] else now / before - 1.0
+
+
+def keeps(slos: tuple[Slo, ...], shared: Mapping[str, Any], alone: Mapping[str, Any]) -> bool:
+    """Whether a run keeps all SLOs beside one without offline work."""
+    return all(excess(one.metric, shared["online"], alone["online"]) <= one.tolerance for one in slos)
+
+
+def largest_that_holds(holds: Callable[[float], bool], highest: float, steps: int) -> float:
+    """Binary search between 0, which holds by definition (no offline work), and `highest`, for what still holds."""
+    if holds(highest):
+        return highest
+    low, high = 0.0, highest
+    for _ in range(steps):
+        middle = 0.5 * (low + high)
+        if holds(middle):
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], float],
+           run: Callable[[float], Mapping[str, Any]]) -> dict[str, float]:
+    """Finds a parameter by test runs.
+
+    Args:
+        name: of the parameter; at 0 there is no offline work, and at infinity no bound on it.
+        values: of the policy: its SLOs and `profile_steps`.
+        highest: where the search begins, from the summary of a run without bound.
+        run: summary of a test run with the parameter at a value.
+    """
+    slos, alone = slos_of(values), run(0.0)
+    free = run(math.inf)
+    if keeps(slos, free, alone):
+        return {name: highest(free)}
+    return {name: largest_that_holds(lambda value: keeps(slos, run(value), alone), highest(free),
+                                     int(values["profile_steps"]))}
+
+
+def trial_of(scenario: Scenario, values: Mapping[str, Any]) -> Scenario:
+    """The scenario of the test runs."""
+    return scenario.with_(seed=int(values["profile_seed"]),
+                          duration_s=min(scenario.duration_s, float(values["profile_duration_s"])))
+
+
+def test_run(scenario: Scenario, policy: Policy) -> dict[str, Any]:
+    """Summary of a test run; each is made once in a process, whichever SLO asks for it."""
+    from ooco_gym.metrics import summarise
+    from ooco_gym.sim.driver import simulate
+
+    unlike = {name: value for name, value in policy.values.items() if name not in _NAMES}  # what changes the run
+    key = json.dumps([scenario.describe(), policy.name, unlike], sort_keys=True, default=str)
+    if key not in _RUNS:
+        _RUNS[key] = summarise(simulate(scenario, policy, sample_s=1e7))
+    return _RUNS[key]
+
+
+_NAMES = frozenset(param.name for param in PROFILE_PARAMS)
+_RUNS: dict[str, dict[str, Any]] = {}
+
+
+def profile_budget(policy: Policy, scenario: Scenario) -> dict[str, float]:
+    """HyGen: the latency budget of an iteration, in seconds, where it is not given."""
+    return _profile(policy, scenario, "latency_budget_s", lambda _: longest_iteration_s(policy, scenario))
+
+
+def profile_rate(policy: Policy, scenario: Scenario) -> dict[str, float]:
+    """HyGen*: the rate of offline requests that an instance admits, a second, where it is not given."""
+    return _profile(policy, scenario, "offline_qps", served_rate)
+
+
+def _profile(policy: Policy, scenario: Scenario, name: str,
+             highest: Callable[[Mapping[str, Any]], float]) -> dict[str, float]:
+    if policy.values[name] != AUTO:
+        return {}
+    trial = trial_of(scenario, policy.values)
+    return search(name, policy.values, highest, lambda value: test_run(trial, policy.with_values({name: value})))
+
+
+def served_rate(summary: Mapping[str, Any]) -> float:
+    """Offline requests a second and instance that a run served, and half as many again."""
+    return 1.5 * summary["offline"]["finished"] / summary["window_s"] / len(summary["instances"])
+
+
+def longest_iteration_s(policy: Policy, scenario: Scenario) -> float:
+    """An iteration that no budget binds, in seconds: a full chunk beside decodes that fill the memory."""
+    cluster = scenario.load_cluster()
+    longest = 0
+    for deployment in dict.fromkeys(one for _, one in cluster.deployments(scenario.timing)):
+        table, chunk = cost_table(deployment, cluster.max_batch, 1), int(policy.values["chunk_size"])
+        memory, batch = table.kv_blocks * cluster.block_tokens, int(policy.values["max_num_seqs"])
+        decodes = decode_latency_ps(table, min(batch, cluster.max_batch), memory)
+        longest = max(longest, decodes + prefill_latency_ps(table, [(chunk, 4 * chunk)]))
+    return longest / PS_PER_S

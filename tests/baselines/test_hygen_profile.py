@@ -1,0 +1,113 @@
+"""HyGen's predictor and profiler (section 4.2), beside the cost table and hand-made test runs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baselines.hygen_batches import Batches, latency_ps, sample_batches, trained
+from baselines.hygen_profile import Slo, excess, keeps, largest_that_holds, search, slos_of
+from ooco_gym.errors import UserError
+from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_chip, load_model, prefill_latency_ps
+from ooco_gym.policy import get_policy
+
+SLOS = {"slo_metric": "p99_tbt", "tolerance": 0.05, "second_metric": "none", "second_tolerance": 0.0,
+        "profile_steps": 20}
+
+
+@pytest.fixture(scope="module")
+def table():
+    return cost_table(Deployment(load_chip("a100_40g_sxm"), load_model("llama_2_7b"), 1), 512, 16_384)
+
+
+def batch(decodes=0, context=0, chunks=(), before=(), completed=0) -> Batches:
+    """One batch as an array of one."""
+    rows = np.zeros((2, 1, 4), np.int64)
+    rows[0, 0, : len(chunks)] = chunks
+    rows[1, 0, : len(before)] = before
+    return Batches(np.array([decodes]), np.array([context]), rows[0], rows[1], np.array([completed]))
+
+
+# --- The training set -----------------------------------------------------------------------------------------------
+def test_batches_of_one_kind_cost_what_the_table_says(table) -> None:
+    assert latency_ps(table, batch(decodes=7, context=5000))[0] == decode_latency_ps(table, 7, 5000)
+    prompts = [(300, 300), (100, 900)]
+    mixed = batch(chunks=(300, 100), before=(0, 800), completed=1)
+    assert latency_ps(table, mixed)[0] == pytest.approx(prefill_latency_ps(table, prompts, 1), rel=1e-9)
+
+
+def test_training_batches_fit_memory_and_chunk(table) -> None:
+    batches = sample_batches(table, 512, 5000)
+    assert batches.decode_context.max() <= table.kv_blocks * 16 + 4096
+    assert batches.chunks.sum(axis=1).max() <= 512 + 8  # every prefill has at least two tokens
+    assert ((batches.decodes > 0) | (batches.chunks.sum(axis=1) > 0)).all()
+    assert (batches.completed <= (batches.chunks > 0).sum(axis=1)).all()
+
+
+def test_contexts_predict_better_than_new_tokens(table) -> None:
+    """S_d as new tokens repeats N_d: what long contexts cost is then unseen."""
+    context, new = trained(table, 512), trained(table, 512, "new")
+    assert trained(table, 512) is context
+    assert 0 < context.mape < 0.12 < new.mape
+    assert context.coefficients[2] > 0 and new.coefficients[2] == pytest.approx(new.coefficients[6])
+
+
+# --- The search -----------------------------------------------------------------------------------------------------
+@settings(deadline=None, max_examples=50)
+@given(st.floats(0.0, 2.0), st.integers(1, 12))
+def test_search_ends_at_the_bound(bound: float, steps: int) -> None:
+    asked = []
+
+    def holds(value: float) -> bool:
+        asked.append(value)
+        return value <= bound
+
+    found = largest_that_holds(holds, 1.0, steps)
+    assert found <= bound and (found == 1.0 or found + 0.5**steps >= min(bound, 1.0))
+    assert len(asked) <= steps + 1 and (found == 0.0 or found in asked)
+
+
+def summary(tbt: float, ttft: float = 1.0, finished: int = 10) -> dict:
+    """A test run's summary, as far as the profiler reads it."""
+    return {"online": {"itl_p99_s": tbt, "ttft_mean_s": ttft, "finished": finished}}
+
+
+@pytest.mark.parametrize("tolerance,budget", [(0.05, 0.5), (0.10, 1.0)])
+def test_budget_is_the_largest_that_keeps_the_slo(tolerance: float, budget: float) -> None:
+    found = search("latency_budget_s", {**SLOS, "tolerance": tolerance}, lambda _: 4.0,
+                   lambda value: summary(1.0 + 0.1 * min(value, 10.0)))
+    assert found["latency_budget_s"] == pytest.approx(budget, abs=1e-4)
+
+
+def test_all_slos_hold_at_once() -> None:
+    values = {**SLOS, "tolerance": 0.5, "second_metric": "mean_ttft", "second_tolerance": 0.1}
+    assert slos_of(values) == (Slo("p99_tbt", 0.5), Slo("mean_ttft", 0.1))
+    found = search("latency_budget_s", values, lambda _: 4.0,
+                   lambda value: summary(1.0 + 0.1 * min(value, 10.0), 1.0 + 0.2 * min(value, 10.0)))
+    assert found["latency_budget_s"] == pytest.approx(0.5, abs=1e-4)
+
+
+def test_an_slo_that_nothing_breaks_takes_the_whole_range() -> None:
+    assert search("offline_qps", SLOS, lambda free: 3.0 * free["online"]["finished"], lambda value: summary(1.0)) == {
+        "offline_qps": 30.0}
+
+
+def test_requests_that_do_not_finish_keep_no_slo() -> None:
+    alone, starved = summary(1.0), summary(0.5, finished=9)
+    assert excess("p99_tbt", starved["online"], alone["online"]) == math.inf
+    assert not keeps(slos_of(SLOS), starved, alone) and keeps(slos_of(SLOS), alone, alone)
+
+
+def test_nothing_to_compare_with_is_the_users_mistake() -> None:
+    with pytest.raises(UserError, match="rate_scale"):
+        excess("p99_tbt", summary(1.0)["online"], {"itl_p99_s": None, "finished": 0})
+
+
+def test_a_given_budget_is_not_searched() -> None:
+    for name, values in (("hygen", {"latency_budget_s": 0.03}), ("hygen_star", {"offline_qps": 0.4})):
+        policy = get_policy(name, values)
+        assert policy.profile is not None and policy.profile(policy, None) == {}
