@@ -1,8 +1,16 @@
-"""vLLM's V1 scheduler restated with Python lists, to hold the compiled one against: tokens by request, step by step."""
+"""vLLM's V1 scheduler restated with Python lists, to hold the compiled one against: tokens by request, step by step.
+
+Prefix caching, too: blocks with reference counts, a queue of free ones in the order of their eviction, and content
+hashes as a chain of interned pairs. `tests/oracle` holds this restatement against vLLM itself.
+"""
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Hashable
 from dataclasses import dataclass, field
+
+HASH_TOKENS = 512  # tokens of a prompt that one of its hashes stands for
 
 
 @dataclass
@@ -12,28 +20,145 @@ class Request:
     slot: int
     prompt: int
     output: int
-    rank: tuple[int, int]  # (class, place in the order of arrival): smaller counts more
+    rank: tuple[int, int]  # (class, time of arrival): smaller counts more; at equal ranks the slot decides who is next
+    hashes: tuple[int, ...] = ()  # of the prompt's first blocks of HASH_TOKENS; beyond them it is the request's own
     computed: int = 0
     made: int = 0
-    blocks: int = 0
+    held: list[int] = field(default_factory=list)  # its blocks, in order
+    hashed: int = 0  # how many of them, from the first on, can be found by their content
+    cached: int | None = None  # tokens that it found in memory when it was first admitted
 
     @property
     def length(self) -> int:
         return self.prompt + self.made
 
+    @property
+    def blocks(self) -> int:
+        return len(self.held)
+
+    def content(self, place: int, size: int) -> Hashable:
+        """What is in its block number `place`; two blocks hold the same tokens where this is equal."""
+        begin, end = place * size, (place + 1) * size
+        number = begin // HASH_TOKENS
+        if end <= self.prompt and number < len(self.hashes):
+            return self.hashes[number], begin % HASH_TOKENS
+        return "own", self.slot, place
+
+
+class Memory:
+    """KV blocks that are free, shared, or found again by what they hold.
+
+    Args:
+        blocks: usable ones.
+        caching: whether what is freed stays findable until its block is taken.
+    """
+
+    def __init__(self, blocks: int, caching: bool) -> None:
+        self.caching = caching
+        self._references = [0] * blocks
+        self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))  # free; the first is taken next
+        self._chain: dict[tuple[int | None, Hashable], int] = {}  # (hash before, content) -> hash
+        self._hash: dict[int, int] = {}  # of a block that can be found
+        self._found: dict[int, dict[int, None]] = {}  # hash -> blocks, the one that has it longest first
+
+    @property
+    def free(self) -> int:
+        return len(self._queue)
+
+    def hits(self, contents: list[Hashable]) -> list[int]:
+        """The blocks that hold the longest beginning of `contents`."""
+        blocks: list[int] = []
+        if self.caching:
+            for link in self._links(contents):
+                if not self._found.get(link):
+                    break
+                blocks.append(next(iter(self._found[link])))
+        return blocks
+
+    def idle(self, blocks: list[int]) -> int:
+        """How many of them nobody holds."""
+        return sum(self._references[block] == 0 for block in blocks)
+
+    def touch(self, blocks: list[int]) -> None:
+        """One more holds them."""
+        for block in blocks:
+            self._queue.pop(block, None)
+            self._references[block] += 1
+
+    def take(self, count: int) -> list[int]:
+        """New blocks; what they held is forgotten."""
+        blocks = [self._queue.popitem(last=False)[0] for _ in range(count)]
+        for block in blocks:
+            self._references[block] = 1
+            if block in self._hash:
+                del self._found[self._hash.pop(block)][block]
+        return blocks
+
+    def name(self, blocks: list[int], contents: list[Hashable], first: int) -> None:
+        """Makes the blocks from number `first` on findable; `contents` is of all, from the beginning."""
+        if self.caching:
+            for block, link in list(zip(blocks, self._links(contents), strict=True))[first:]:
+                self._hash[block] = link
+                self._found.setdefault(link, {})[block] = None
+
+    def give_back(self, blocks: list[int]) -> None:
+        """One less holds them. Those that cannot be found are taken first, the others last, from the end on."""
+        nameless = []
+        for block in reversed(blocks):
+            self._references[block] -= 1
+            if self._references[block]:
+                continue
+            if block in self._hash:
+                self._queue[block] = None
+            else:
+                nameless.append(block)
+        for block in reversed(nameless):
+            self._queue[block] = None
+            self._queue.move_to_end(block, last=False)
+
+    def settled(self) -> bool:
+        """Whether nobody holds anything, and every block is in the queue."""
+        return not any(self._references) and len(self._queue) == len(self._references)
+
+    def _links(self, contents: list[Hashable]) -> list[int]:
+        """Hashes: numbers that stand for a content and everything before it."""
+        links: list[int] = []
+        for content in contents:
+            pair = (links[-1] if links else None, content)
+            links.append(self._chain.setdefault(pair, len(self._chain)))
+        return links
+
 
 @dataclass
 class Schedule:
-    """Running and waiting requests under a budget of tokens and blocks."""
+    """Running and waiting requests under a budget of tokens and blocks.
 
-    free: int
+    Args:
+        blocks: usable KV blocks.
+        tokens: new tokens of a step, at most.
+        sequences: running requests, at most.
+        by_priority: by `Request.rank`; otherwise first come, first served.
+        block: tokens of a block.
+        caching: prefix caching.
+    """
+
+    blocks: int
     tokens: int
     sequences: int
     by_priority: bool
     block: int = 16
+    caching: bool = False
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
+    preempted: list[int] = field(default_factory=list)  # slots, in the last step
     preemptions: int = 0
+
+    def __post_init__(self) -> None:
+        self.memory = Memory(self.blocks, self.caching)
+
+    @property
+    def free(self) -> int:
+        return self.memory.free
 
     def add(self, request: Request) -> None:
         self.waiting.append(request)
@@ -42,17 +167,12 @@ class Schedule:
     def step(self) -> dict[int, int]:
         """New tokens of each request in the next iteration."""
         given: dict[int, int] = {}
-        before = self.preemptions
+        self.preempted = []
         self._continue(given)
-        if self.preemptions > before:
-            return given
-        while self.waiting and len(self.running) < self.sequences and sum(given.values()) < self.tokens:
-            head = self.waiting[0]
-            if self._blocks(head.length) > self.free:
-                break
-            self.running.append(self.waiting.pop(0))
-            given[head.slot] = min(head.length, self.tokens - sum(given.values()))
-            self._take(head, given[head.slot])
+        if not self.preempted:
+            while self.waiting and len(self.running) < self.sequences and sum(given.values()) < self.tokens:
+                if not self._admit(self.waiting[0], given):
+                    break
         return given
 
     def end(self, given: dict[int, int]) -> None:
@@ -65,7 +185,7 @@ class Schedule:
                 request.made += 1
             if request.made == request.output:
                 self.running.remove(request)
-                self.free += request.blocks
+                self._release(request)
 
     def _continue(self, given: dict[int, int]) -> None:
         done: list[Request] = []
@@ -75,32 +195,61 @@ class Schedule:
                 return
             request = todo[0]
             tokens = min(request.length - request.computed, self.tokens - sum(given.values()))
-            while self._blocks(request.computed + tokens) - request.blocks > self.free:
+            while self._count(request.computed + tokens) - request.blocks > self.free:
                 victim = max(self.running, key=lambda one: one.rank) if self.by_priority else self.running[-1]
                 self._preempt(victim, given)
                 if victim is request:
                     return
-            self._take(request, tokens)
+            self._grow(request, tokens)
             given[request.slot] = tokens
             done.append(request)
+
+    def _admit(self, head: Request, given: dict[int, int]) -> bool:
+        """Lets the head of the waiting run, where its whole context fits beside what it finds in memory."""
+        found = self.memory.hits(self._contents(head, head.length - 1))  # the last token must be computed
+        if self._count(head.length) - len(found) + self.memory.idle(found) > self.free:
+            return False
+        self.running.append(self.waiting.pop(0))
+        self.memory.touch(found)
+        head.held, head.hashed, head.computed = found, len(found), len(found) * self.block
+        if head.cached is None:
+            head.cached = head.computed
+        given[head.slot] = min(head.length - head.computed, self.tokens - sum(given.values()))
+        self._grow(head, given[head.slot])
+        return True
 
     def _preempt(self, victim: Request, given: dict[int, int]) -> None:
         self.running.remove(victim)
         given.pop(victim.slot, None)
-        self.free += victim.blocks
-        victim.blocks = victim.computed = 0
+        self._release(victim)
+        victim.computed = 0
         self.waiting.insert(0, victim)
         self._sort()
+        self.preempted.append(victim.slot)
         self.preemptions += 1
+
+    def _release(self, request: Request) -> None:
+        self.memory.give_back(request.held)
+        request.held, request.hashed = [], 0
 
     def _sort(self) -> None:
         if self.by_priority:
-            self.waiting.sort(key=lambda request: request.rank)
+            self.waiting.sort(key=lambda request: (*request.rank, request.slot))
 
-    def _take(self, request: Request, tokens: int) -> None:
-        more = max(0, self._blocks(request.computed + tokens) - request.blocks)
-        request.blocks += more
-        self.free -= more
+    def _grow(self, request: Request, tokens: int) -> None:
+        """Takes the blocks of `tokens` more; full ones can be found from now on, before they are computed."""
+        reach = request.computed + tokens
+        request.held = request.held + self.memory.take(max(0, self._count(reach) - request.blocks))
+        contents = self._contents(request, reach)
+        if len(contents) > request.hashed:
+            self.memory.name(request.held[: len(contents)], contents, request.hashed)
+            request.hashed = len(contents)
 
-    def _blocks(self, tokens: int) -> int:
+    def _contents(self, request: Request, tokens: int) -> list[Hashable]:
+        """What is in the full blocks of its first `tokens` tokens."""
+        if not self.caching:
+            return []
+        return [request.content(place, self.block) for place in range(tokens // self.block)]
+
+    def _count(self, tokens: int) -> int:
         return -(-tokens // self.block)

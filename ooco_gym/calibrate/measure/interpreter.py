@@ -47,16 +47,19 @@ class Driver:
         python: the interpreter.
         environment: variables that are set for it, beside this process's own.
         log: file for what the engine prints.
+        package: what runs in it; its `__main__` answers each line of JSON with one.
+        folder: where the package lies.
     """
 
-    def __init__(self, python: Path, environment: Mapping[str, Any], log: Path) -> None:
+    def __init__(self, python: Path, environment: Mapping[str, Any], log: Path, *, package: str = "engine_driver",
+                 folder: Path = _SCRIPTS) -> None:
         self._log = log
         values = {key: str(value) for key, value in environment.items() if value is not None}
-        paths = [str(_SCRIPTS), os.environ.get("PYTHONPATH", "")]
+        paths = [str(folder), os.environ.get("PYTHONPATH", "")]
         values["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
         with log.open("w", encoding="utf-8") as file:
             self._process = subprocess.Popen(
-                [str(python), "-m", "engine_driver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
+                [str(python), "-m", package], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file,
                 text=True, env={**os.environ, **values}, start_new_session=True)
 
     def __enter__(self) -> Driver:
