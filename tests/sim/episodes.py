@@ -26,6 +26,15 @@ VALUES: dict[str, dict[str, Any]] = {
                 "prefill_tokens": st.sampled_from((512, 2048))},
     "online_priority": {"batch_cap": st.sampled_from((0, 1, 3, 8)), "interrupt": st.sampled_from(("never", "always")),
                         "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
+    "hygen_pd": {"decode_share": st.sampled_from((0.3, 0.9)), "prefill_share": st.sampled_from((0.02, 0.5)),
+                 "long_prefill": st.sampled_from(("chunks", "idle")), "gate_window": st.integers(1, 8),
+                 "prefill_tokens": st.sampled_from((512, 2048)), "layer_resume": st.integers(0, 1)},
+    "echo_pd": {"slo_share": st.sampled_from((0.3, 0.9)), "deadline": st.sampled_from(("arrival", "first_token")),
+                "late": st.sampled_from(("tpot", "hold")), "stop": st.sampled_from(("improving", "feasible")),
+                "prefill_share": st.sampled_from((0.02, 0.5)), "long_prefill": st.sampled_from(("chunks", "idle")),
+                "reserve": st.sampled_from(("off", "on")), "decode_form": st.sampled_from(("pooled", "counted")),
+                "gate_window": st.integers(1, 8), "prefill_tokens": st.sampled_from((512, 2048)),
+                "layer_resume": st.integers(0, 1)},
 }
 
 

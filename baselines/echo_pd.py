@@ -1,0 +1,322 @@
+"""Echo (arXiv 2504.03651) carried to P/D pools: what OOCO's online priority stands for, with Echo's own rules.
+
+Carried: the estimator (5.2, each pool running one phase), the slack of an online batch (5.1), plans as edits of the
+last batch, chosen by benefit less punishment per time (4.1), length buckets of the offline pool (6), the victim whose
+loss leaves the best ratio, preemption by recompute, and memory kept free for bursts of online work (4.2, 5.3).
+
+Not carried, as prompts are prefilled whole on instances of their own: mixed batches (T = lam max + (1 - lam) sum of 5.2
+never comes up), chunks (`baselines/pools.py` says what stands for them); the prefix cache, its priorities and the
+radix tree (no cache is shared between pools), so that nothing but a victim's context is punished.
+
+Ours, as the paper leaves it open or a decode instance cannot know it: `decode_form` (by the longest and the mean
+context alone, as described, the estimate is blind to the size of the batch); `late`; `stop`; the memory of bursts from
+the online arrival rate, with as many requests at a time as arrive while one decodes, Poisson distributed, instead of an
+hour's record of memory in use.
+
+In a decode step every token is worth the same, so the best ratio is the shortest time: among offline requests that
+could join, the shortest; among those that must go, the longest. Sorting once finds what trying all of them would.
+"""
+
+import math
+
+from baselines.echo_fit import fit
+from baselines.pools import (
+    decode_instances,
+    first_resident,
+    load_with,
+    nobody_online,
+    route_online,
+    stop_beyond,
+)
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import blocks_for, length, sort_ascending, tpot_bound, write_urgent
+from ooco_gym.sim.state import (
+    ALL,
+    BATCH,
+    DEFAULT_TPOT_PS,
+    DEFAULT_TTFT_PS,
+    HOLD,
+    KEEP,
+    NEVER,
+    NOW,
+    OFFLINE,
+    OFFLINE_PUSH_HEAD,
+    ONLINE_OUTPUT_MEAN,
+    ONLINE_RATE_SLOW,
+    PS_PER_S,
+    RELAXED,
+    RELAXED_COUNT,
+    RESIDENT,
+    STAY,
+    URGENT,
+    WAIT,
+)
+
+PARAMS = (
+    Param("slo_share", "share of the SLOs that plans are held to", 0.01, 2.0),
+    Param("deadline", "5.1: where D(i) counts from: the arrival, with the TTFT SLO, or the first token (open here)",
+          choices=("arrival", "first_token")),
+    Param("late", "5.1: a request behind its D(i) is owed one TPOT from now, or stops offline work until it has caught "
+          "up (open)", choices=("tpot", "hold")),
+    Param("stop", "4.1: offline requests join while the ratio grows, or while they fit (open)",
+          choices=("improving", "feasible")),
+    Param("prefill_share", "an offline prefill may take this share of the TTFT SLO", 0.0, 2.0),
+    Param("long_prefill", "an offline prompt beyond that", choices=("chunks", "idle")),
+    Param("reserve", "4.2: memory left free for bursts", choices=("off", "on")),
+    Param("reserve_sigmas", "5.3: standard deviations above the mean (footnote 2: tunable)", 0.0, 100.0),
+    Param("reserve_tokens", "mean context of online requests; 0: the workload's", 0.0, 1e7),
+    Param("prefill_benefit", "3.1: b_p, the worth of a prefilled token", 0.0, 1e6),
+    Param("decode_benefit", "3.1: b_d, the worth of a decoded token", 0.0, 1e6),
+    Param("gate_window", "6: waiting offline requests that are tried", 1, 1024),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
+    Param("decode_form", "5.2: pooled: as described; counted: constant, requests and tokens, too",
+          choices=("pooled", "counted")),
+    Param("fitted", "whether the coefficients below stand; 0: from micro-benchmarks", 0, 1),
+    Param("square_ps", "a of T_p, ps a token squared", 0.0),
+    Param("token_ps", "b of T_p, ps a token", 0.0),
+    Param("least_ps", "c of T_p, ps", 0.0),
+    Param("longest_ps", "g of T_d, ps a token of the longest context", 0.0),
+    Param("mean_ps", "d of T_d, ps a token of the mean context", 0.0),
+    Param("base_ps", "decode_form=counted: ps a step", 0.0),
+    Param("request_ps", "decode_form=counted: ps a request", 0.0),
+    Param("context_ps", "decode_form=counted: ps a token of all contexts", 0.0),
+)
+P = slots(PARAMS)
+
+
+# --- Estimator (5) --------------------------------------------------------------------------------------------------
+@inner
+def decode_ps(state, batch, context, most):
+    """T_d of `batch` decodes with `context` tokens in all, `most` in the longest, in ps."""
+    if batch == 0:
+        return 0.0
+    p = state.params
+    return (p[P.base_ps] + p[P.request_ps] * batch + p[P.context_ps] * context + p[P.mean_ps] * (context / batch)
+            + p[P.longest_ps] * most)
+
+
+@inner
+def prefill_ps(state, tokens):
+    """T_p of one prompt of `tokens`, in ps."""
+    p = state.params
+    return max(p[P.square_ps] * tokens * tokens + p[P.token_ps] * tokens, p[P.least_ps])
+
+
+@inner
+def slack_ps(state, instance):
+    """What the next step of an instance's online requests may take: the least of D(i) less what they waited (5.1)."""
+    p, least = state.params, float(NEVER)
+    for i in range(state.instances[instance].urgent_members):
+        request = state.requests[state.members[URGENT, instance, i]]
+        if request.status != RESIDENT:
+            continue
+        tpot = p[P.slo_share] * request.tpot_slo_ps
+        begin = request.first_token_ps - tpot if p[P.deadline] == 1 else request.arrival_ps + request.ttft_slo_ps
+        left = begin + (request.generated_tokens + (p[P.deadline] == 1)) * tpot - state.counters[NOW]
+        if left < tpot and p[P.late] == 0:
+            left = tpot
+        least = min(least, left)
+    return least
+
+
+@inner
+def burst_blocks(state, instance):
+    """Blocks to leave free on a decode instance: mean and sigmas of what online requests will hold, less what they do.
+
+    As many decode at a time as arrive while one does (Little), each step taken to last the TPOT SLO.
+    """
+    p, spec = state.params, state.instances[instance]
+    if p[P.reserve] == 0:
+        return 0
+    spread = state.instances.size - state.counters[RELAXED_COUNT]
+    seconds = state.stats[ONLINE_OUTPUT_MEAN] * p[P.slo_share] * state.counters[DEFAULT_TPOT_PS] / PS_PER_S
+    at_a_time = state.stats[ONLINE_RATE_SLOW] * seconds / spread
+    expected = (at_a_time + p[P.reserve_sigmas] * math.sqrt(at_a_time)) * blocks_for(state, int(p[P.reserve_tokens]))
+    return max(0, int(expected) - blocks_for(state, spec.urgent_context) - spec.urgent_decodable)
+
+
+# --- Admission ------------------------------------------------------------------------------------------------------
+@inner
+def room_for(state, slot):
+    """The decode instance whose estimated step with one more offline request is shortest, within the SLO and the memory
+    that bursts leave; WAIT if none. An instance that has nobody takes anybody."""
+    best, least = WAIT, float(NEVER)
+    for instance in decode_instances(state):
+        batch, context = load_with(state, instance, slot)
+        latency = decode_ps(state, batch, context, length(state, slot))
+        limit = state.params[P.slo_share] * tpot_bound(state, instance)
+        free = state.instances[instance].free_blocks
+        need = blocks_for(state, length(state, slot) + 1)
+        if batch > 1 and (latency > limit or need > free - burst_blocks(state, instance)):
+            continue
+        if need <= free and latency < least:
+            best, least = instance, latency
+    return best
+
+
+@hook(ROUTE)
+def route(view):
+    """Online requests at once; offline ones where the estimator and the threshold on memory let them."""
+    chosen = route_online(view.state, view.request)
+    return room_for(view.state, view.request) if chosen == STAY else chosen
+
+
+@inner
+def bucket(tokens):
+    """Bucket of a length: powers of two (6; the edges are ours)."""
+    return int(math.log2(max(1, tokens)))
+
+
+@inner
+def mean_length(state):
+    """Mean context of what decodes on the decode instances, as far as settled; 0: nothing decodes."""
+    batch, context = 0, 0
+    for instance in decode_instances(state):
+        spec = state.instances[instance]
+        batch += spec.decodable
+        context += spec.urgent_context + spec.offline_context
+    return context // batch if batch > 0 else 0
+
+
+@hook(GATE)
+def choose(view):
+    """Of the candidates that could go on decoding, in the bucket nearest the batch's, the best benefit per time."""
+    state = view.state
+    if state.counters[OFFLINE_PUSH_HEAD] >= 0:
+        return HOLD
+    limit = state.params[P.prefill_share] * state.counters[DEFAULT_TTFT_PS]
+    whole = state.params[P.long_prefill] == 1 and not nobody_online(state)
+    best, nearest, most = HOLD, 64, -1.0
+    mean = mean_length(state)
+    for i in range(view.candidates.size):
+        slot = view.candidates[i]
+        tokens = length(state, slot)
+        time_ps = prefill_ps(state, tokens)
+        away = abs(bucket(tokens) - bucket(mean)) if mean > 0 else 0
+        ratio = state.params[P.prefill_benefit] * tokens / time_ps
+        if away > nearest or (away == nearest and ratio <= most) or (whole and time_ps > limit):
+            continue
+        if room_for(state, slot) != WAIT:
+            best, nearest, most = i, away, ratio
+    return best
+
+
+@hook(INTERRUPT)
+def end_chunk(view):
+    """An online arrival waits for offline prefill no longer than its share of the TTFT SLO; nothing is lost."""
+    state = view.state
+    if state.params[P.long_prefill] == 1:
+        return KEEP
+    return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.counters[DEFAULT_TTFT_PS])
+
+
+# --- Plans from the last batch (4.1) ----------------------------------------------------------------------------------
+@inner
+def sort_offline(state, instance):
+    """Writes the offline requests that can decode to State.scratch, those of the last batch first, each part by length;
+    returns (how many were in the last batch, how many there are)."""
+    spec, keys, slots_ = state.instances[instance], state.scratch[0], state.scratch[1]
+    for i in range(spec.offline_members):
+        state.picks[i] = 0
+    stayed = 0
+    for i in range(spec.running):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        if request.status == RESIDENT and request.instance == instance and not request.urgent:
+            state.picks[request.position] = 1
+            keys[stayed], slots_[stayed] = length(state, slot), slot
+            stayed += 1
+    count = stayed
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if state.picks[i] == 0 and state.requests[slot].status == RESIDENT:
+            keys[count], slots_[count] = length(state, slot), slot
+            count += 1
+    sort_ascending(keys, slots_, stayed)
+    sort_ascending(keys[stayed:], slots_[stayed:], count - stayed)
+    return stayed, count
+
+
+@inner
+def shrink(state, batch, context, most, kept, limit):
+    """Takes offline requests out of the last batch, the longest first, until the rest keeps the limit; returns (how
+    many stay, their tokens)."""
+    keys, tokens = state.scratch[0], 0
+    for i in range(kept):
+        tokens += keys[i]
+    while kept > 0:
+        longest = max(most, keys[kept - 1])
+        if decode_ps(state, batch + kept, context + tokens, longest) <= limit:
+            break
+        kept -= 1
+        tokens -= keys[kept]
+    return kept, tokens
+
+
+@hook(COMPOSE)
+def plan(view):
+    """All online decodes; of offline ones the last batch as far as the slack allows, then what raises the ratio."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    spec.bound_ps = NEVER if spec.role == RELAXED else 0
+    if spec.role == RELAXED:
+        return ALL
+    limit = slack_ps(state, instance)
+    stayed, total = sort_offline(state, instance)
+    keys, slots_ = state.scratch[0], state.scratch[1]
+    count, context, most = write_urgent(state, instance), spec.urgent_context, 0
+    for i in range(count):
+        most = max(most, length(state, state.picks[i]))
+    kept, tokens = shrink(state, count, context, most, stayed, limit)
+    for i in range(kept):
+        state.picks[count] = slots_[i]
+        count += 1
+    context += tokens
+    most = max(most, keys[kept - 1]) if kept > 0 else most
+    for i in range(stayed if kept == stayed else total, total):  # nobody joins where somebody had to go
+        now, then = decode_ps(state, count, context, most), decode_ps(
+            state, count + 1, context + keys[i], max(most, keys[i]))
+        if then > limit or (state.params[P.stop] == 0 and count > 0 and (count + 1) * now < count * then):
+            break
+        state.picks[count] = slots_[i]
+        count += 1
+        context += keys[i]
+        most = max(most, keys[i])
+    if count == 0:  # nothing keeps the limit: one at a time
+        state.picks[0] = first_resident(state, instance)
+        return 1
+    return count
+
+
+@hook(EVICT)
+def victim(view):
+    """The candidate whose loss leaves the best (benefit - punishment) / time: the rest decodes, its context is computed
+    again."""
+    state, p = view.state, view.state.params
+    best, most, count, context = 0, -1e300, view.candidates.size, 0
+    for i in range(count):
+        context += length(state, view.candidates[i])
+    for i in range(count):
+        tokens = length(state, view.candidates[i])
+        time_ps = max(1.0, decode_ps(state, count - 1, context - tokens, 0))
+        ratio = (p[P.decode_benefit] * (count - 1) - p[P.prefill_benefit] * tokens) / time_ps
+        if ratio > most:
+            best, most = i, ratio
+    return best
+
+
+def prepare(policy, facts):
+    """Fits the estimator by micro-benchmarks (5.2), unless its coefficients are given."""
+    values = policy.values
+    found = {} if values["reserve_tokens"] > 0 else {"reserve_tokens": facts.mean_context_tokens}
+    if values["fitted"] == 1:
+        return found
+    coefficients = fit(facts.strict, facts.max_batch - 1, "max", values["decode_form"]).coefficients
+    return found | {"fitted": 1} | {name: value for name, value in coefficients.items() if name != "overlap"}
+
+
+policy = Policy("echo_pd", PARAMS, route=route, interrupt=end_chunk, gate=choose, compose=plan, evict=victim,
+                prepare=prepare)

@@ -1,0 +1,194 @@
+"""HyGen (arXiv 2501.14808) carried to P/D pools: what OOCO's online priority stands for, with HyGen's own rules.
+
+Carried: the two phases of Algorithms 1 and 2 (online first, offline from what the latency budget leaves), the
+regression predictor of Eq. 1 (fitted on profiled batches of each pool's kind, since no batch mixes them), a constant
+budget for an iteration, online requests taking the memory of offline ones, the last admitted first.
+
+Not carried, as prompts are prefilled whole on instances of their own: mixed batches, and chunks sized by the budget
+(`baselines/pools.py` says what stands for them); prefix sharing and its fairness ratio (no cache is shared between
+pools). One budget becomes two: a decode step's is a share of the TPOT SLO, a prefill's a share of the TTFT SLO; the
+paper finds its one by a profiler that test-runs the workload, which `ooco-gym capacity` does for these (`tuning`).
+Offline prefill is admitted where Algorithm 1 would admit it: with budget and memory left for the request to go on.
+Offline requests that the budget leaves out of a step keep their memory and are skipped (Algorithm 1, line 8).
+"""
+
+from baselines.pool_profiles import decode_profile, fit_pool, prefill_profile
+from baselines.pools import (
+    batch_with,
+    decode_instances,
+    first_resident,
+    load_with,
+    nobody_online,
+    route_online,
+    stop_beyond,
+)
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, GATE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import blocks_for, decodable, length, tpot_bound, write_urgent
+from ooco_gym.sim.state import (
+    ALL,
+    DEFAULT_TTFT_PS,
+    HOLD,
+    KEEP,
+    NEVER,
+    OFFLINE,
+    OFFLINE_PUSH_HEAD,
+    PS_PER_S,
+    RELAXED,
+    RESIDENT,
+    STAY,
+    WAIT,
+)
+
+PARAMS = (
+    Param("decode_share", "latency budget of a decode step, share of the TPOT SLO (4.2 profiles it)", 0.01, 2.0),
+    Param("prefill_share", "latency budget of an offline prefill iteration, share of the TTFT SLO", 0.0, 2.0),
+    Param("long_prefill", "an offline prompt beyond that budget", choices=("chunks", "idle")),
+    Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
+    Param("fitted", "whether the coefficients below stand; 0: fitted on profiled batches", 0, 1),
+    Param("decode_base_ps", "predictor, decode: intercept"),
+    Param("decode_token_ps", "for each token of context (S_d)"),
+    Param("decode_square_ps", "for their sum squared (S_d^2)"),
+    Param("decode_request_ps", "for each request (N_d)"),
+    Param("prefill_base_ps", "predictor, prefill: intercept"),
+    Param("prefill_token_ps", "for each new token (S_p)"),
+    Param("prefill_square_ps", "for their sum squared (S_p^2)"),
+    Param("prefill_request_ps", "for each request (N_p)"),
+)
+P = slots(PARAMS)
+
+
+# --- The predictor (4.2, Eq. 1) -------------------------------------------------------------------------------------
+@inner
+def decode_ps(state, batch, context):
+    """Predicted latency of a decode step of `batch` requests with `context` tokens in all, in ps."""
+    if batch == 0:
+        return 0.0
+    p = state.params
+    return (p[P.decode_base_ps] + p[P.decode_token_ps] * context + p[P.decode_square_ps] * context * context
+            + p[P.decode_request_ps] * batch)
+
+
+@inner
+def prefill_ps(state, prompts, tokens):
+    """Predicted latency of a prefill iteration of `prompts` with `tokens` in all, in ps."""
+    p = state.params
+    return (p[P.prefill_base_ps] + p[P.prefill_token_ps] * tokens + p[P.prefill_square_ps] * tokens * tokens
+            + p[P.prefill_request_ps] * prompts)
+
+
+@inner
+def decode_budget(state, instance):
+    """Latency budget of a step on a decode instance, in ps."""
+    return state.params[P.decode_share] * tpot_bound(state, instance)
+
+
+@inner
+def prefill_budget(state):
+    """Latency budget of an offline prefill, in ps."""
+    return state.params[P.prefill_share] * state.counters[DEFAULT_TTFT_PS]
+
+
+# --- Admission: Algorithm 1, lines 13 to 29, in the offline phase ----------------------------------------------------
+@inner
+def room_for(state, slot):
+    """The decode instance with budget and memory for one more offline request, whose step stays shortest; WAIT if none.
+
+    An instance that has nobody takes anybody: a request that fits no budget would never run.
+    """
+    best, least = WAIT, float(NEVER)
+    for instance in decode_instances(state):
+        batch, context = load_with(state, instance, slot)
+        latency = decode_ps(state, batch, context)
+        if latency > decode_budget(state, instance) and batch > 1:
+            continue
+        if blocks_for(state, length(state, slot) + 1) <= state.instances[instance].free_blocks and latency < least:
+            best, least = instance, latency
+    return best
+
+
+@hook(ROUTE)
+def route(view):
+    """Online requests at once; offline ones where budget and memory are left, when nobody online waits for room."""
+    chosen = route_online(view.state, view.request)
+    return room_for(view.state, view.request) if chosen == STAY else chosen
+
+
+@hook(GATE)
+def gate(view):
+    """First come, first served: the head starts if it could go on decoding, and if its prefill keeps the budget."""
+    state = view.state
+    if state.counters[OFFLINE_PUSH_HEAD] >= 0 or room_for(state, view.candidates[0]) == WAIT:
+        return HOLD
+    if state.params[P.long_prefill] == 0 or nobody_online(state):
+        return 0
+    for i in range(view.candidates.size):
+        size, tokens = batch_with(state, view.instance, view.candidates[i])
+        if prefill_ps(state, size, tokens) <= prefill_budget(state):
+            return i
+    return HOLD
+
+
+@hook(INTERRUPT)
+def end_chunk(view):
+    """An online arrival waits for offline prefill no longer than its budget; what was computed is kept."""
+    if view.state.params[P.long_prefill] == 1:
+        return KEEP
+    return stop_beyond(view.state, view.instance, prefill_budget(view.state))
+
+
+# --- The decode batch: Algorithm 1, lines 6 to 12 --------------------------------------------------------------------
+@hook(COMPOSE)
+def fill(view):
+    """All online decodes, whatever they take; then offline ones in order of admission that the budget still holds."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    spec.bound_ps = NEVER if spec.role == RELAXED else 0
+    online, online_context = decodable(state, instance, 0)
+    offline, offline_context = decodable(state, instance, OFFLINE)
+    budget = decode_budget(state, instance)
+    if spec.role == RELAXED or decode_ps(state, online + offline, online_context + offline_context) <= budget:
+        return ALL
+    count, context = write_urgent(state, instance), online_context
+    left = budget - decode_ps(state, count, context)
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if state.requests[slot].status != RESIDENT:
+            continue
+        more = decode_ps(state, count + 1, context + length(state, slot)) - decode_ps(state, count, context)
+        if more <= left:
+            left -= more
+            state.picks[count] = slot
+            count += 1
+            context += length(state, slot)
+    if count == 0:  # nothing fits the budget: one at a time
+        state.picks[0] = first_resident(state, instance)
+        return 1
+    return count
+
+
+def fit_decode(facts):
+    """HyGen's predictor of decode steps, fitted to the decode instances (`pool_profiles.PoolFit`)."""
+    most_ps = 2.0 * facts.tpot_s * PS_PER_S
+    return fit_pool(decode_profile(facts.strict, most_ps, facts.mean_context_tokens, facts.max_batch))
+
+
+def fit_prefill(facts, tokens):
+    """HyGen's predictor of prefill iterations of up to `tokens`, or of one longer prompt, on the same chip."""
+    return fit_pool(prefill_profile(facts.strict, tokens))
+
+
+def prepare(policy, facts):
+    """Fits the predictor (4.2), unless its coefficients are given."""
+    if policy.values["fitted"] == 1:
+        return {}
+    fits = {"decode": fit_decode(facts), "prefill": fit_prefill(facts, int(policy.values["prefill_tokens"]))}
+    columns = ("base", "token", "square", "request")
+    return {"fitted": 1} | {f"{phase}_{name}_ps": float(number) for phase, found in fits.items()
+                            for name, number in zip(columns, found.coefficients, strict=True)}
+
+
+policy = Policy("hygen_pd", PARAMS, route=route, interrupt=end_chunk, gate=gate, compose=fill, prepare=prepare)

@@ -1,0 +1,90 @@
+"""What HyGen and Echo, carried to pools of prefill and decode instances, do alike: fixed roles, online work first.
+
+Both are made for one instance that prefills in chunks beside its decodes. Here prompts are prefilled whole, on
+instances of their own. What chunks are for, that online work waits no longer than one iteration's budget, is kept by
+stopping a longer offline prefill at a layer and going on there later (`long_prefill=chunks`, with `layer_resume=1`);
+or such prompts wait until nothing online is about (`idle`).
+"""
+
+from ooco_gym.compile import inner
+from ooco_gym.policy.rules import length, route_by_class, settle
+from ooco_gym.sim.state import (
+    DEFAULT_TPOT_PS,
+    KEEP,
+    NOW,
+    OFFLINE,
+    PREFILL_TOKENS,
+    PUSH_HEAD,
+    RELAXED_COUNT,
+    RESIDENT,
+    STAY,
+    STOP,
+    WAIT,
+)
+
+
+@inner
+def route_online(state, slot):
+    """Where an arrival is prefilled and an online request decodes; WAIT for offline ones while online ones wait; STAY
+    where an offline request may look for room."""
+    chosen = route_by_class(state, slot, state.counters[DEFAULT_TPOT_PS])
+    if chosen == STAY and state.counters[PUSH_HEAD] >= 0:
+        return WAIT
+    return chosen
+
+
+@inner
+def load_with(state, instance, slot):
+    """(Requests, sum of their contexts, in tokens) on a decode instance with what is coming and one more request."""
+    settle(state, instance)
+    spec = state.instances[instance]
+    context = spec.urgent_context + spec.offline_context + spec.arriving_context
+    return spec.decodable + spec.arriving + 1, context + length(state, slot)
+
+
+@inner
+def nobody_online(state):
+    """Whether no online request is in the cluster."""
+    for instance in range(state.instances.size):
+        spec = state.instances[instance]
+        if spec.online_waiting + spec.urgent_members > 0:
+            return False
+    return True
+
+
+@inner
+def batch_with(state, instance, chosen):
+    """(Prompts, their tokens) of the prefill that would start with `chosen`: filled up in order, within the budget."""
+    tokens, size = length(state, chosen), 1
+    slot = state.instances[instance].offline_head
+    while slot >= 0 and tokens < state.counters[PREFILL_TOKENS]:
+        if slot != chosen:
+            more = length(state, slot)
+            if tokens + more > state.counters[PREFILL_TOKENS]:
+                break
+            tokens += more
+            size += 1
+        slot = state.requests[slot].next
+    return size, tokens
+
+
+@inner
+def stop_beyond(state, instance, budget_ps):
+    """STOP where the offline iteration in progress would keep an online arrival waiting for more than the budget."""
+    return STOP if state.instances[instance].end_ps - state.counters[NOW] > budget_ps else KEEP
+
+
+@inner
+def first_resident(state, instance):
+    """The offline request that joined a decode instance first, of those that can decode; -1 where there is none."""
+    for i in range(state.instances[instance].offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if state.requests[slot].status == RESIDENT:
+            return slot
+    return -1
+
+
+@inner
+def decode_instances(state):
+    """Indices of the decode (strict) instances."""
+    return range(state.counters[RELAXED_COUNT], state.instances.size)
