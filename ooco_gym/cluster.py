@@ -39,6 +39,8 @@ class Cluster:
     kv_fraction: float = 0.9
     block_tokens: int = 16
     kv_link_bytes_per_s: float = 25e9
+    host_link_bytes_per_s: float = 25e9  # between an instance and its host's memory
+    host_gib: float = 4.0  # memory of the host for swapped requests, an instance
     max_batch: int = 1024
     slo: str = "chat"
     twin: Any = None
@@ -63,6 +65,8 @@ class Cluster:
         if "model" not in raw:
             raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
         cluster = cls(**{"name": "custom", **raw})
+        if cluster.host_link_bytes_per_s <= 0 or not 0 <= cluster.host_gib < 1e6:
+            raise UserError(f"cluster '{cluster.name}': host_link_bytes_per_s must be positive and host_gib at least 0")
         if cluster.kv_link_bytes_per_s <= 0 or cluster.max_batch < 2 or cluster.block_tokens < 1:
             raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "
                             "positive")

@@ -15,7 +15,8 @@ from ooco_gym.sim import state as s
 # Parameters of any policy that the simulator itself reads, and the counter that they set.
 SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME,
             "max_num_batched_tokens": s.MIXED_TOKENS, "max_num_seqs": s.MIXED_SEQUENCES,
-            "reserved_blocks": s.RESERVED_BLOCKS}
+            "reserved_blocks": s.RESERVED_BLOCKS, "prefix_caching": s.PREFIX_CACHING, "kv_priority": s.KV_PRIORITY,
+            "waiting_order": s.WAITING_ORDER, "swap_overlap": s.SWAP_OVERLAP}
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 

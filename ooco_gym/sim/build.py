@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_alone_ps
 from ooco_gym.sim import state as s
+from ooco_gym.sim.pool import fill_pool, pool_for
 from ooco_gym.workload import Trace
 
 PREFILL_ENTRIES = 16_385  # prefill batches longer than this are extrapolated, exactly where the chip is saturated
@@ -48,16 +49,19 @@ class Rules:
     jitter: float = 0.0
     gap_s: float | None = None
     decision_s: float = 0.0
+    host_link_bytes_per_s: float = 25e9
+    host_bytes: float = 4 * 2.0**30
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What a policy may be prepared with: the timing of those that decode, the SLO, the workload's mean context."""
+    """What a policy may be prepared with: the timing of those that decode and that prefill, SLO, mean context."""
 
     strict: CostTable
     tpot_s: float
     mean_context_tokens: float
     max_batch: int
+    relaxed: CostTable  # of those that prefill
 
     def largest_batch(self, share: float) -> int:
         """Largest decode batch at the mean context whose step stays within `share` of the TPOT SLO; at least 1."""
@@ -78,7 +82,8 @@ def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
     output = trace.output_tokens.astype(np.float64)
     context = trace.prompt_tokens + 0.5 * output
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
-    return Facts(_table(strict.deployment, rules.max_batch), rules.tpot_s, mean, rules.max_batch)
+    return Facts(_table(strict.deployment, rules.max_batch), rules.tpot_s, mean, rules.max_batch,
+                 _table(machines[0].deployment, rules.max_batch))
 
 
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
@@ -109,10 +114,11 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     relaxed = sum(machine.role != "strict" for machine in machines)  # where requests arrive
     links = relaxed * (len(machines) - relaxed)
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
+    pool = pool_for(trace, tables, settings, rules.max_batch, rules.block_tokens)
     state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
-                          rules.max_batch, PREFILL_ENTRIES, log_capacity)
+                          rules.max_batch, PREFILL_ENTRIES, log_capacity, pool)
     _fill_tables(state, unique, rules, rows)
-    _fill_instances(state, machines, tables, unique, rows)
+    _fill_instances(state, machines, tables, unique, rows, rules)
     _fill_links(state, relaxed, rules)
     _fill_requests(state, trace, rules, window_s, class_blind)
     _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
@@ -124,6 +130,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if state.counters[s.MIXED_SEQUENCES] >= rules.max_batch:
         raise UserError(f"max_num_seqs={state.counters[s.MIXED_SEQUENCES]} must be below the cluster's max_batch="
                         f"{rules.max_batch}")
+    fill_pool(state, trace, rules.max_batch)
     return state
 
 
@@ -164,7 +171,7 @@ def _fill_attention(state: s.State, row: int, table: CostTable, factor: float) -
 
 
 def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequence[CostTable],
-                    unique: Sequence[CostTable], rows: int) -> None:
+                    unique: Sequence[CostTable], rows: int, rules: Rules) -> None:
     index = {id(table): i for i, table in enumerate(unique)}
     instances = state.instances
     instances["role"] = [s.ROLE_NAMES.index(machine.role) for machine in machines]
@@ -175,6 +182,8 @@ def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequenc
     for key in ("online_head", "online_tail", "offline_head", "offline_tail"):
         instances[key] = -1
     instances["pull_wake_ps"] = s.NEVER
+    block_bytes = np.array([table.kv_bytes_per_token for table in tables]) * rules.block_tokens
+    instances["host_free_blocks"] = rules.host_bytes / block_bytes
     instances["pull_due"] = 1
     instances["hold"] = s.HOLD_UNTIL_CHANGE
     instances["hungry"] = 1
@@ -248,6 +257,7 @@ def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[floa
     counters[s.GATE_WINDOW] = 8
     counters[s.PREFILL_TOKENS] = 2048
     counters[s.BLOCK_TOKENS] = rules.block_tokens
+    counters[s.HOST_BYTES_PER_S] = int(rules.host_link_bytes_per_s)
     counters[s.MIXED_TOKENS], counters[s.MIXED_SEQUENCES] = 2048, rules.max_batch - 1
     counters[s.TPOT_MIN_TOKENS] = rules.tpot_min_tokens
     counters[s.TPOT_FROM_DECODE] = int(rules.tpot_from_decode)

@@ -68,10 +68,10 @@ def _past(state, instance):
 
 
 @inner
-def first_step(state, slot):
-    """A request's first decode step begins: from now on it is known by when it must have finished."""
+def first_step(state, slot, time_ps):
+    """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished."""
     request, counters = state.requests[slot], state.counters
-    request.first_decode_ps = counters[NOW]
+    request.first_decode_ps = time_ps
     request.latest_ps = NEVER
     if request.online and request.violated & TPOT_BIT == 0:
         request.latest_ps = finish_deadline(state, slot, counters[TPOT_FROM_DECODE])
@@ -91,7 +91,7 @@ def start_run(state, instance):
         urgent += request.urgent
         steps = min(steps, request.output_tokens - generated)
         if request.first_decode_ps == 0:
-            first_step(state, batch[i])
+            first_step(state, batch[i], counters[NOW])
         miss_ps = min(miss_ps, request.latest_ps)
         taken += hold_tokens(request, tokens + 1, block_tokens)
     take_blocks(state, instance, taken)

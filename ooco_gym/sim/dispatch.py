@@ -121,6 +121,8 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
     spec = state.instances[instance]
     if spec.role == MIXED:
         if spec.activity == IDLE:
+            if ask(state, COMPOSE, instance, -1, 0, compose) == ASK:
+                return UNANSWERED
             start_mixed(state, instance)
         return DONE
     while spec.activity == IDLE:

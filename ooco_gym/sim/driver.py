@@ -18,7 +18,7 @@ from ooco_gym.scenario import DAY_S, Predictor, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.workload import Trace, load_workload, merge, offline_load, workload_peak_start_s
+from ooco_gym.workload import Trace, load_workload, merge, offline_trace, workload_peak_start_s
 
 LOG_ENTRIES = 65_536
 SUMS = {name: getattr(s, name.upper()) for name in (
@@ -91,11 +91,8 @@ def requests_of(scenario: Scenario) -> tuple[Trace, tuple[float, float]]:
     if scenario.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
         raise UserError(f"workload: no request of the trace falls into the window of {scenario.duration_s:g} s from "
                         f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
-    offline = dict(scenario.offline)
-    mode = str(offline.get("mode", "rate"))
-    at_s = warmup_s if mode == "jobs" else 0.0
-    load = offline_load(mode, duration_s=total_s, seed=scenario.seed, rate=offline.get("rate"),
-                        jobs=offline.get("jobs"), lengths=offline.get("lengths", "ooc"), start_s=at_s)
+    at_s = warmup_s if scenario.offline.get("mode") == "jobs" else 0.0
+    load = offline_trace(scenario.offline, duration_s=total_s, seed=scenario.seed, start_s=at_s)
     return merge(online, load), (warmup_s, warmup_s + scenario.duration_s)
 
 
@@ -106,7 +103,7 @@ def rules_of(scenario: Scenario) -> Rules:
     return Rules(slo.ttft_s, slo.tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
                  cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol["gate_poll_s"]),
                  float(protocol["prior_output_tokens"]), predictor.factor, predictor.noise, scenario.jitter,
-                 slo.gap_s, scenario.decision_s)
+                 slo.gap_s, scenario.decision_s, cluster.host_link_bytes_per_s, cluster.host_gib * 2.0**30)
 
 
 @dataclass
@@ -139,7 +136,7 @@ class Simulation:
         rules = rules_of(self.scenario)
         cluster = self.scenario.load_cluster()
         machines = [Machine(role, deployment) for role, deployment in cluster.deployments(self.scenario.timing)]
-        self.policy = prepared(policy_of(self.policy), facts_of(machines, trace, rules))
+        self.policy = prepared(profiled(policy_of(self.policy), self.scenario), facts_of(machines, trace, rules))
         _check_architecture(self.policy, machines, cluster.name)
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
@@ -216,6 +213,11 @@ def _check_architecture(policy: Policy, machines: Sequence[Machine], cluster: st
                         f"{kinds[mixed]}; choose another cluster or policy")
 
 
+def profiled(policy: Policy, scenario: Scenario) -> Policy:
+    """Sets the parameters that a policy finds by test runs of the scenario (HyGen 4.2)."""
+    return policy if policy.profile is None else policy.with_values(policy.profile(policy, scenario))
+
+
 def prepared(policy: Policy, facts: Facts) -> Policy:
     """Sets the parameters that a policy derives from the scenario."""
     if policy.prepare is None:
@@ -285,6 +287,7 @@ class Sampler:
         row["kv_share"] = 1.0 - instances["free_blocks"] / instances["total_blocks"]
         row["urgent"] = instances["urgent_members"].copy()
         row["offline"] = instances["offline_members"].copy()
+        row["looked"], row["cached"] = instances["looked_tokens"].copy(), instances["cached_tokens"].copy()
         row["online_waiting"] = instances["online_waiting"].copy()
         row["offline_waiting"] = instances["offline_waiting"].copy()
         seen, finished = int(self.state.counters[s.NEXT_ARRIVAL]), float(self.state.stats[s.OFFLINE_SEEN])

@@ -9,6 +9,7 @@ import math
 from numba import types
 
 from ooco_gym.compile import function_at, inner, jit
+from ooco_gym.sim.blocks import want
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
@@ -135,6 +136,7 @@ def _arrive(state, slot, route):
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)
+        want(state, slot, 1)
     request.status = WAITING
     enqueue(state, instance, slot, False)
     spec = state.instances[instance]
@@ -191,6 +193,8 @@ def _end_iteration(state, instance):
         end_prefill(state, instance)
     elif spec.activity == MIXING:
         end_mixed(state, instance)
+    if spec.role == MIXED:
+        spec.pull_wake_ps = NEVER
     add_dispatch(state, instance)
 
 

@@ -1,7 +1,10 @@
 """KV memory in blocks, and what happens to a request that finishes, misses its SLO or loses its memory."""
 
 
+import numpy as np
+
 from ooco_gym.compile import inner
+from ooco_gym.sim.blocks import close_table, told_apart, want
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.queues import (
     LOG_EVICT,
@@ -80,9 +83,18 @@ def take_blocks(state, instance, blocks):
 
 @inner
 def release(state, slot):
-    """Gives back the blocks that a request holds."""
+    """Gives back the blocks that a request holds, for good."""
+    let_go(state, slot, False)
+
+
+@inner
+def let_go(state, slot, wanted):
+    """Gives back the blocks that a request holds; `wanted` says that it will come back for what is in them."""
     request = state.requests[slot]
-    take_blocks(state, request.instance, -request.blocks)
+    free = np.int64(request.blocks)
+    if told_apart(state) and request.row >= 0:
+        free = np.int64(close_table(state, request.instance, slot, wanted))
+    take_blocks(state, request.instance, -free)
     request.blocks = 0
 
 
@@ -168,6 +180,8 @@ def finish(state, slot):
     """A request has its last token: its memory goes, its service counts. It must be in no member list any more."""
     request, counters = state.requests[slot], state.counters
     now = counters[NOW]
+    if not request.online:
+        want(state, slot, -1)
     release(state, slot)
     request.status = FINISHED
     request.finish_ps = now

@@ -6,6 +6,7 @@ A request is in at most one linked queue at a time (its `previous` and `next`), 
 
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.order import ordered, set_waiting
 from ooco_gym.sim.state import (
     DISPATCH,
     HEAP_SIZE,
@@ -92,6 +93,8 @@ def enqueue(state, instance, slot, front):
         spec.offline_head, spec.offline_tail = head, tail
         spec.offline_waiting += 1
         spec.offline_waiting_tokens += tokens
+        if ordered(state):
+            set_waiting(state, instance, slot, True)
 
 
 @inner
@@ -131,6 +134,8 @@ def dequeue(state, instance, slot):
         spec.offline_head, spec.offline_tail = unlink(state.requests, spec.offline_head, spec.offline_tail, slot)
         spec.offline_waiting -= 1
         spec.offline_waiting_tokens -= tokens
+        if ordered(state):
+            set_waiting(state, instance, slot, False)
 
 
 # --- Prefilled and waiting for room on a decode instance ------------------------------------------------------------

@@ -40,6 +40,7 @@ HOLD_UNTIL_CHANGE = -3  # gate: the same, and the answer stays the same until re
 WAIT = -2  # route, after a prefill: stay in the queue for a decode instance, holding KV memory
 STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
+RECOMPUTE, SWAP = 0, 1  # what becomes of the memory of a request that is preempted on a mixed instance
 ALL = -2  # compose: everything decodable that is resident
 FULL = -2  # pull: no room; ask again only after this instance's own residents have changed
 
@@ -90,7 +91,9 @@ REQUEST = np.dtype(
         # on mixed instances
         ("computed_tokens", np.int32),  # tokens whose keys and values are in memory
         ("scheduled_tokens", np.int32),  # new tokens in the iteration in progress
-        ("spare", np.int32, (3,)),  # three whole lines of the processor's cache a request
+        ("host_tokens", np.int32),  # of them, in host memory: swapped out
+        ("cached_tokens", np.int32),  # found in the prefix cache at its first admission (-1: not admitted yet)
+        ("row", np.int32),  # of its block table (State.kv), or -1; with this, three whole cache lines a request
     ],
     align=True,
 )
@@ -156,6 +159,16 @@ INSTANCE = np.dtype(
         ("decoded_tokens", np.int64),
         ("kv_since_ps", np.int64),
         ("kv_area", np.float64),  # block-seconds in use
+        # mixed instances: the iteration in progress, memory beyond the device's, prefix cache
+        ("new_tokens", np.int64),  # that it computes; of them
+        ("online_tokens", np.int64),  # prompts' of online requests
+        ("offline_tokens", np.int64),  # and of offline ones
+        ("swap_tokens", np.int64),  # whose keys and values cross the link to host memory in the next iteration
+        ("swapped_tokens", np.int64),  # and have crossed it so far
+        ("host_free_blocks", np.int64),
+        ("rows_free", np.int64),  # block tables that nobody has
+        ("looked_tokens", np.int64),  # context lengths at first admission, so far
+        ("cached_tokens", np.int64),  # and how many of these tokens were found in the prefix cache
     ],
     align=True,
 )
@@ -196,6 +209,19 @@ TABLE = np.dtype(
     align=True,
 )
 
+BLOCK = np.dtype(
+    [
+        ("key", np.int64),  # what it holds (`sim.blocks.key_of`), or 0
+        ("references", np.int32),  # running requests that read it
+        ("previous", np.int32),  # neighbours in the queue of blocks that may be taken
+        ("next", np.int32),
+        ("twin", np.int32),  # the next block with the same key, or -1
+        ("level", np.int32),  # of these queues, the one it is in
+        ("online", np.int32),  # who let go of it last
+    ],
+    align=True,
+)
+
 LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32), ("request", np.int32),
                 ("value", np.int64)], align=True)
 
@@ -206,12 +232,13 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
- GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS,
+ GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS, PREFIX_CACHING, KV_PRIORITY, WAITING_ORDER, SWAP_OVERLAP,
+ HOST_BYTES_PER_S, INDEX_SIZE, ROWS, ROW_SIZE,
  DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(63)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(71)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
 # of offline work in the system, times seconds) -----------------------------------------
@@ -219,6 +246,10 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  ONLINE_SEEN, WAITING_AREA, STATS) = range(9)
 
 PARAMS = 48  # room for a policy's own parameters
+MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next
+LEVELS = 64  # queues of blocks that may be taken, lowest first
+HASH_TOKENS = 512  # of a prompt, to each of a trace's prefix hashes
+BUCKETS = 32  # of prompt lengths: powers of two
 TASKS = 4096  # tasks that may be open at once: a ring
 ITL_BINS = 512  # inter-token times, logarithmic bins from 0.1 ms, 2 % wide
 
@@ -238,6 +269,13 @@ class State(NamedTuple):
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
     picks: np.ndarray  # int32[B], wide answers and candidates
     scratch: np.ndarray  # int64[2, B], working room of rules
+    memory: np.ndarray  # float64[m, MEMORY], the policy's own
+    blocks: np.ndarray  # BLOCK[m, blocks], where they are told apart; else BLOCK[m, 0]
+    kv: np.ndarray  # int32[m, …], parts as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
+    hash_ids: np.ndarray  # int32[n + 1 + …], where each request's prefix hashes begin and end, then all of them
+    reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
+    order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
+    waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.order`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
     log: np.ndarray  # LOG[capacity], empty where logging is off
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
@@ -248,15 +286,32 @@ class State(NamedTuple):
     tables: np.ndarray  # TABLE[t]
 
 
+class Pool(NamedTuple):
+    """Sizes of what only some policies need: blocks told apart, prefix hashes, an order of the waiting."""
+
+    blocks: int = 0
+    entries: int = 0
+    hashes: int = 0
+    distinct: int = 0
+    ranks: int = 0
+    words: int = 0
+
+
+NO_POOL = Pool()
+
+
 def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, n_tables: int, max_batch: int,
-                prefill_entries: int, log_capacity: int = 0) -> State:
+                prefill_entries: int, log_capacity: int = 0, pool: Pool = NO_POOL) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return State(
         np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
-        np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros(ITL_BINS, np.int64),
+        np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
+        np.zeros((n_instances, pool.blocks), BLOCK), np.zeros((n_instances, pool.entries), np.int32),
+        np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
+        np.zeros((n_instances, pool.words), np.uint64), np.zeros(ITL_BINS, np.int64),
         np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
@@ -274,7 +329,8 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 def copy_state(state: State) -> State:
     """Copies an episode: every array, the cost tables shared (they never change)."""
-    shared = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables")
+    shared = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables", "hash_ids",
+              "order")
     return State(*(value if name in shared else value.copy() for name, value in zip(State._fields, state, strict=True)))
 
 

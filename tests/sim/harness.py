@@ -62,7 +62,9 @@ DEFAULT_RULES = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": 16, "tpot_fro
 def machines_of(setup: Setup) -> list[Machine]:
     """The instances, relaxed ones first."""
     model = load_model("qwen2_5_7b")
-    return [Machine(role, Deployment(load_chip(chip), model, tp))
+    block_tokens = setup.rules.get("block_tokens", DEFAULT_RULES["block_tokens"])
+    blocks = None if setup.kv_tokens is None else setup.kv_tokens // block_tokens
+    return [Machine(role, Deployment(load_chip(chip), model, tp, known_kv_blocks=blocks))
             for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict), ("mixed", setup.mixed))
             for chip, tp in pool]
 
@@ -86,9 +88,6 @@ class Episode:
         self.state = build_state(machines, trace, rules, seed=setup.seed, window_s=setup.window_s,
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
                                  bulk=bulk, log_capacity=log)
-        if setup.kv_tokens is not None:
-            for name in ("total_blocks", "free_blocks"):
-                self.state.instances[name] = setup.kv_tokens // rules.block_tokens
         self.hooks = policy.hooks()
         self.rules = addresses([ask_outside if name in outside else hook
                                 for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])

@@ -1,0 +1,118 @@
+"""The vocabulary of schedulers of mixed instances, and the two halves of vLLM's V1 schedule, which many build on.
+
+A rule for `compose` on a mixed instance is the scheduler itself: it gives tokens to running requests (`give`), admits
+waiting ones (`admit`) and takes memory away (`preempt`); what it returns is not read, except ASK. Requests that run are
+State.members[BATCH] in the order of admission; waiting ones are the linked queues of the instance, online and offline.
+"""
+
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.sim.blocks import worthless
+from ooco_gym.sim.mixed import (
+    admit,
+    blocks_for_more,
+    cached,
+    fits_chunk,
+    fits_whole,
+    found,
+    free_blocks,
+    give,
+    has_seat,
+    iteration_latency,
+    lacking,
+    place_of,
+    preempt,
+    preempt_front,
+    take_back,
+    wake_at,
+)
+from ooco_gym.sim.order import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
+from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, RECOMPUTE, SWAP
+
+__all__ = ["RECOMPUTE", "SWAP", "admit", "blocks_for_more", "bucket_of", "bucket_start", "cached", "fits_chunk",
+           "fits_whole", "found", "free_blocks", "give", "has_seat", "iteration_latency", "lacking", "next_in_order", "place_of",
+           "preempt", "preempt_front", "previous_in_order", "rank_of", "take_back", "wake_at", "worthless"]
+
+
+@inner
+def first_waiting(state, instance):
+    """The request that is next to be admitted, online ones first; or -1."""
+    spec = state.instances[instance]
+    return spec.online_head if spec.online_head >= 0 else spec.offline_head
+
+
+@inner
+def least_important(state, instance):
+    """Place of the running request that gives way: the last admitted, or by class the one that arrived last."""
+    spec, batch = state.instances[instance], state.members[BATCH, instance]
+    if state.counters[CLASS_BLIND]:
+        return spec.running - 1
+    worst = 0
+    for place in range(1, spec.running):
+        a, b = state.requests[batch[place]], state.requests[batch[worst]]
+        if a.urgent < b.urgent or (a.urgent == b.urgent and a.arrival_ps > b.arrival_ps):
+            worst = place
+    return worst
+
+
+@inner
+def preempt_least(state, instance):
+    """Preempts the least important running request by recomputation. Returns (its place, the tokens that it had)."""
+    place = least_important(state, instance)
+    tokens = take_back(state, state.members[BATCH, instance, place])
+    if state.counters[CLASS_BLIND]:
+        preempt_front(state, instance, place, RECOMPUTE)
+    else:
+        preempt(state, instance, place, RECOMPUTE)
+    return place, tokens
+
+
+@inner
+def continue_running(state, instance, budget):
+    """vLLM V1's first half: running requests, in order, get all the tokens that they lack, as far as the budget goes.
+
+    One that lacks a block takes it from the least important. Returns (budget left, how many were preempted).
+    """
+    spec, batch, place, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
+    while place < spec.running and budget > 0:
+        slot = batch[place]
+        tokens = min(lacking(state, slot), budget)
+        while not give(state, instance, slot, tokens):
+            victim, freed = preempt_least(state, instance)
+            budget += freed
+            preempted += 1
+            if victim == place:
+                return budget, preempted
+            if victim < place:
+                place -= 1
+        budget -= tokens
+        place += 1
+    return budget, preempted
+
+
+@inner
+def admit_waiting(state, instance, budget):
+    """vLLM V1's second half: waiting requests are admitted in order until the head's whole context does not fit.
+
+    Returns the budget left.
+    """
+    while budget > 0:
+        slot = first_waiting(state, instance)
+        if slot < 0 or not fits_whole(state, instance, slot):
+            break
+        budget -= admit(state, instance, slot, budget)
+    return budget
+
+
+@hook(COMPOSE)
+def schedule_v1(view):
+    """vLLM's V1 schedule: what runs first, then, unless somebody lost memory, what waits.
+
+    Where all that an iteration did was to take memory away, the engine schedules again at once.
+    """
+    state, instance = view.state, view.instance
+    whole = state.counters[MIXED_TOKENS]
+    budget, preempted = continue_running(state, instance, whole)
+    if preempted == 0 or budget == whole:
+        budget = admit_waiting(state, instance, budget)
+    return whole - budget

@@ -1,0 +1,314 @@
+"""KV blocks told apart: which request reads which block, and what the blocks that may be taken still hold.
+
+Used where a policy asks for prefix caching; elsewhere blocks are only counted. It is vLLM's block pool: a full block is
+known by a key of all the tokens up to its end, a request that starts finds its longest run of such blocks, and a block
+that nobody reads keeps its content until it is taken for another one. Who is taken first: those that hold nothing, the
+latest first; then, in the order in which they were let go, the others, each request's last block before its first. With
+`kv_priority=task` (Echo 4.2) the queue is split into levels by what the content is still good for.
+
+A row of State.kv holds, one after the other, the index of keys (a hash table of blocks + 1, linear probing), first and
+last block of each level's queue, the block tables that nobody has, and the block tables.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.sim.state import BLOCK_TOKENS, HASH_TOKENS, INDEX_SIZE, KV_PRIORITY, LEVELS, ROW_SIZE, ROWS
+
+NONE = -1
+FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in the system is known to want
+
+
+# --- Places in a row of State.kv ------------------------------------------------------------------------------------
+@inner
+def _queue_place(state, level):
+    return state.counters[INDEX_SIZE] + 2 * level
+
+
+@inner
+def _spare_place(state):
+    return state.counters[INDEX_SIZE] + 2 * LEVELS
+
+
+@inner
+def _table_place(state, row):
+    return state.counters[INDEX_SIZE] + 2 * LEVELS + state.counters[ROWS] + row * state.counters[ROW_SIZE]
+
+
+@inner
+def told_apart(state):
+    """Whether blocks have a content of their own here, rather than being counted."""
+    return state.blocks.shape[1] > 0
+
+
+# --- Keys -----------------------------------------------------------------------------------------------------------
+@inner
+def hash_place(state, slot, block):
+    """Place in State.hash_ids of the prefix hash that covers a request's `block`, or -1 where the content is its own."""
+    size = state.counters[BLOCK_TOKENS]
+    end = (block + 1) * size
+    if end > state.requests[slot].prompt_tokens or state.hash_ids.size == 0:
+        return -1
+    place = state.hash_ids[slot] + (end - 1) // HASH_TOKENS
+    return place if place < state.hash_ids[slot + 1] else -1
+
+
+@inner
+def key_of(state, slot, block):
+    """Key of a request's full block, never 0: the same for the same tokens from the prompt's beginning on."""
+    place = hash_place(state, slot, block)
+    if place < 0:
+        return -((np.int64(slot) << 24) | block) - 1
+    size = state.counters[BLOCK_TOKENS]
+    first = (place - state.hash_ids[slot]) * HASH_TOKENS // size
+    return np.int64(state.hash_ids[place]) * (HASH_TOKENS // size + 2) + (block - first) + 1
+
+
+# --- The index: from a key to the first block that holds it ---------------------------------------------------------
+@inner
+def _home(state, key):
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    return np.int64(mixed & np.uint64(state.counters[INDEX_SIZE] - 1))
+
+
+@inner
+def _probe(state, instance, key):
+    """Place of a key in the index, or of the empty entry where it belongs."""
+    place, last, kv = _home(state, key), state.counters[INDEX_SIZE] - 1, state.kv[instance]
+    while kv[place] > 0 and state.blocks[instance, kv[place] - 1].key != key:
+        place = (place + 1) & last
+    return place
+
+
+@inner
+def find(state, instance, key):
+    """The block that holds what `key` stands for, the first of several; or -1."""
+    return state.kv[instance, _probe(state, instance, key)] - 1
+
+
+@inner
+def _insert(state, instance, block, key):
+    blocks, kv = state.blocks[instance], state.kv[instance]
+    place = _probe(state, instance, key)
+    blocks[block].key = key
+    blocks[block].twin = NONE
+    if kv[place] == 0:
+        kv[place] = block + 1
+        return
+    last = kv[place] - 1
+    while blocks[last].twin >= 0:
+        last = blocks[last].twin
+    blocks[last].twin = block
+
+
+@inner
+def _forget(state, instance, block):
+    """Takes a block's content out of the index."""
+    blocks, kv = state.blocks[instance], state.kv[instance]
+    key = blocks[block].key
+    if key == 0:
+        return
+    place = _probe(state, instance, key)
+    first, after = kv[place] - 1, blocks[block].twin
+    blocks[block].key = 0
+    blocks[block].twin = NONE
+    if first != block:
+        while blocks[first].twin != block:
+            first = blocks[first].twin
+        blocks[first].twin = after
+    elif after >= 0:
+        kv[place] = after + 1
+    else:
+        _close_gap(state, instance, place)
+
+
+@inner
+def _close_gap(state, instance, place):
+    """Empties an entry; those behind it that belong further ahead move up, so that probing still finds them."""
+    kv, last = state.kv[instance], state.counters[INDEX_SIZE] - 1
+    kv[place] = 0
+    ahead = (place + 1) & last
+    while kv[ahead] > 0:
+        home = _home(state, state.blocks[instance, kv[ahead] - 1].key)
+        if ((ahead - home) & last) >= ((ahead - place) & last):
+            kv[place] = kv[ahead]
+            kv[ahead] = 0
+            place = ahead
+        ahead = (ahead + 1) & last
+
+
+# --- Queues of blocks that may be taken -----------------------------------------------------------------------------
+@inner
+def _push(state, instance, block, level, front):
+    blocks, kv, place = state.blocks[instance], state.kv[instance], _queue_place(state, level)
+    head, tail = kv[place], kv[place + 1]
+    one = blocks[block]
+    one.level = level
+    one.previous, one.next = (NONE, head) if front else (tail, NONE)
+    if head < 0:
+        kv[place], kv[place + 1] = block, block
+    elif front:
+        blocks[head].previous = block
+        kv[place] = block
+    else:
+        blocks[tail].next = block
+        kv[place + 1] = block
+
+
+@inner
+def _unlink(state, instance, block):
+    blocks, kv = state.blocks[instance], state.kv[instance]
+    one = blocks[block]
+    place = _queue_place(state, one.level)
+    if one.previous < 0:
+        kv[place] = one.next
+    else:
+        blocks[one.previous].next = one.next
+    if one.next < 0:
+        kv[place + 1] = one.previous
+    else:
+        blocks[one.next].previous = one.previous
+
+
+@inner
+def _take(state, instance):
+    """Takes the block whose content is worth least; its content is forgotten."""
+    kv, level = state.kv[instance], 0
+    while kv[_queue_place(state, level)] < 0:  # callers have counted: there is one
+        level += 1
+    block = kv[_queue_place(state, level)]
+    _unlink(state, instance, block)
+    _forget(state, instance, block)
+    return block
+
+
+@inner
+def _level_of(state, instance, block, hash_id):
+    """Queue of a block that holds content: one for all (LRU), or by what it is still good for (Echo 4.2)."""
+    if state.counters[KV_PRIORITY] == 0:
+        return 0
+    wanted = state.reuse[hash_id] if hash_id >= 0 else 0
+    if wanted > 0:
+        return min(wanted + 1, LEVELS - 1)
+    return FINISHED_ONLINE if state.blocks[instance, block].online else FINISHED_OFFLINE
+
+
+@inner
+def worthless(state, instance, most):
+    """How many of the blocks that would be taken next, at most `most`, hold nothing that is known to be wanted."""
+    blocks, by_task, count = state.blocks[instance], state.counters[KV_PRIORITY], 0
+    for level in range(FINISHED_ONLINE + 1):
+        block = state.kv[instance, _queue_place(state, level)]
+        while block >= 0 and count < most and (by_task or blocks[block].key == 0):
+            count += 1
+            block = blocks[block].next
+    return count
+
+
+# --- Block tables ---------------------------------------------------------------------------------------------------
+@inner
+def open_table(state, instance, slot):
+    """Gives a request that starts running a block table, empty."""
+    spec = state.instances[instance]
+    spec.rows_free -= 1
+    state.requests[slot].row = state.kv[instance, _spare_place(state) + spec.rows_free]
+
+
+@inner
+def append_blocks(state, instance, slot, more):
+    """Takes `more` blocks for a request, at the end of its table."""
+    request = state.requests[slot]
+    place = _table_place(state, request.row) + request.blocks
+    for i in range(more):
+        block = _take(state, instance)
+        state.blocks[instance, block].references = 1
+        state.kv[instance, place + i] = block
+
+
+@inner
+def hits(state, instance, slot, most):
+    """(How many of a waiting request's first `most` blocks are there, how many of these nobody reads)."""
+    found, idle = 0, 0
+    while found < most:
+        block = find(state, instance, key_of(state, slot, found))
+        if block < 0:
+            break
+        idle += state.blocks[instance, block].references == 0
+        found += 1
+    return found, idle
+
+
+@inner
+def share(state, instance, slot, count):
+    """Puts the first `count` blocks of a request, all of them there, into its empty table."""
+    place = _table_place(state, state.requests[slot].row)
+    for i in range(count):
+        block = find(state, instance, key_of(state, slot, i))
+        one = state.blocks[instance, block]
+        if one.references == 0:
+            _unlink(state, instance, block)
+        one.references += 1
+        state.kv[instance, place + i] = block
+
+
+@inner
+def name_full(state, instance, slot, first, end):
+    """Makes a request's blocks `first` to `end` - 1, full with this iteration, findable."""
+    place = _table_place(state, state.requests[slot].row)
+    for i in range(first, end):
+        block = state.kv[instance, place + i]
+        if state.blocks[instance, block].key == 0:
+            _insert(state, instance, block, key_of(state, slot, i))
+
+
+@inner
+def close_table(state, instance, slot, wanted):
+    """Lets go of a request's blocks and of its table; `wanted` says that it will come back for them.
+
+    Returns how many of the blocks nobody reads any more.
+    """
+    spec, request = state.instances[instance], state.requests[slot]
+    place, idle = _table_place(state, request.row), 0
+    for i in range(request.blocks - 1, -1, -1):
+        block = state.kv[instance, place + i]
+        one = state.blocks[instance, block]
+        one.references -= 1
+        if one.references > 0:
+            continue
+        idle += 1
+        one.online = request.online
+        if one.key != 0:
+            where = hash_place(state, slot, i)
+            level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
+            if wanted and state.counters[KV_PRIORITY]:
+                level = max(level, 2) if not request.online else LEVELS - 1
+            _push(state, instance, block, level, False)
+    for i in range(request.blocks):
+        block = state.kv[instance, place + i]
+        if state.blocks[instance, block].references == 0 and state.blocks[instance, block].key == 0:
+            _push(state, instance, block, 0, True)
+    state.kv[instance, _spare_place(state) + spec.rows_free] = request.row
+    spec.rows_free += 1
+    request.row = NONE
+    return idle
+
+
+# --- What content is still good for (Echo 4.2) ----------------------------------------------------------------------
+@inner
+def want(state, slot, change):
+    """An offline request has come into the system (`change` 1) or left it (-1): what it shares is worth more, or less."""
+    if state.counters[KV_PRIORITY] == 0 or state.hash_ids.size == 0:
+        return
+    sub_blocks = HASH_TOKENS // state.counters[BLOCK_TOKENS] + 2
+    for place in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
+        shared = state.hash_ids[place]
+        state.reuse[shared] += change
+        for instance in range(state.instances.size):
+            for i in range(sub_blocks):
+                block = find(state, instance, np.int64(shared) * sub_blocks + i + 1)
+                while block >= 0:
+                    if state.blocks[instance, block].references == 0:
+                        _unlink(state, instance, block)
+                        _push(state, instance, block, _level_of(state, instance, block, shared), False)
+                    block = state.blocks[instance, block].twin

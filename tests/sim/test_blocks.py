@@ -1,0 +1,114 @@
+"""Blocks told apart: prefix caching, what is kept and what is taken first, and that nothing leaks or is shared wrongly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from harness import Episode, Setup, differences
+from hypothesis import given
+from hypothesis import strategies as st
+from pool_checks import check_pool, free_queue, table_of
+
+from ooco_gym.sim import state as s
+from ooco_gym.workload import Trace
+from ooco_gym.workload.sharing import hash_blocks
+
+MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 60.0)}
+
+
+def shared_trace(rows: list[tuple[float, int, int, bool, int, int]]) -> Trace:
+    """Requests of (arrival_s, prompt, output, online, group, 512-token blocks shared with the group)."""
+    rows = sorted(rows, key=lambda row: row[0])
+    prompt = np.array([row[1] for row in rows], np.int32)
+    hashes = hash_blocks(prompt, np.array([row[5] for row in rows]), np.array([row[4] for row in rows]),
+                         np.arange(len(rows)), "test")
+    return Trace(np.array([row[0] for row in rows]), prompt, np.array([row[2] for row in rows], np.int32),
+                 np.array([row[3] for row in rows]), prefix_hashes=hashes)
+
+
+ROWS = st.lists(st.tuples(st.floats(0.0, 3.0), st.integers(1, 2200), st.integers(1, 60), st.booleans(),
+                          st.integers(0, 2), st.integers(0, 4)), min_size=1, max_size=25)
+SETUPS = st.builds(lambda policy, kv, tokens, seqs, reserved: Setup(
+    (), policy=policy, kv_tokens=kv, values=(("prefix_caching", "on"), ("max_num_batched_tokens", tokens),
+                                             ("max_num_seqs", seqs), ("reserved_blocks", reserved)), **MIXED),
+    st.sampled_from(("vllm_fcfs", "vllm_priority")), st.sampled_from((2800, 6000)),
+    st.sampled_from((64, 700, 2048)), st.sampled_from((2, 16, 63)), st.sampled_from((0, 1)))
+
+
+@given(SETUPS, ROWS)
+def test_blocks_are_neither_leaked_nor_shared_wrongly(setup: Setup, rows: list[Any]) -> None:
+    episode = Episode(setup, trace=shared_trace(rows))
+    state = episode.state
+    while (at_ps := episode.next_event_ps()) < s.NEVER:
+        why = episode.advance(at_ps)
+        check_pool(state, 0)
+        if why == s.DONE:
+            break
+    episode.play()
+    running = state.members[s.BATCH, 0, : state.instances[0]["running"]]
+    done = state.requests["status"] == s.FINISHED
+    assert (state.requests["row"][done] == -1).all()
+    assert set(np.flatnonzero(state.requests["row"] >= 0)) == set(running)
+
+
+@given(SETUPS, ROWS)
+def test_a_cache_changes_time_but_no_token(setup: Setup, rows: list[Any]) -> None:
+    """The same requests finish with the same tokens, and what is found need not be computed."""
+    trace = shared_trace(rows)
+    on = Episode(setup, trace=trace).play(round(1e15)).state
+    off = Episode(setup.with_(values=(*setup.values[1:],)), trace=trace).play(round(1e15)).state
+    counted = on.requests["status"] == s.FINISHED
+    assert np.array_equal(on.requests["generated_tokens"][counted], on.requests["output_tokens"][counted])
+    assert (off.requests["cached_tokens"] <= 0).all()
+    started = on.requests["cached_tokens"] >= 0
+    assert on.instances["cached_tokens"].sum() == on.requests["cached_tokens"][started].sum()
+    assert (on.requests["cached_tokens"][started] < (on.requests["prompt_tokens"])[started]).all()
+
+
+@given(SETUPS, ROWS, st.lists(st.floats(0.0, 30.0), max_size=5))
+def test_horizons_and_copies_change_nothing(setup: Setup, rows: list[Any], horizons: list[float]) -> None:
+    trace = shared_trace(rows)
+    episode = Episode(setup, trace=trace)
+    for horizon in sorted(horizons):
+        episode.play(round(horizon * s.PS_PER_S))
+        episode.state = s.copy_state(episode.state)
+    assert differences(episode.play().state, Episode(setup, trace=trace).play().state) == []
+
+
+def cached_episode(rows: list[tuple[float, int, int, bool, int, int]], kv_tokens: int | None = None) -> Episode:
+    setup = Setup((), policy="vllm_fcfs", values=(("prefix_caching", "on"), ("max_num_seqs", 63)), kv_tokens=kv_tokens,
+                  **MIXED)
+    return Episode(setup, trace=shared_trace(rows))
+
+
+def test_the_second_prompt_finds_the_first_ones_blocks() -> None:
+    """Two prompts of 1,500 tokens share 1,024: 64 blocks; the same prompt again finds all but the last token's block."""
+    state = cached_episode([(0.0, 1500, 2, True, 0, 2), (5.0, 1500, 2, True, 0, 2)]).play().state
+    assert state.requests["cached_tokens"].tolist() == [0, 1024]
+    whole = cached_episode([(0.0, 1536, 2, True, 0, 3), (5.0, 1536, 2, True, 0, 3)]).play().state
+    assert whole.requests["cached_tokens"].tolist() == [0, 1520], "its last token is computed anew, with its block"
+
+
+def test_what_is_taken_first() -> None:
+    """Let go of: the partial block first of all, then never-used ones, then the tail of the prompt before its head."""
+    episode = cached_episode([(0.0, 100, 5, True, 0, 0)])
+    usable = int(episode.state.instances[0]["total_blocks"]) - 1
+    while episode.state.requests[0]["status"] != s.RESIDENT:
+        episode.advance(episode.next_event_ps())
+    table = table_of(episode.state, 0, 0)
+    assert len(table) == 7
+    episode.play()
+    queue = free_queue(episode.state, 0)
+    assert len(queue) == usable
+    assert queue[0] == table[6], "100 + 4 tokens: the seventh block is not full"
+    assert queue[-6:] == table[5::-1]
+
+
+def test_reuse_keeps_blocks() -> None:
+    """Shared content survives pressure from unshared prompts for as long as it is asked for again and again."""
+    rows = [(0.4 * i, 600, 4, True, 0, 1) if i % 2 else (0.4 * i, 600, 4, True, 10 + i, 0) for i in range(30)]
+    state = cached_episode(rows, kv_tokens=4096).play().state
+    shared = state.requests["cached_tokens"][1::2]
+    assert shared[0] == 0
+    assert (shared[1:] == 512).all()
