@@ -53,15 +53,19 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     if len(parts) > 1 or "*" in value:
         for part in parts:
             if not _exists(part):
-                _check(group, part, [*known, *(_datasets(roots) if group == "workload" else [])])
+                if not (group == "workload" and _is_dataset(roots, part)):
+                    _check(group, part, known)
         return {PLAIN: value}
+    if group == "workload" and _is_dataset(roots, value):
+        raise UserError(f"workload '{value}' is an offline dataset, and nothing is online: give an online workload "
+                        f"besides, such as workload=azure_conv_2023+{value}")
     _check(group, value.partition(":")[0], known)
     return {PLAIN: value}
 
 
-def _datasets(roots: Iterable[Path]) -> list[str]:
-    """What a mix of workloads may name besides: offline datasets, as NAME or NAME_offline."""
-    return [word for name in names(roots, "offline") for word in (name, f"{name}_offline")]
+def _is_dataset(roots: Iterable[Path], name: str) -> bool:
+    """Tells whether a workload's part is offline work: NAME or NAME_offline of the group `offline`."""
+    return any(name in (known, f"{known}_offline") for known in names(roots, "offline"))
 
 
 def _check(group: str, name: str, known: list[str]) -> None:

@@ -12,7 +12,7 @@ import yaml
 from ooco_gym.commands.verbs import run_verb
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
-from ooco_gym.resources import load_yaml
+from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.figures import write_page
@@ -52,8 +52,13 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
     found = {name: load_yaml("workload", name) for name in list_workloads()}
     for name, item in found.items():
         print(f"{name}: {item.get('description', '')}")
+    offline = {name: load_yaml("offline", name) for name in names("offline")}
+    print("\nOffline requests (offline=NAME, or a part of a simulation's workload):")
+    for name, item in offline.items():
+        print(f"{name}: {item.get('description', '')}")
     shown = ("description", "source", "measured", "assumed", "mean_rate_per_s")
-    return {"workloads": {name: {key: item.get(key) for key in shown} for name, item in found.items()}}
+    return {"workloads": {name: {key: item.get(key) for key in shown} for name, item in found.items()},
+            "offline": {name: {key: item.get(key) for key in shown[:4]} for name, item in offline.items()}}
 
 
 def _fit(values: dict[str, Any]) -> dict[str, Any]:

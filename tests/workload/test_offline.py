@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,9 +26,15 @@ from ooco_gym.workload import (
 )
 
 SHARING = [name for name in names("offline") if load_yaml("offline", name).get("sharing")]
-PUBLISHED = {"arxiv_summarization": (2588, 291), "cnn_dailymail": (781, 56), "bros_be": (768, 80), "mmlu": (803, 1),
-             "loogle_short": (9865, 40), "loogle_long": (24_000, 40), "ooc": (1200.52, 671.51),
-             "sharegpt": (2340, 438.7), "sharegpt_short": (222.76, 234.51)}
+PAGE = Path(__file__).parents[2] / "docs" / "workloads.md"
+
+
+def documented(name: str) -> list[str]:
+    """The cells of an offline dataset's row in the docs: its name, mean lengths, sharing ratio, and words."""
+    _, _, page = PAGE.read_text(encoding="utf-8").partition("## Offline requests")
+    row = re.search(rf"^\| `{name}` \|.*$", page, re.MULTILINE)
+    assert row, f"{PAGE.name} says nothing of conf/offline/{name}.yaml"
+    return [cell.strip() for cell in row.group().strip("|").split("|")]
 
 
 def backlog(dataset: str, jobs: int, seed: int = 1, **more: Any) -> Trace:
@@ -35,8 +43,9 @@ def backlog(dataset: str, jobs: int, seed: int = 1, **more: Any) -> Trace:
 
 @pytest.mark.parametrize("dataset", names("offline"))
 def test_a_dataset_has_the_means_that_it_states(dataset: str) -> None:
+    means = [float(mean.replace(",", "")) for mean in documented(dataset)[1].split(" / ")]
     traces = [backlog(dataset, 10_000, seed) for seed in range(8)]  # groups are drawn once a seed
-    for field, mean in zip(("prompt_tokens", "output_tokens"), PUBLISHED[dataset], strict=True):
+    for field, mean in zip(("prompt_tokens", "output_tokens"), means, strict=True):
         found = float(np.mean([getattr(trace, field).mean() for trace in traces]))
         assert found == pytest.approx(mean, rel=0.04), field
     assert not traces[0].online.any()
@@ -45,6 +54,7 @@ def test_a_dataset_has_the_means_that_it_states(dataset: str) -> None:
 @pytest.mark.parametrize("dataset", SHARING)
 def test_the_stated_sharing_ratio_of_a_dataset_is_measured_back(dataset: str) -> None:
     stated = load_yaml("offline", dataset)["sharing"]["ratio"]
+    assert documented(dataset)[2] == str(stated)
     assert sharing_ratio(backlog(dataset, 40_000)) == pytest.approx(stated, abs=0.015)
 
 
