@@ -1,0 +1,267 @@
+"""Echo (arXiv 2504.03651) on one mixed instance, and the systems that it is compared with, by switching parts off.
+
+The scheduler (4.1, 6) starts from the last batch and changes little: online requests first, in the order of arrival,
+under the limits of memory and of the SLO; offline requests go on as far as the SLO has room; and only once nobody
+online waits do further offline ones join. What each part adds (7.1):
+
+* E, `estimator`: iterations are held to the batch's tightest deadline (`echo_estimator`);
+* S, `selection`: offline requests are chosen by (Benefit - Punish) / T (`echo_selection`) rather than in their order;
+* M, `kv_priority` and `reserve`: cached blocks are kept by what they are still good for, and memory is left free for
+  bursts of online requests (4.2).
+
+`echo` has all three, `echo_bs_e_s` the first two, `echo_bs_e` the first, `echo_bs` none: the engine's own scheduling
+by priority. Prefills are chunked and share iterations with decodes, as 5.2's mixed batches say, under the token budget
+that vLLM 0.6.3 has then; what is preempted is computed again (6). A waiting request starts if memory has room for its
+whole context, as in the engine. Ours: nobody offline joins in an iteration in which somebody lost memory; an instance
+that may not start anything though offline requests wait is asked again a second later.
+"""
+
+import numpy as np
+
+from baselines.echo_estimator import (
+    PARAMS,
+    P,
+    batch_time,
+    nothing,
+    online_blocks,
+    ranked,
+    remember,
+    reserved_for_bursts,
+    slack,
+)
+from baselines.echo_fit import DECODE_FORMS, PREFILL_FORMS, fit
+from baselines.echo_selection import (
+    LAST_RANK,
+    blocks_to_start,
+    select,
+    value,
+    with_running,
+    with_waiting,
+    without_running,
+    yields,
+)
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.mixed import (
+    RECOMPUTE,
+    admit,
+    free_blocks,
+    give,
+    has_seat,
+    lacking,
+    preempt,
+    rank_of,
+    take_back,
+    wake_at,
+)
+from ooco_gym.policy.rules import route_fewest_requests
+from ooco_gym.sim.costs import length
+from ooco_gym.sim.state import BATCH, MIXED_TOKENS, NEVER, NOW, PS_PER_S, WAITING_ORDER
+
+
+# --- Taking away ----------------------------------------------------------------------------------------------------
+@inner
+def leave_out(state, instance, slot, budget, load):
+    """Takes a running request's tokens back; returns (budget, batch) without them."""
+    load = without_running(state, instance, load, slot)
+    tokens = take_back(state, slot)
+    if tokens > 0:
+        load = ranked(state, instance, load)
+    return budget + tokens, load
+
+
+@inner
+def drop(state, instance, place, budget, load):
+    """Preempts the running request at `place`; returns (budget, batch) without it."""
+    slot = state.members[BATCH, instance, place]
+    budget, load = leave_out(state, instance, slot, budget, load)
+    preempt(state, instance, place, RECOMPUTE)
+    return budget, load
+
+
+@inner
+def last_online(state, instance):
+    """Place of the running online request that arrived last."""
+    spec, batch, last = state.instances[instance], state.members[BATCH, instance], -1
+    for place in range(spec.running):
+        if state.requests[batch[place]].urgent and (
+                last < 0 or state.requests[batch[place]].arrival_ps >= state.requests[batch[last]].arrival_ps):
+            last = place
+    return last
+
+
+@inner
+def keep_within(state, instance, budget, load, limit_ps):
+    """Takes offline requests out of the batch until it ends in time (4.1: "to fit the tight SLOs").
+
+    Returns (budget, batch, how many lost their memory).
+    """
+    preempted, keeps = 0, state.params[P.slo_yields] == 0
+    while batch_time(state, instance, load) > limit_ps:
+        place = yields(state, instance, load, True, keeps)
+        if place < 0:
+            break
+        if keeps:
+            budget, load = leave_out(state, instance, state.members[BATCH, instance, place], budget, load)
+        else:
+            budget, load = drop(state, instance, place, budget, load)
+            preempted += 1
+    return budget, load, preempted
+
+
+# --- The last batch -------------------------------------------------------------------------------------------------
+@inner
+def go_on(state, instance, urgent, budget, load):
+    """Running requests of one class get their tokens, in the order of admission; memory comes from offline ones.
+
+    Returns (budget, batch, the tightest slack of those in it, how many lost their memory).
+    """
+    spec, batch = state.instances[instance], state.members[BATCH, instance]
+    place, preempted, limit_ps = 0, 0, np.int64(NEVER)
+    while place < spec.running and budget > 0:
+        slot = batch[place]
+        if state.requests[slot].urgent != urgent:
+            place += 1
+            continue
+        tokens = min(lacking(state, slot), budget)
+        gone = False
+        while not gone and not give(state, instance, slot, tokens):
+            victim = yields(state, instance, load, False, False)
+            if victim < 0:
+                victim = last_online(state, instance)
+            gone = victim == place
+            if victim < place:
+                place -= 1
+            budget, load = drop(state, instance, victim, budget, load)
+            preempted += 1
+        if gone:
+            continue
+        load = with_running(state, instance, load, slot, tokens)
+        limit_ps = min(limit_ps, slack(state, slot))
+        budget -= tokens
+        place += 1
+    return budget, load, limit_ps, preempted
+
+
+# --- The online queue -----------------------------------------------------------------------------------------------
+@inner
+def must_wait(state, instance, slot, load, grown, limit_ps):
+    """Whether the batch's SLO has no room for an online prefill that is not more urgent than what is in the batch."""
+    if state.params[P.estimator] == 0 or state.params[P.online_slo] == 0 or load.decodes + load.prompts == 0:
+        return False
+    return batch_time(state, instance, grown) > limit_ps and slack(state, slot) > limit_ps
+
+
+@inner
+def make_room(state, instance, slot, budget, load):
+    """Preempts offline requests until a waiting online one has memory and a seat.
+
+    Returns (whether it has, budget, batch, how many lost their memory).
+    """
+    preempted = 0
+    while not has_seat(state, instance) or blocks_to_start(state, instance, slot)[1] > free_blocks(state, instance):
+        victim = yields(state, instance, load, False, False)
+        if victim < 0:
+            return False, budget, load, preempted
+        budget, load = drop(state, instance, victim, budget, load)
+        preempted += 1
+    return True, budget, load, preempted
+
+
+@inner
+def admit_online(state, instance, budget, load, limit_ps):
+    """Waiting online requests join in the order of arrival until one must wait.
+
+    Returns (budget, batch, the tightest slack in it, how many lost their memory).
+    """
+    spec, preempted = state.instances[instance], 0
+    while spec.online_head >= 0 and budget > 0:
+        slot = np.int64(spec.online_head)
+        start = blocks_to_start(state, instance, slot)[0]
+        grown = with_waiting(state, instance, load, start, min(budget, length(state, slot) - start))
+        if must_wait(state, instance, slot, load, grown, limit_ps):
+            break
+        fits, budget, load, lost = make_room(state, instance, slot, budget, load)
+        preempted += lost
+        if not fits:
+            break
+        tokens = admit(state, instance, slot, budget)
+        start = np.int64(state.requests[slot].computed_tokens)
+        load = with_waiting(state, instance, load, start, tokens)
+        limit_ps = min(limit_ps, slack(state, slot))
+        budget -= tokens
+    return budget, load, limit_ps, preempted
+
+
+# --- The offline pool -----------------------------------------------------------------------------------------------
+@inner
+def first_in_queue(state, instance, load, limit_ps, budget, spare):
+    """The offline request that arrived first, where it may join: as `select`, without a choice."""
+    slot = np.int64(state.instances[instance].offline_head)
+    start, need, _ = blocks_to_start(state, instance, slot)
+    grown = with_waiting(state, instance, load, start, min(budget, length(state, slot) - start))
+    late = state.params[P.estimator] > 0 and batch_time(state, instance, grown) > limit_ps
+    if late or need > free_blocks(state, instance) - spare:
+        return np.int64(-1), start, 0.0
+    return slot, start, 0.0
+
+
+@inner
+def admit_offline(state, instance, budget, load, limit_ps):
+    """Waiting offline requests join, each the best there is, until none may or none makes the batch worth more."""
+    spec, chooses = state.instances[instance], state.params[P.selection] == 1
+    spare = reserved_for_bursts(state, instance, online_blocks(state, instance))
+    worth = value(state, instance, load, 0.0) if load.decodes + load.prompts > 0 else 0.0
+    while budget > 0 and spec.offline_waiting > 0 and has_seat(state, instance) and (
+            free_blocks(state, instance) > spare):
+        if chooses:
+            slot, start, grown_worth = select(state, instance, load, limit_ps, budget, spare)
+            if grown_worth <= worth and state.params[P.stop] == 0:
+                break
+            worth = grown_worth
+        else:
+            slot, start, _ = first_in_queue(state, instance, load, limit_ps, budget, spare)
+        if slot < 0:
+            break
+        if state.counters[WAITING_ORDER] > 0:
+            state.memory[instance, LAST_RANK] = rank_of(state, slot) + 1
+        tokens = admit(state, instance, slot, budget)
+        load = with_waiting(state, instance, load, start, tokens)
+        budget -= tokens
+    return budget
+
+
+@hook(COMPOSE)
+def compose(view):
+    """One iteration (6): online requests, then the offline ones of the last batch, then further offline ones."""
+    state, instance = view.state, view.instance
+    spec, whole = state.instances[instance], state.counters[MIXED_TOKENS]
+    remember(state, instance, online_blocks(state, instance))
+    budget, load, limit_ps, lost = go_on(state, instance, 1, whole, nothing())
+    budget, load, limit_ps, more = admit_online(state, instance, budget, load, limit_ps)
+    budget, load, _, again = go_on(state, instance, 0, budget, load)
+    lost += more + again
+    if state.params[P.estimator] > 0:
+        budget, load, more = keep_within(state, instance, budget, load, limit_ps)
+        lost += more
+    if spec.online_head < 0 and lost == 0:
+        budget = admit_offline(state, instance, budget, load, limit_ps)
+    if budget == whole and spec.offline_waiting > 0:
+        wake_at(state, instance, state.counters[NOW] + PS_PER_S)
+    return whole - budget
+
+
+def prepare(policy, facts):
+    """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
+    values = policy.values
+    largest = int(min(values["max_num_seqs"], facts.max_batch - 1))
+    found = fit(facts.strict, largest, PREFILL_FORMS[PREFILL_FORMS.index(values["prefill_form"])],
+                DECODE_FORMS[DECODE_FORMS.index(values["decode_form"])])
+    return {name: ps for name, ps in found.coefficients.items() if name not in values}
+
+
+policy = Policy("echo", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)
+bs = Policy("echo_bs", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)
+bs_e = Policy("echo_bs_e", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)
+bs_e_s = Policy("echo_bs_e_s", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)

@@ -1,0 +1,234 @@
+"""Echo's plan generator and plan selector (arXiv 2504.03651, sections 3.1, 4.1 and 6): which offline request next.
+
+A batch is worth (Benefit - Punish) / T: the tokens that it processes, less the tokens whose memory it takes although
+they will be needed again, over its time. Offline requests join one at a time, each the best of a few candidates: the
+first in the queue, and those beside the requests that run or ran last in the trie of their length bucket, which share
+the longest prefixes with what is cached. One that must give way is the one without which the batch is worth most.
+"""
+
+import numpy as np
+
+from baselines.echo_estimator import P, batch_time, with_chunk, with_decode, without_decode
+from ooco_gym.compile import inner
+from ooco_gym.policy.mixed import (
+    bucket_of,
+    bucket_start,
+    found,
+    free_blocks,
+    lacking,
+    next_in_order,
+    previous_in_order,
+    rank_of,
+    worthless,
+)
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.state import (
+    BATCH,
+    BLOCK_TOKENS,
+    BUCKETS,
+    KV_PRIORITY,
+    PREFIX_CACHING,
+    WAITING_ORDER,
+)
+
+LAST_RANK = 15  # place in State.memory: one more than the rank of the request admitted last; 0: none yet
+NOWHERE = -1e300
+
+
+# --- What memory a request would take ------------------------------------------------------------------------------
+@inner
+def blocks_to_start(state, instance, slot):
+    """What a waiting request needs to start with its whole context.
+
+    Returns:
+        (tokens that it need not compute, free blocks that it would take, those of them that it finds its tokens in).
+    """
+    start, blocks, idle = found(state, instance, slot)
+    return start, blocks_for(state, length(state, slot)) - blocks + idle, idle
+
+
+# --- What a request adds to a batch ---------------------------------------------------------------------------------
+@inner
+def decodes(state, slot):
+    """Whether a request is past its prefill."""
+    return state.requests[slot].generated_tokens > 0 and lacking(state, slot) == 1
+
+
+@inner
+def with_running(state, instance, load, slot, tokens):
+    """The batch with `tokens` tokens of a request that runs."""
+    done = np.int64(state.requests[slot].computed_tokens)
+    if decodes(state, slot):
+        return with_decode(state, load, done + 1)
+    return with_chunk(state, instance, load, done, tokens, tokens, 1)
+
+
+@inner
+def without_running(state, instance, load, slot):
+    """The batch without the tokens that it has of a running request."""
+    request = state.requests[slot]
+    done, tokens = np.int64(request.computed_tokens), np.int64(request.scheduled_tokens)
+    if tokens == 0:
+        return load
+    if decodes(state, slot):
+        return without_decode(state, load, done + 1)
+    return with_chunk(state, instance, load, done, tokens, tokens, -1)
+
+
+@inner
+def with_waiting(state, instance, load, start, tokens):
+    """The batch with a waiting request that need not compute `start` tokens and gets `tokens` more.
+
+    benefit_counts=logical: the prompt's tokens count, whether computed or found. Were only computed ones to count, the
+    best choice would be the request with the least in the cache.
+    """
+    worth = tokens if state.params[P.benefit_counts] == 1 else start + tokens
+    return with_chunk(state, instance, load, start, tokens, worth, 1)
+
+
+@inner
+def value(state, instance, load, punish):
+    """(Benefit - Punish) / T of a batch, in tokens a ps."""
+    return (load.benefit - punish) / max(1.0, batch_time(state, instance, load))
+
+
+# --- Who gives way --------------------------------------------------------------------------------------------------
+@inner
+def punish_of(state, slot):
+    """What it costs to take a running request's memory: its own tokens will be computed again."""
+    request = state.requests[slot]
+    return state.params[P.prefill_benefit] * (request.computed_tokens - max(0, request.cached_tokens))
+
+
+@inner
+def yields(state, instance, load, scheduled, keeps):
+    """Place of the running offline request that gives way; -1 where there is none.
+
+    Args:
+        state: the episode.
+        instance: where.
+        load: the batch so far.
+        scheduled: only one that is in the batch.
+        keeps: it keeps its memory.
+    """
+    spec, batch = state.instances[instance], state.members[BATCH, instance]
+    best, most = -1, NOWHERE
+    for place in range(spec.running - 1, -1, -1):
+        request = state.requests[batch[place]]
+        if request.urgent or (scheduled and request.scheduled_tokens == 0):
+            continue
+        if state.params[P.selection] == 0:  # the engine's own: the one that arrived last
+            worth = float(request.arrival_ps)
+        else:
+            rest = without_running(state, instance, load, batch[place])
+            worth = value(state, instance, rest, 0.0 if keeps else punish_of(state, batch[place]))
+        if worth > most:
+            best, most = place, worth
+    return best
+
+
+# --- The plan generator ---------------------------------------------------------------------------------------------
+@inner
+def propose(state, count, slot, most):
+    """Adds a waiting request to the candidates in State.picks, unless it is there; returns how many there are."""
+    if slot < 0 or count >= most:
+        return count
+    for i in range(count):
+        if state.picks[i] == slot:
+            return count
+    state.picks[count] = slot
+    return count + 1
+
+
+@inner
+def propose_beside(state, instance, count, rank, most):
+    """Adds the waiting requests next to a rank on either side."""
+    count = propose(state, count, next_in_order(state, instance, rank), most)
+    return propose(state, count, previous_in_order(state, instance, rank), most)
+
+
+@inner
+def matching_bucket(state, instance):
+    """Length bucket of the batch: that of the mean context of what runs; -1 where nothing does."""
+    spec, total = state.instances[instance], np.int64(0)
+    for i in range(spec.running):
+        total += length(state, state.members[BATCH, instance, i])
+    return np.int64(bucket_of(total // spec.running)) if spec.running > 0 else np.int64(-1)
+
+
+@inner
+def propose_from_bucket(state, instance, count, most):
+    """Adds the first that waits in the bucket that matches the batch, else in the nearest one that holds somebody."""
+    bucket = matching_bucket(state, instance)
+    if bucket < 0:
+        return count
+    end = bucket_start(state, min(bucket + 1, BUCKETS))
+    first = next_in_order(state, instance, bucket_start(state, bucket))
+    if first >= 0 and rank_of(state, first) < end:
+        return propose(state, count, first, most)
+    below = previous_in_order(state, instance, bucket_start(state, bucket) - 1)
+    return propose(state, propose(state, count, below, most), first, most)
+
+
+@inner
+def generate(state, instance):
+    """Writes the candidates for one more place in the batch to State.picks; returns how many.
+
+    The first in the queue; the neighbours of the request admitted last, then of those that run, the latest first; one
+    of the bucket that matches the batch. Neighbours are in the bucket of those that they are found beside.
+    """
+    spec, batch = state.instances[instance], state.members[BATCH, instance]
+    most = min(int(state.params[P.candidates]), state.picks.size)
+    count = propose(state, 0, np.int64(spec.offline_head), most)
+    if state.counters[WAITING_ORDER] == 0:
+        return count
+    last = np.int64(state.memory[instance, LAST_RANK]) - 1
+    if last >= 0:
+        count = propose_beside(state, instance, count, last, most)
+    if state.counters[WAITING_ORDER] == 2:
+        count = propose_from_bucket(state, instance, count, most)
+    for place in range(spec.running - 1, -1, -1):
+        if count >= most:
+            break
+        if not state.requests[batch[place]].urgent:
+            count = propose_beside(state, instance, count, rank_of(state, batch[place]), most)
+    return count
+
+
+# --- The plan selector ----------------------------------------------------------------------------------------------
+@inner
+def select(state, instance, load, limit_ps, budget, spare):
+    """The candidate in State.picks with which the batch is worth most; (-1, ...) where none may join.
+
+    Args:
+        state: the episode.
+        instance: where.
+        load: the batch so far.
+        limit_ps: the batch must end within this.
+        budget: tokens that the iteration has left.
+        spare: blocks that must stay free (4.2's threshold).
+
+    Returns:
+        (slot, tokens that it need not compute, what the batch is then worth).
+    """
+    room = free_blocks(state, instance) - spare
+    unneeded = np.int64(-1)
+    best, best_start, most = np.int64(-1), np.int64(0), NOWHERE
+    for i in range(generate(state, instance)):
+        slot = np.int64(state.picks[i])
+        start, need, idle = blocks_to_start(state, instance, slot)
+        if need > room:
+            continue
+        tokens = min(budget, length(state, slot) - start)
+        grown = with_waiting(state, instance, load, start, tokens)
+        if state.params[P.estimator] > 0 and batch_time(state, instance, grown) > limit_ps:
+            continue
+        punish = 0.0
+        if state.counters[PREFIX_CACHING] and state.counters[KV_PRIORITY]:
+            if unneeded < need - idle:
+                unneeded = np.int64(worthless(state, instance, need - idle))
+            punish = state.params[P.prefill_benefit] * max(0, need - idle - unneeded) * state.counters[BLOCK_TOKENS]
+        worth = value(state, instance, grown, punish)
+        if worth > most:
+            best, best_start, most = slot, start, worth
+    return best, best_start, most
