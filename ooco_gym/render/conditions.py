@@ -45,8 +45,7 @@ def conditions_table(record: Record, seeds: Sequence[int]) -> Table:
         *([("assumed", workload["assumed"])] if workload.get("assumed") else []),
         ("SLO", f"{slo['name']}: TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms, counted from "
                 f"{slo['tpot_from'].replace('_', ' ')}"),
-        ("offline load", f"{offline.get('mode', 'rate')}" + (
-            f", {offline['rate']:g} requests/s" if offline.get("mode", "rate") == "rate" else "")),
+        ("offline load", _offline(offline)),
         ("measured window", f"{record.window_s / 3600:.4g} h from {record.day_start_s / 3600:.4g} h on, after "
                             f"{scenario['protocol']['warmup_s']:g} s of warm-up"),
         ("seeds", ", ".join(map(str, seeds))),
@@ -56,10 +55,16 @@ def conditions_table(record: Record, seeds: Sequence[int]) -> Table:
     return Table("Conditions", ("", "what"), tuple(parts))
 
 
+def _offline(offline: Mapping[str, Any]) -> str:
+    mode = str(offline.get("mode", "rate"))
+    rate = f", {offline['rate']:g} requests/s" if mode == "rate" else ""
+    return f"{offline.get('name', 'ooc')}: {mode}{rate}"
+
+
 def _cluster(cluster: Mapping[str, Any]) -> str:
     pools = [f"{group.get('count', 1)} {role} of {group.get('tp', 1) * group.get('pp', 1)} × "
              f"{short_name(group['chip'])}"
-             for role in ("relaxed", "strict") for group in cluster.get(role) or ()]
+             for role in ("relaxed", "strict", "mixed") for group in cluster.get(role) or ()]
     return f"{short_name(cluster)}: {short_name(cluster.get('model') or '?')}, {', '.join(pools)}"
 
 
@@ -79,6 +84,8 @@ def command_of(record: Record) -> str | None:
         words.append(f"slo={slo['name']}")
     words += [f"slo.{key}={slo[key]}" for key in ("ttft_s", "tpot_s", "tpot_from")
               if slo["name"] not in names("slo") or load_yaml("slo", slo["name"]).get(key, slo[key]) != slo[key]]
+    if offline.get("name", "ooc") != "ooc":
+        words.append(f"offline={offline['name']}")
     words += [f"offline.{key}={offline[key]}" for key in ("mode", "rate", "jobs") if offline.get(key) is not None]
     words += [f"{key}={scenario[key]}" for key in ("rate_scale", "start_s", "duration_s", "seed")
               if scenario[key] is not None]
