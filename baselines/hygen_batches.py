@@ -18,7 +18,7 @@ from ooco_gym.perf.table import attention_ps, dense_ps
 SAMPLES = 100_000  # "over 80,000 samples" (5.4) are fitted, a fifth is held out
 DRAWS = 0x48474E  # key of the draws: the training set is the same in every run
 MOST_PROMPTS = 4  # prefills in one batch
-CONTEXTS = (16.0, 4096.0)  # mean context of the decodes, and what an earlier chunk left: log-uniform
+CONTEXTS = (16.0, 4096.0)  # mean context of the decodes, and what an earlier chunk left
 BLOCK_TOKENS = 16  # only bounds the batch by the memory
 
 
@@ -41,7 +41,7 @@ def sample_batches(table: CostTable, chunk: int, count: int = SAMPLES) -> Batche
         count: how many.
     """
     draws = np.random.default_rng(DRAWS)
-    mean = np.exp(draws.uniform(*np.log(CONTEXTS), count))
+    mean = _contexts(draws, count)
     memory = np.maximum(1.0, table.kv_blocks * BLOCK_TOKENS / mean)
     most = np.minimum(len(table.decode_lines) - 1 - MOST_PROMPTS, memory)
     decodes = np.rint(most * draws.uniform(0.0, 1.0, count) ** 2).astype(np.int64)  # small batches more often
@@ -49,10 +49,16 @@ def sample_batches(table: CostTable, chunk: int, count: int = SAMPLES) -> Batche
     decodes = np.where((decodes == 0) & (prompts == 0), 1, decodes)
     chunks = _chunks(draws, prompts, chunk)
     before = np.zeros_like(chunks)  # the first prefill goes on with its prompt half of the time
-    earlier = np.exp(draws.uniform(*np.log(CONTEXTS), count)) * (draws.uniform(size=count) < 0.5)
+    earlier = _contexts(draws, count) * (draws.uniform(size=count) < 0.5)
     before[:, 0] = np.where(prompts > 0, earlier, 0).astype(np.int64)
     completed = np.maximum(0, prompts - draws.integers(0, 2, count)).astype(np.int64)
     return Batches(decodes, np.rint(decodes * mean).astype(np.int64), chunks, before, completed)
+
+
+def _contexts(draws: np.random.Generator, count: int) -> np.ndarray:
+    """Log-uniform within CONTEXTS, in tokens: float64[n]."""
+    low, high = np.log(CONTEXTS)
+    return np.exp(draws.uniform(low, high, count))
 
 
 def _chunks(draws: np.random.Generator, prompts: np.ndarray, chunk: int) -> np.ndarray:

@@ -1,0 +1,229 @@
+"""Sarathi-Serve (arXiv 2403.02310) and Sarathi++ (HyGen, arXiv 2501.14808, section 5.1).
+
+Sarathi: chunked prefills and stall-free batching (its Algorithm 3). Every iteration first all decodes, then the
+prefill under way, then waiting requests, first come first served, within one budget of tokens.
+
+Sarathi++ adds what HyGen's section 4.1 says of requests and preemption, but no latency budget: two queues, the online
+one first, the offline one with what is left of the budget; online requests take the memory of offline ones.
+
+Left open by the papers, so parameters: the token budget (Sarathi measures 512 and 2048; HyGen names none); whether
+decodes count in it (`decodes_use_chunk`: they do in Sarathi; HyGen's Algorithm 1 as printed takes off prefills only);
+whether a request is admitted once its whole prompt fits, as Sarathi's engine reserves it, or once a chunk fits, as
+HyGen's m counts (`reserve`); and what "maintain their execution state" of preempted offline requests means
+(`preempted`): their KV memory is dropped and computed again, stays (online requests then wait for memory, and only one
+that runs already may take it), or goes to the host and back.
+
+Ours: HyGen's memory budget m is what is free, so that decodes are charged as their blocks fill; the victim is the last
+admitted, as in Sarathi's engine.
+"""
+
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.mixed import (
+    RECOMPUTE,
+    SWAP,
+    admit,
+    blocks_for_more,
+    fits_chunk,
+    fits_whole,
+    free_blocks,
+    give,
+    lacking,
+    place_of,
+    preempt,
+)
+from ooco_gym.policy.rules import route_fewest_requests
+from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, NEVER, RESIDENT
+
+OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # whom a pass over the requests serves: request.urgent, or all
+
+# What all of the family share, in these places of State.params.
+FAMILY = (
+    Param("chunk_size", "token budget of an iteration: C", 1, 1_000_000),
+    Param("decodes_use_chunk", "decodes count in the token budget", 0, 1),
+    Param("reserve", "memory that a waiting request must find", choices=("prompt", "chunk")),
+    Param("preempted", "what becomes of a preempted offline request's KV memory",
+          choices=("recompute", "retain", "swap")),
+    Param("max_num_seqs", "requests that run at once, at most", 1, 65_536),
+    Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
+)
+PARAMS = (*FAMILY, Param("offline", "whether offline requests are served at all, or first come first served with the "
+                         "online ones (HyGen 5.1 measures pure online serving)", choices=("never", "fcfs")))
+P = slots(PARAMS)
+RETAIN_STATE, SWAP_STATE = 1, 2  # of `preempted`
+
+
+# --- Requests -------------------------------------------------------------------------------------------------------
+@inner
+def running_of(state, instance, kind):
+    """Writes the running requests of a class to State.scratch, in the order of admission; returns how many."""
+    count = 0
+    for place in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, place]
+        if kind == BOTH or state.requests[slot].urgent == kind:
+            state.scratch[0, count] = slot
+            count += 1
+    return count
+
+
+@inner
+def runs(state, slot):
+    """Whether a request is still running: it may have lost its memory since it was listed."""
+    return state.requests[slot].status == RESIDENT
+
+
+@inner
+def decodes(state, slot):
+    """Whether a running request decodes, rather than computes its prompt (or, preempted, its context again)."""
+    return state.requests[slot].generated_tokens > 0 and lacking(state, slot) == 1
+
+
+@inner
+def first_waiting(state, instance, kind):
+    """The waiting request of a class that arrived first; -1 where there is none."""
+    spec = state.instances[instance]
+    online, offline = spec.online_head, spec.offline_head
+    if kind == ONLINE_CLASS or (kind == BOTH and (offline < 0 or 0 <= online < offline)):
+        return online
+    return offline
+
+
+# --- Memory ---------------------------------------------------------------------------------------------------------
+@inner
+def preempt_last(state, instance, kind, spared):
+    """Preempts the request of a class that was admitted last and is not in the batch yet, nor `spared`.
+
+    Returns whether there was one.
+    """
+    for place in range(state.instances[instance].running - 1, -1, -1):
+        slot = state.members[BATCH, instance, place]
+        request = state.requests[slot]
+        if slot == spared or request.scheduled_tokens > 0 or not (kind == BOTH or request.urgent == kind):
+            continue
+        swaps = request.urgent == 0 and state.params[P.preempted] == SWAP_STATE
+        preempt(state, instance, place, SWAP if swaps else RECOMPUTE)
+        return True
+    return False
+
+
+@inner
+def preempt_offline(state, instance, kind):
+    """HyGen's PREEMPT_OFFLINE: an offline request loses its memory to an online one. Whether there was one."""
+    return kind == ONLINE_CLASS and preempt_last(state, instance, OFFLINE_CLASS, -1)
+
+
+# --- What a pass does with one request ------------------------------------------------------------------------------
+@inner
+def decode(state, instance, slot, kind):
+    """Gives a running request its next token; the last admitted lose their memory for it, at worst it itself.
+
+    Returns whether it is in the batch.
+    """
+    while not give(state, instance, slot, 1):
+        if preempt_offline(state, instance, kind) or preempt_last(state, instance, kind, slot):
+            continue
+        preempt(state, instance, place_of(state, instance, slot), RECOMPUTE)
+        return False
+    return True
+
+
+@inner
+def prefill(state, instance, slot, most, kind):
+    """Gives a running request the longest chunk within `most` and the memory: get_max_prefill and Algorithm 1, line 23.
+
+    Returns its tokens.
+    """
+    request, want = state.requests[slot], min(lacking(state, slot), most)
+    while want > 0:
+        while blocks_for_more(state, slot, want) > free_blocks(state, instance):
+            if not preempt_offline(state, instance, kind):
+                break
+        room = (request.blocks + free_blocks(state, instance)) * state.counters[BLOCK_TOKENS] - request.computed_tokens
+        tokens = min(want, room)
+        if tokens > 0 and give(state, instance, slot, tokens):
+            return tokens
+        if kind == OFFLINE_CLASS or not preempt_last(state, instance, kind, slot):
+            return 0
+    return 0
+
+
+@inner
+def begin(state, instance, slot, most, kind):
+    """Admits a waiting request with a chunk of at most `most` tokens where memory allows; returns its tokens."""
+    tokens = most
+    while True:
+        if state.params[P.reserve] == 0:
+            fits = fits_whole(state, instance, slot)
+        else:
+            tokens = min(most, free_blocks(state, instance) * state.counters[BLOCK_TOKENS])
+            fits = tokens > 0 and fits_chunk(state, instance, slot, tokens)
+        if fits:
+            return admit(state, instance, slot, tokens)
+        if state.params[P.preempted] == RETAIN_STATE or not preempt_offline(state, instance, kind):
+            return 0
+
+
+# --- Stall-free batching (Sarathi-Serve, Algorithm 3) ---------------------------------------------------------------
+@inner
+def serve(state, instance, kind, chunk, entries):
+    """Decodes, then prefills under way, then waiting requests of a class, of which `entries` may be new ones.
+
+    Returns what is left of the token budget, and how many new ones have entered.
+    """
+    entered, count = 0, running_of(state, instance, kind)
+    for i in range(count):
+        slot = state.scratch[0, i]
+        if runs(state, slot) and decodes(state, slot) and decode(state, instance, slot, kind):
+            chunk -= int(state.params[P.decodes_use_chunk])
+    for i in range(count):
+        slot = state.scratch[0, i]
+        if runs(state, slot) and not decodes(state, slot):
+            tokens = prefill(state, instance, slot, chunk, kind)
+            if tokens == 0:
+                return chunk, entered
+            chunk -= tokens
+    while chunk > 0:
+        slot = first_waiting(state, instance, kind)
+        if slot < 0:
+            break
+        new = state.requests[slot].evictions == 0
+        if new and entered >= entries:
+            break
+        tokens = begin(state, instance, slot, chunk, kind)
+        if tokens == 0:
+            break
+        chunk -= tokens
+        entered += new
+    return chunk, entered
+
+
+@inner
+def scheduled(state, instance):
+    """New tokens of the batch that has been put together."""
+    tokens = 0
+    for place in range(state.instances[instance].running):
+        tokens += state.requests[state.members[BATCH, instance, place]].scheduled_tokens
+    return tokens
+
+
+@hook(COMPOSE)
+def first_come(view):
+    """Sarathi: online requests alone, or all requests alike."""
+    state = view.state
+    kind = BOTH if state.params[P.offline] == 1 else ONLINE_CLASS
+    serve(state, view.instance, kind, int(state.params[P.chunk_size]), NEVER)
+    return scheduled(state, view.instance)
+
+
+@hook(COMPOSE)
+def online_first(view):
+    """Sarathi++: online requests first, offline ones with what is left of the token budget."""
+    state = view.state
+    left, _ = serve(state, view.instance, ONLINE_CLASS, int(state.params[P.chunk_size]), NEVER)
+    serve(state, view.instance, OFFLINE_CLASS, left, NEVER)
+    return scheduled(state, view.instance)
+
+
+sarathi = Policy("sarathi", PARAMS, mixed=True, route=route_fewest_requests, compose=first_come)
+sarathi_pp = Policy("sarathi_pp", FAMILY, mixed=True, route=route_fewest_requests, compose=online_first)
