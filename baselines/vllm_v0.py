@@ -1,0 +1,221 @@
+"""vLLM's V0 scheduler as of 0.6.3, which Echo and BROS measured against: prompts first, whole, then decodes.
+
+An iteration either prefills waiting requests, each whole, as far as tokens, seats and memory go (a share of the blocks,
+the watermark, stays free); or, where none can start, it decodes all that run. A decode that finds no free block takes
+the memory of the last in order, which computes its context again (V0's default for single sequences) or is swapped to
+host memory. While somebody is swapped out nobody starts; they come back in the order in which they left, after an
+iteration's decodes, where nobody lost memory in it.
+
+`vllm_v0` serves in order of arrival whatever the class; in `vllm_v0_priority` a waiting online request, once it is at
+the head, takes the memory of running offline ones, the last arrived first, until it fits (the engine's
+priority-preemption; always by recomputation). As in the engine, waiting requests are put into the order of their
+priorities only where an iteration starts no prompt: what has arrived since then stands behind, what lost its memory
+for want of a block before all others.
+
+Ours: a prompt longer than `max_num_batched_tokens` is prefilled alone, and one that only the watermark keeps out starts
+on an empty instance (the engine drops both). Not in it: chunked prefill, which V0 had switched off by default, and
+prefix caching, which was off too.
+"""
+
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.mixed import (
+    RECOMPUTE,
+    SWAP,
+    admit,
+    free_blocks,
+    give,
+    has_seat,
+    place_of,
+    preempt,
+    preempt_front,
+)
+from ooco_gym.policy.rules import blocks_for, length, route_fewest_requests, sort_ascending
+from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, NEXT_ARRIVAL
+
+PARAMS = (
+    Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
+    Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
+    Param("watermark", "share of the blocks that stays free when a request starts", 0.0, 0.5),
+    Param("preemption", "what becomes of a loser's memory (the engine's preemption_mode)",
+          choices=("recompute", "swap")),
+    Param("swap_overlap", "swapping beside the computation instead of before it", 0, 1),
+)
+P = slots(PARAMS)
+# Places in State.memory: arrivals so far when the waiting were last sorted; how many online and offline requests stand
+# before all others, having lost their memory since; requests ever swapped out, and those that are.
+SORTED, FRONT_ONLINE, FRONT_OFFLINE, SWAPS, SWAPPED = range(5)
+
+
+# --- Who is next ----------------------------------------------------------------------------------------------------
+@inner
+def first_on_device(state, slot):
+    """The first request of a waiting queue, from `slot` on, that is not swapped out; or -1."""
+    while slot >= 0 and state.requests[slot].host_tokens > 0:
+        slot = state.requests[slot].next
+    return slot
+
+
+@inner
+def head(state, instance):
+    """The head of the engine's one waiting queue, or -1; under priority as it was last sorted."""
+    spec, memory = state.instances[instance], state.memory[instance]
+    online = first_on_device(state, spec.online_head)
+    offline = first_on_device(state, spec.offline_head)
+    if online < 0 or offline < 0:
+        return max(online, offline)
+    if memory[FRONT_ONLINE] > 0:
+        return online
+    if memory[FRONT_OFFLINE] > 0:
+        return offline
+    if online < memory[SORTED]:
+        return online
+    return offline if offline < memory[SORTED] else min(online, offline)
+
+
+@inner
+def first_swapped(state, instance):
+    """The request that was swapped out before all others; they stand before all that never ran."""
+    spec, best = state.instances[instance], -1
+    for slot in (spec.online_head, spec.offline_head):
+        while slot >= 0 and state.requests[slot].evictions > 0:
+            request = state.requests[slot]
+            if request.host_tokens > 0 and (best < 0 or request.target_context < state.requests[best].target_context):
+                best = slot
+            slot = request.next
+    return best
+
+
+@inner
+def may_start(state, instance, slot):
+    """Whether a waiting request has a seat and memory for its whole context beyond the watermark."""
+    spec = state.instances[instance]
+    left = free_blocks(state, instance) - blocks_for(state, length(state, slot))
+    above = left >= int(state.params[P.watermark] * spec.total_blocks) or spec.running == 0
+    return has_seat(state, instance) and left >= 0 and above
+
+
+@inner
+def rank(state, slot):
+    """Order of importance, smaller first: by class, then by arrival."""
+    return slot if state.requests[slot].urgent else slot + state.requests.size
+
+
+# --- The engine's steps ---------------------------------------------------------------------------------------------
+@inner
+def start_prompts(state, instance):
+    """Whole prefills of waiting requests, in order, until one does not fit; returns their tokens."""
+    memory, used = state.memory[instance], 0
+    if memory[SWAPPED] > 0:
+        return used
+    while True:
+        slot = head(state, instance)
+        if slot < 0 or not may_start(state, instance, slot):
+            return used
+        tokens = length(state, slot)
+        if used > 0 and used + tokens > state.counters[MIXED_TOKENS]:
+            return used
+        place = FRONT_ONLINE if state.requests[slot].urgent else FRONT_OFFLINE
+        memory[place] = max(0.0, memory[place] - 1)
+        used += admit(state, instance, slot, tokens)
+
+
+@inner
+def make_way(state, instance):
+    """Under priority: the head takes the memory of less important requests until it fits; then the waiting are sorted.
+    Returns how many lost their memory."""
+    slot, lost = head(state, instance), 0
+    while slot >= 0 and state.instances[instance].running > 0:
+        batch, worst = state.members[BATCH, instance], 0
+        for place in range(1, state.instances[instance].running):
+            if rank(state, batch[place]) > rank(state, batch[worst]):
+                worst = place
+        if rank(state, batch[worst]) < rank(state, slot) or may_start(state, instance, slot):
+            break
+        preempt(state, instance, worst, RECOMPUTE)
+        lost += 1
+    memory = state.memory[instance]
+    memory[SORTED], memory[FRONT_ONLINE], memory[FRONT_OFFLINE] = state.counters[NEXT_ARRIVAL], 0, 0
+    return lost
+
+
+@inner
+def lose(state, instance, slot):
+    """A running request loses its memory to a decode that lacks a block."""
+    request, memory = state.requests[slot], state.memory[instance]
+    how = SWAP if state.params[P.preemption] == 1 else RECOMPUTE
+    place = place_of(state, instance, slot)
+    if state.counters[CLASS_BLIND]:
+        preempt_front(state, instance, place, how)
+    else:
+        preempt(state, instance, place, how)
+    if request.host_tokens > 0:
+        request.target_context = int(memory[SWAPS])  # not in use on mixed instances: its place in the swapped queue
+        memory[SWAPS] += 1
+        memory[SWAPPED] += 1
+    else:
+        memory[FRONT_ONLINE if request.urgent else FRONT_OFFLINE] += 1
+
+
+@inner
+def decode_all(state, instance):
+    """A token for each running request, in order, while there are free blocks; else the last in order gives way.
+
+    Returns (tokens, how many lost their memory).
+    """
+    spec, ranks, order = state.instances[instance], state.scratch[0], state.scratch[1]
+    count, given, lost = spec.running, 0, 0
+    for place in range(count):
+        order[place] = state.members[BATCH, instance, place]
+        ranks[place] = rank(state, order[place])
+    if state.counters[CLASS_BLIND] == 0:
+        sort_ascending(ranks, order, count)
+    place, end = 0, count
+    while place < end:
+        while place < end and free_blocks(state, instance) < 1:
+            end -= 1
+            lose(state, instance, order[end])
+            lost += 1
+        if place < end:
+            give(state, instance, order[place], 1)
+            given += 1
+        place += 1
+    return given, lost
+
+
+@inner
+def swap_in(state, instance, given):
+    """Swapped requests come back, first out first in, with a token each; returns the tokens of the iteration."""
+    memory = state.memory[instance]
+    while memory[SWAPPED] > 0 and given < state.counters[MIXED_TOKENS] and has_seat(state, instance):
+        spec, slot = state.instances[instance], first_swapped(state, instance)
+        held = blocks_for(state, state.requests[slot].host_tokens)
+        reserve = int(state.params[P.watermark] * spec.total_blocks)
+        fits = free_blocks(state, instance) - held - 1 >= reserve
+        if not fits and spec.running > 0:
+            break
+        given += admit(state, instance, slot, 1)
+        memory[SWAPPED] -= 1
+    return given
+
+
+@hook(COMPOSE)
+def schedule_v0(view):
+    """Prompts, else decodes. Where all that a pass did was to take memory away, the engine schedules again at once."""
+    state, instance = view.state, view.instance
+    while True:
+        tokens, lost = start_prompts(state, instance), 0
+        if tokens == 0:
+            if state.counters[CLASS_BLIND] == 0:
+                lost = make_way(state, instance)
+            tokens, without = decode_all(state, instance)
+            lost += without
+            if without == 0:
+                tokens = swap_in(state, instance, tokens)
+        if tokens > 0 or lost == 0:
+            return tokens
+
+
+policy = Policy("vllm_v0", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests, compose=schedule_v0)
+by_priority = Policy("vllm_v0_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v0)

@@ -1,0 +1,173 @@
+"""vLLM's V0 scheduler, compiled, beside its restatement and beside cases worked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import traces
+from harness import Episode, Setup, differences, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm_v0_restated import Request, Schedule
+
+from ooco_gym.sim import state as s
+
+RICH = settings(deadline=None, max_examples=60, derandomize=True)
+POLICIES = ("vllm_v0", "vllm_v0_priority")
+
+
+@st.composite
+def setups(draw: st.DrawFn, instances: int = 1, **fixed: Any) -> Setup:
+    """Random episodes on mixed instances, most of them short of memory."""
+    values = {"max_num_batched_tokens": draw(st.sampled_from((64, 512, 4096))),
+              "max_num_seqs": draw(st.sampled_from((1, 3, 16, 63))),
+              "watermark": draw(st.sampled_from((0.0, 0.01, 0.1))),
+              "preemption": draw(st.sampled_from(("recompute", "swap"))), "swap_overlap": draw(st.integers(0, 1))}
+    chips = (("ascend_910c", 1), ("h800", 1))
+    return Setup(requests=draw(traces()), relaxed=(), strict=(),
+                 mixed=tuple(draw(st.lists(st.sampled_from(chips), min_size=1, max_size=instances))),
+                 policy=draw(st.sampled_from(POLICIES)), kv_tokens=draw(st.sampled_from((None, 800, 2800, 6000))),
+                 values=tuple(sorted(values.items())), window_s=(0.0, 20.0)).with_(**fixed)
+
+
+def steps(episode: Episode):
+    """Plays on event by event; yields at the beginning of each iteration of the only instance."""
+    spec, begun = episode.state.instances[0], -1
+    while (at_ps := episode.next_event_ps()) < s.NEVER:
+        if episode.advance(at_ps) == s.DONE:
+            return
+        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
+            begun = int(spec["steps_begun"])
+            yield spec
+
+
+def check_against_restatement(setup: Setup) -> Schedule:
+    """Plays an episode of one instance beside the restated scheduler; returns that."""
+    episode = Episode(setup)
+    state, values = episode.state, episode.policy.values
+    requests, counters = state.requests, state.counters
+    other = Schedule(int(state.instances[0]["total_blocks"]), values["max_num_batched_tokens"],
+                     values["max_num_seqs"], values["watermark"], values["preemption"] == "swap",
+                     not counters[s.CLASS_BLIND])
+    arrived, last = 0, {}
+    for spec in steps(episode):
+        other.end(last)
+        while arrived < counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= spec["start_ps"]:
+            row = requests[arrived]
+            if row["status"] != s.REJECTED:
+                other.add(Request(arrived, int(row["prompt_tokens"]), int(row["output_tokens"]), bool(row["urgent"])))
+            arrived += 1
+        last = other.step()
+        running = state.members[s.BATCH, 0, : spec["running"]]
+        found = {int(slot): int(requests[slot]["scheduled_tokens"]) for slot in running}
+        assert {slot: tokens for slot, tokens in found.items() if tokens} == last
+        assert sorted(found) == sorted(request.slot for request in other.running)
+        assert requests["evictions"].sum() == other.preemptions
+        assert spec["free_blocks"] == other.free
+    return other
+
+
+@RICH
+@given(setups())
+def test_every_iteration_is_the_restated_schedulers(setup: Setup) -> None:
+    check_against_restatement(setup)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("preemption", ["recompute", "swap"])
+def test_and_under_pressure_with_both_classes(policy: str, preemption: str) -> None:
+    """That the random episodes do reach what the scheduler does when memory is short."""
+    rows = tuple(sorted([(0.11 * i, 200 + 37 * (i % 11), 100 + 13 * (i % 7), True) for i in range(80)]
+                        + [(0.07 * i, 150 + 61 * (i % 13), 120 + 17 * (i % 5), False) for i in range(120)]))
+    setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy, kv_tokens=5000,
+                  values=(("max_num_seqs", 63), ("preemption", preemption)), window_s=(0.0, 60.0))
+    other = check_against_restatement(setup)
+    assert other.preemptions > 20
+    assert (other.swap_outs > 20) == (preemption == "swap")
+
+
+@RICH
+@given(setups(instances=3), st.lists(st.floats(0.0, 30.0), max_size=5))
+def test_horizons_change_nothing(setup: Setup, horizons: list[float]) -> None:
+    episode = Episode(setup)
+    for horizon in sorted(horizons):
+        episode.play(round(horizon * s.PS_PER_S))
+    assert differences(episode.play().state, play(setup).state) == []
+
+
+# --- By hand --------------------------------------------------------------------------------------------------------
+def run(rows: tuple[tuple[float, int, int, bool], ...], iterations: int, policy: str = "vllm_v0",
+        kv_tokens: int | None = None, **values: Any) -> list[dict[int, int]]:
+    """New tokens of each request in the first iterations of one instance."""
+    setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy, kv_tokens=kv_tokens,
+                  values=(*values.items(), ("max_num_seqs", values.pop("max_num_seqs", 63))))
+    episode, found = Episode(setup), []
+    for spec in steps(episode):
+        slots = episode.state.members[s.BATCH, 0, : spec["running"]]
+        tokens = episode.state.requests["scheduled_tokens"]
+        found.append({int(slot): int(tokens[slot]) for slot in slots if tokens[slot]})
+        if len(found) == iterations:
+            break
+    return found
+
+
+def test_prompts_go_first_and_whole_and_decodes_wait_for_them() -> None:
+    rows = ((0.0, 100, 9, True), (0.0, 60, 9, True), (0.0, 50, 9, True), (0.001, 40, 9, True))
+    assert run(rows, 4, max_num_batched_tokens=170) == [{0: 100, 1: 60}, {2: 50, 3: 40}, {0: 1, 1: 1, 2: 1, 3: 1},
+                                                       {0: 1, 1: 1, 2: 1, 3: 1}]
+
+
+def test_a_prompt_beyond_the_budget_goes_alone() -> None:
+    rows = ((0.0, 300, 5, True), (0.0, 60, 5, True))
+    assert run(rows, 3, max_num_batched_tokens=170) == [{0: 300}, {1: 60}, {0: 1, 1: 1}]
+
+
+def test_the_watermark_keeps_blocks_free_for_decodes() -> None:
+    """20 blocks: after 10, 8 more leave 2, fewer than 15 % of 20."""
+    rows = ((0.0, 160, 3, True), (0.0, 128, 3, True))
+    assert run(rows, 2, kv_tokens=320, watermark=0.1) == [{0: 160, 1: 128}, {0: 1, 1: 1}]
+    assert run(rows, 4, kv_tokens=320, watermark=0.15) == [{0: 160}, {0: 1}, {0: 1}, {1: 128}]
+
+
+def test_the_last_gives_way_and_returns_before_the_others_decode() -> None:
+    """4 blocks hold two prompts of 31. A decode wants a free block, so the second loses its memory; in the next pass it
+    fits again and goes first: prompts do. The third time the first one needs a third block, and it does not."""
+    rows = ((0.0, 31, 4, True), (0.0, 31, 4, True))
+    assert run(rows, 6, kv_tokens=64, watermark=0.0) == [{0: 31, 1: 31}, {0: 1}, {1: 32}, {0: 1}, {0: 1}, {1: 33}]
+
+
+def test_swapped_requests_return_with_a_decode_and_nobody_starts_before() -> None:
+    rows = ((0.0, 31, 4, True), (0.0, 31, 4, True), (0.0, 16, 2, True))
+    found = run(rows, 6, kv_tokens=64, watermark=0.0, preemption="swap", max_num_seqs=2)
+    assert found == [{0: 31, 1: 31}, {0: 1}, {0: 1}, {0: 1}, {1: 1}, {2: 16}]
+
+
+def test_a_waiting_online_request_takes_the_memory_of_running_offline_ones() -> None:
+    """It is seen in the first pass that starts no prompt, and admitted in the next."""
+    rows = ((0.0, 60, 50, False), (0.0, 60, 50, False), (0.001, 90, 3, True))
+    by_class = run(rows, 4, "vllm_v0_priority", kv_tokens=176, watermark=0.0)
+    assert by_class == [{0: 60, 1: 60}, {0: 1}, {2: 90}, {0: 1, 2: 1}]
+    blind = run(rows, 4, "vllm_v0", kv_tokens=176, watermark=0.0)
+    assert blind == [{0: 60, 1: 60}] + [{0: 1, 1: 1}] * 3
+
+
+def test_what_arrives_between_two_sortings_stands_behind() -> None:
+    """A quirk of the engine's: the online request waits behind offline ones while prompts can start."""
+    rows = ((0.0, 100, 9, False), (0.0, 100, 9, False), (0.0, 100, 9, False), (0.001, 100, 9, True))
+    found = run(rows, 5, "vllm_v0_priority", max_num_batched_tokens=100)
+    assert found == [{0: 100}, {1: 100}, {2: 100}, {3: 100}, {0: 1, 1: 1, 2: 1, 3: 1}]
+
+
+def test_swapping_takes_time_on_the_link_to_the_host() -> None:
+    rows = tuple((0.0, 200, 150, True) for _ in range(12))
+    setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="vllm_v0", kv_tokens=2800,
+                  values=(("max_num_seqs", 63), ("preemption", "swap")))
+    alone, beside = (play(setup.with_(values=(*setup.values, ("swap_overlap", overlap)))).state for overlap in (0, 1))
+    assert alone.counters[s.EVICTIONS] > 0 == alone.counters[s.WASTED_TOKENS]
+    assert alone.instances["swapped_tokens"].sum() > 0
+    assert alone.requests["finish_ps"].max() > beside.requests["finish_ps"].max()
+    again = play(setup.with_(values=(("max_num_seqs", 63), ("preemption", "recompute")))).state
+    assert again.counters[s.WASTED_TOKENS] > 0 == again.instances["swapped_tokens"].sum()
+    assert np.array_equal(again.requests["generated_tokens"], alone.requests["generated_tokens"])
