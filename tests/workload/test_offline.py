@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ooco_gym.cli.choices import PLAIN, read_choice
 from ooco_gym.errors import UserError
-from ooco_gym.resources import load_yaml, names
+from ooco_gym.resources import conf_root, load_yaml, names
 from ooco_gym.workload import (
     Trace,
     generate,
@@ -155,3 +156,37 @@ def test_a_dataset_leaves_mode_and_rate_alone() -> None:
     assert both["lengths"] == load_yaml("offline", "mmlu")["lengths"]
     assert with_dataset(both, None) == both
     assert with_dataset({"dataset": "mmlu", "rate": 2.0}, None)["rate"] == 2.0
+
+
+def test_the_command_line_takes_a_dataset_as_a_part_of_a_mix_only() -> None:
+    roots = [conf_root()]
+    for mix in ("ooc+mmlu", "sharegpt+sharegpt_offline"):
+        assert read_choice(roots, "workload", mix) == {PLAIN: mix}
+    with pytest.raises(UserError, match="'mmlu' is an offline dataset, and nothing is online.*azure_conv_2023[+]mmlu"):
+        read_choice(roots, "workload", "mmlu")
+    with pytest.raises(UserError, match="unknown workload 'mmlus'"):
+        read_choice(roots, "workload", "ooc+mmlus")
+    with pytest.raises(UserError, match="unknown cluster 'mmlu'"):
+        read_choice(roots, "cluster", "pair_7b+mmlu")
+
+
+def test_served_in_groups_mmlu_computes_the_less_that_hygen_s_order_saves() -> None:
+    """HyGen 5.3 deducts what each request shares with the one before: nearly nothing in a random order."""
+    trace = backlog("mmlu", 5000)
+    offsets, values = trace.prefix_hashes  # type: ignore[misc]
+
+    def computed(order: np.ndarray) -> int:
+        total, before = 0, np.zeros(0, np.int64)
+        for row in order:
+            mine = values[offsets[row]:offsets[row + 1]]
+            length = min(len(mine), len(before))
+            same = int(np.argmin(np.append(mine[:length] == before[:length], False)))
+            total += int(trace.prompt_tokens[row]) - 512 * same
+            before = mine
+        return total
+
+    whole = int(trace.prompt_tokens.sum())
+    grouped = computed(np.argsort(values[offsets[:-1]], kind="stable"))
+    assert computed(np.arange(len(trace))) > 0.97 * whole
+    ratio = load_yaml("offline", "mmlu")["sharing"]["ratio"]
+    assert grouped / whole == pytest.approx(1 - ratio, abs=0.02)
