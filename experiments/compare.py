@@ -1,4 +1,8 @@
-"""`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (PROTOCOL)."""
+"""`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (PROTOCOL).
+
+Each policy runs on the cluster of its kind: the one that is given, or its twin of equal hardware. With `sustain=true`
+each runs at the highest offline rate that it sustains (`experiments.field`).
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments import field
 from experiments.cache import Cache
 from experiments.jobs import Jobs
 from experiments.options import names_of, seeds_of
@@ -16,6 +21,7 @@ from experiments.tables import compare_table, show_notes, waiting
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
+from ooco_gym.policy import get_policy
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -29,6 +35,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    if options["sustain"]:
+        return field.main(cfg, options)
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     baseline = options["baseline"] or policies[0]
     if baseline not in policies:
@@ -36,8 +44,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario_of(cfg)
     note = scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
+    placed = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
-        asked = {name: [jobs.submit(scenario.with_(seed=seed), name) for seed in seeds] for name in policies}
+        asked = {name: [jobs.submit(placed[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
     rows = compare(summaries, options["metrics"], baseline, float(options["violation_budget"]))
     title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"

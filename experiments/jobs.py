@@ -47,6 +47,7 @@ class Jobs:
         self._pool: ProcessPoolExecutor | None = None
         self._lock = threading.Lock()
         self._open: dict[str, Future[dict[str, Any]]] = {}  # asked for and not answered yet
+        self._seen: set[str] = set()
 
     def __enter__(self) -> Self:
         return self
@@ -55,6 +56,11 @@ class Jobs:
         if self._pool is not None:
             self._pool.shutdown(wait=True, cancel_futures=kind is not None)
 
+    @property
+    def different(self) -> int:
+        """How many different simulations were asked for, from the cache or not."""
+        return len(self._seen)
+
     def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
         """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the cache."""
         described = scenario.describe()
@@ -62,6 +68,7 @@ class Jobs:
                               "policy": policy_identity(policy)})
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
+            self._seen.add(key)
             if key in self._open:
                 return self._open[key]
             self.asked += 1

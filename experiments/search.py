@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -43,6 +44,7 @@ class Point:
         tokens_per_s: offline prompt and output tokens completed per second.
         service_per_s: offline reference GPU-seconds completed per second.
         wasted_per_s: tokens recomputed per second.
+        summaries: of each seed the whole summary.
     """
 
     rate: float
@@ -52,6 +54,7 @@ class Point:
     tokens_per_s: np.ndarray
     service_per_s: np.ndarray
     wasted_per_s: np.ndarray
+    summaries: Sequence[Mapping[str, Any]] = ()
 
     def holds(self, limits: Limits) -> bool:
         """Whether this rate is sustainable: few violations, and a backlog that does not grow."""

@@ -83,7 +83,7 @@ def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Po
     tokens = column("offline", "prompt_tokens_per_s") + column("offline", "output_tokens_per_s")
     return Point(rate, column("online", f"violation_rate_{tpot_from}"), column("offline", "kept_up_share", 1.0),
                  column("offline", "kept_up_service_share", 1.0), tokens, column("offline", "reference_gpu_s_per_s"),
-                 column("offline", "wasted_tokens_per_s"))
+                 column("offline", "wasted_tokens_per_s"), summaries)
 
 
 @dataclass(frozen=True)
@@ -96,12 +96,14 @@ class Sustained:
         rates: where resamples of the seeds cross, requests per second, shape (resamples,); the same resamples for
             every policy.
         tokens: offline tokens per second there, shape (resamples,).
+        own_rates: where each seed by itself crosses, of the rates that were measured for all, shape (seeds,).
     """
 
     policy: str
     crossing: Crossing
     rates: np.ndarray
     tokens: np.ndarray
+    own_rates: np.ndarray
 
     @property
     def rate(self) -> float:
@@ -116,8 +118,9 @@ class Sustained:
 
 def sustain(bench: Bench, policy: str) -> Sustained:
     """Searches what a policy sustains, with the crossings of resamples of the seeds for the intervals."""
-    crossing = bench.search(policy)
-    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(len(bench.seeds))))
+    crossing, seeds = bench.search(policy), len(bench.seeds)
+    own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
+    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)
 
 
 def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:

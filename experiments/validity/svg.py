@@ -72,30 +72,30 @@ def draw(panels: Sequence[Panel]) -> str:
 
 
 def _panel(panel: Panel) -> list[str]:
-    x = _Scale(panel.x, [value for item in panel.series for value in item.x], _LEFT, WIDTH - _RIGHT)
-    y = _Scale(panel.y, [value for item in panel.series for value in (*item.y, *item.reach)], HEIGHT - _BOTTOM, _TOP)
-    parts = [_text(_LEFT, 16, panel.title, "start", 'font-weight="bold" font-size="12"')]
+    x = Scale(panel.x, [value for item in panel.series for value in item.x], _LEFT, WIDTH - _RIGHT)
+    y = Scale(panel.y, [value for item in panel.series for value in (*item.y, *item.reach)], HEIGHT - _BOTTOM, _TOP)
+    parts = [text(_LEFT, 16, panel.title, "start", 'font-weight="bold" font-size="12"')]
     for value, label in x.ticks():
         at = x(value)
-        parts += [_line(at, _TOP, at, HEIGHT - _BOTTOM, "#eee"), _text(at, HEIGHT - _BOTTOM + 14, label)]
+        parts += [line(at, _TOP, at, HEIGHT - _BOTTOM, "#eee"), text(at, HEIGHT - _BOTTOM + 14, label)]
     for value, label in y.ticks():
         at = y(value)
-        parts += [_line(_LEFT, at, WIDTH - _RIGHT, at, "#eee"), _text(_LEFT - 5, at + 4, label, "end")]
-    parts += [_line(_LEFT, HEIGHT - _BOTTOM, WIDTH - _RIGHT, HEIGHT - _BOTTOM, _GREY),
-              _line(_LEFT, _TOP, _LEFT, HEIGHT - _BOTTOM, _GREY)]
+        parts += [line(_LEFT, at, WIDTH - _RIGHT, at, "#eee"), text(_LEFT - 5, at + 4, label, "end")]
+    parts += [line(_LEFT, HEIGHT - _BOTTOM, WIDTH - _RIGHT, HEIGHT - _BOTTOM, _GREY),
+              line(_LEFT, _TOP, _LEFT, HEIGHT - _BOTTOM, _GREY)]
     middle = (_LEFT + WIDTH - _RIGHT) / 2
-    parts.append(_text(middle, HEIGHT - 10, panel.x.label))
+    parts.append(text(middle, HEIGHT - 10, panel.x.label))
     centre = (_TOP + HEIGHT - _BOTTOM) / 2
-    parts.append(_text(13, centre, panel.y.label, "middle", f'transform="rotate(-90 13 {centre:g})"'))
+    parts.append(text(13, centre, panel.y.label, "middle", f'transform="rotate(-90 13 {centre:g})"'))
     for item in panel.series:
         parts += _series(item, x, y)
     return parts + _legend(panel.series)
 
 
-def _series(item: Series, x: _Scale, y: _Scale) -> list[str]:
+def _series(item: Series, x: Scale, y: Scale) -> list[str]:
     colour = _colour(item)
     points = [(x(a), y(b)) for a, b in zip(item.x, item.y, strict=True) if math.isfinite(a) and math.isfinite(b)]
-    parts = [_line(a, b, a, y(end), colour, 'stroke-width="1.5"')
+    parts = [line(a, b, a, y(end), colour, 'stroke-width="1.5"')
              for (a, b), end in zip(points, item.reach, strict=False)]
     if item.style == "dots":
         return parts + [f'<circle cx="{a:.1f}" cy="{b:.1f}" r="3.2" fill="{colour}"/>' for a, b in points]
@@ -109,15 +109,15 @@ def _legend(series: Sequence[Series]) -> list[str]:
     parts, at = [], float(_LEFT)
     for item in series:
         if item.name:
-            parts.append(_line(at, 29, at + 14, 29, _colour(item), 'stroke-width="3"'
+            parts.append(line(at, 29, at + 14, 29, _colour(item), 'stroke-width="3"'
                                + (' stroke-dasharray="5 3"' if item.style == "dashes" else "")))
-            parts.append(_text(at + 18, 33, item.name, "start"))
+            parts.append(text(at + 18, 33, item.name, "start"))
             at += 30 + 5.8 * len(item.name)
     return parts
 
 
-class _Scale:
-    """From values to pixels."""
+class Scale:
+    """From values to pixels, between `start` and `end`."""
 
     def __init__(self, axis: Axis, values: Sequence[float], start: float, end: float) -> None:
         self.axis, self.start, self.end = axis, start, end
@@ -135,6 +135,7 @@ class _Scale:
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:
+        """Round values within the limits, each with its label."""
         if self.axis.ticks:
             return list(self.axis.ticks)
         if self.axis.log:
@@ -157,11 +158,13 @@ def _colour(item: Series) -> str:
     return _GREY if item.colour < 0 else COLOURS[item.colour % len(COLOURS)]
 
 
-def _line(x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> str:
+def line(x1: float, y1: float, x2: float, y2: float, colour: str, more: str = "") -> str:
+    """A straight line; `more` are further attributes."""
     return (f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"'
             f'{" " + more if more else ""}/>')
 
 
-def _text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+def text(x: float, y: float, text: str, anchor: str = "middle", more: str = "") -> str:
+    """A word or a few, escaped; `more` are further attributes."""
     return (f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="#222"{" " + more if more else ""}>'
             f"{escape(text)}</text>")

@@ -67,14 +67,16 @@ def online_figures(run: Run) -> dict[str, Any]:
     requests, rules = counted(run, online=True), rules_of(run)
     quality = judge(requests, rules)
     arrival_s = requests["arrival_ps"] / PS_PER_S
+    either = {name: judge(requests, replace(rules, from_decode=from_decode))
+              for name, from_decode in (("first_token", False), ("first_decode", True))}
     figures = {
         "arrived": len(requests),
         "finished": int(quality.finished.sum()),
         "violation_rate": _mean(quality.violated),
-        **{f"violation_rate_{name}": _mean(judge(requests, replace(rules, from_decode=from_decode)).violated)
-           for name, from_decode in (("first_token", False), ("first_decode", True))},
+        **{f"violation_rate_{name}": _mean(one.violated) for name, one in either.items()},
         "ttft_attainment": _mean(~quality.ttft_missed),
         "tpot_attainment": _mean(~quality.tpot_missed),
+        **{f"tpot_attainment_{name}": _mean(~one.tpot_missed) for name, one in either.items()},
         "deadline_attainment": _mean(~quality.deadline_missed),
         "worst_10min_violation_rate": _plain(worst_window_rate(arrival_s, quality.violated, *run.window_s)),
     }
@@ -82,7 +84,7 @@ def online_figures(run: Run) -> dict[str, Any]:
     figures |= _spread("tpot_decode", quality.tpot_decode_s) | _gaps(run, requests)
     figures["lateness_p99_s"] = _quantile(quality.lateness_s, 0.99)
     figures["normalized_latency_s"] = _mean(quality.normalized_latency_s)
-    return figures
+    return figures | _served(run, online=True)
 
 
 def offline_figures(run: Run) -> dict[str, Any]:
@@ -101,14 +103,33 @@ def offline_figures(run: Run) -> dict[str, Any]:
     return {
         "arrived": len(mine),
         "finished": len(done),
-        "prompt_tokens_per_s": float(done["prompt_tokens"].sum() / window_s),
-        "output_tokens_per_s": float(done["output_tokens"].sum() / window_s),
+        **_served(run, online=False),
         "reference_gpu_s_per_s": served_s / window_s,
         **kept_up_figures(offline, run.window_s),
         **waste_figures(run.counters, window_s),
         "age_p99_s": _quantile(age_s, 0.99),
         "age_max_s": _quantile(age_s, 1.0),
     }
+
+
+def _served(run: Run, online: bool) -> dict[str, Any]:
+    """Tokens of the requests of one class that were completed in the window, a second, whenever they arrived; and what
+    the prefix cache spared.
+
+    Of the prompt tokens, `computed_prompt_tokens_per_s` is what a request's first prefill had to compute, the rest was
+    found in the cache. `hit_rate` is the share found of the prompts of those that arrived in the window and were
+    admitted (None on pools, which keep no prefixes). What a preempted request finds again of its own is no hit.
+    """
+    window_s = run.window_s[1] - run.window_s[0]
+    mine = run.requests[run.requests["online"] == int(online)]
+    done = mine[completed_within(mine, run.window_s)]
+    computed = done["prompt_tokens"] - np.maximum(done["cached_tokens"], 0)
+    looked = mine[(mine["counted"] == 1) & (mine["cached_tokens"] >= 0)]
+    prompts = int(looked["prompt_tokens"].sum())
+    return {"prompt_tokens_per_s": float(done["prompt_tokens"].sum() / window_s),
+            "computed_prompt_tokens_per_s": float(computed.sum() / window_s),
+            "output_tokens_per_s": float(done["output_tokens"].sum() / window_s),
+            "hit_rate": int(looked["cached_tokens"].sum()) / prompts if prompts else None}
 
 
 def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float]) -> dict[str, float | None]:
@@ -139,7 +160,8 @@ def waste_figures(counters: Mapping[str, int], window_s: float) -> dict[str, Any
 
 
 def instance_figures(run: Run) -> list[dict[str, Any]]:
-    """What each instance did, over the whole run: shares of simulated time, and mean share of KV memory in use."""
+    """What each instance did, over the whole run: shares of simulated time, mean share of KV memory in use, and the
+    share found in its prefix cache of what was admitted (first admissions alone)."""
     end_ps = end_ps_of(run)
     figures = []
     for spec in run.instances:
@@ -151,6 +173,7 @@ def instance_figures(run: Run) -> list[dict[str, Any]]:
             "busy_share": sum(kinds.values()),
             "kv_mean_share": area / (int(spec["total_blocks"]) * (end_ps / PS_PER_S)),
             **{f"{kind}_share": share for kind, share in kinds.items()},
+            "hit_rate": float(spec["cached_tokens"] / spec["looked_tokens"]) if spec["looked_tokens"] else None,
         })
     return figures
 

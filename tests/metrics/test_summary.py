@@ -98,3 +98,39 @@ def test_gap_quantile_lies_in_its_bin():
     value = gap_quantile_s(counts, 0.99)
     assert value is not None
     assert FIRST_BIN_S * 1.02**300 <= value <= FIRST_BIN_S * 1.02**301
+
+
+def test_what_the_prefix_cache_spared():
+    """Logical and computed prompt tokens of what was completed; hits of what arrived and was admitted, once each."""
+    half = good(10.0, prompt=1000, cached_tokens=512)
+    again = good(20.0, prompt=1000, cached_tokens=0, evictions=3)  # found its own again after preemptions: no hit
+    early = good(5.0, prompt=500, cached_tokens=500, counted=0)
+    waiting = request(arrival_s=30.0, prompt=4000, cached_tokens=-1, status=WAITING)
+    offline = request(online=0, arrival_s=40.0, first_s=50.0, finish_s=90.0, prompt=2000, cached_tokens=1536)
+    summary = summarise(run_of(table(half, again, early, waiting, offline)))
+    assert summary["online"]["hit_rate"] == pytest.approx(512 / 2000)
+    assert summary["online"]["prompt_tokens_per_s"] == pytest.approx(2500 / 3600)
+    assert summary["online"]["computed_prompt_tokens_per_s"] == pytest.approx((2500 - 1012) / 3600)
+    assert summary["offline"]["hit_rate"] == pytest.approx(1536 / 2000)
+    assert summary["offline"]["computed_prompt_tokens_per_s"] == pytest.approx(464 / 3600)
+
+
+def test_pools_keep_no_prefixes():
+    pools = summarise(run_of(table(good(10.0, cached_tokens=-1))))
+    assert pools["online"]["hit_rate"] is None and pools["offline"]["hit_rate"] is None
+    assert pools["online"]["computed_prompt_tokens_per_s"] == pools["online"]["prompt_tokens_per_s"] > 0
+
+
+def test_hit_rate_of_instances():
+    instances = np.zeros(2, INSTANCE)
+    instances["total_blocks"], instances["free_blocks"] = 100, 100
+    instances["looked_tokens"], instances["cached_tokens"] = (1000, 0), (250, 0)
+    found = summarise(run_of(table(good(10.0)), instances=instances))["instances"]
+    assert [one["hit_rate"] for one in found] == [0.25, None]
+
+
+def test_both_definitions_of_tpot_have_their_attainment():
+    slow_start = request(arrival_s=10.0, first_s=11.0, decode_s=12.0, finish_s=12.0 + 99 * 0.045, tokens=100)
+    online = summarise(run_of(table(good(5.0), slow_start)))["online"]
+    assert online["tpot_attainment_first_token"] == online["tpot_attainment"] == 0.5
+    assert online["tpot_attainment_first_decode"] == 1.0

@@ -1,0 +1,104 @@
+"""The page of `compare sustain=true`: Markdown with its tables, a static plot, the figures, and a page to explore."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from experiments.field_plot import field_figure, field_svg
+from experiments.field_tables import cells, columns, markdown, overview
+from experiments.plots import write_page
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.metrics.statistics import interval_words
+
+BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
+END = "<!-- end of results -->"
+
+
+def write_results(summary: Mapping[str, Any], out: Path, page: str | None) -> list[Path]:
+    """Writes `compare.html` into the run folder, and the Markdown page with its plot and figures.
+
+    Args:
+        summary: of the command.
+        out: the run folder.
+        page: the Markdown file; None: `compare.md` in the run folder. One that is there keeps what stands outside its
+            marked part. Plot and figures lie beside it, in a folder of its name.
+
+    Returns:
+        The paths of what was written.
+    """
+    path = Path(page) if page else out / "compare.md"
+    beside = path.with_suffix("")
+    write_page(field_figure(summary), out / "compare.html")
+    write_json(beside / "results.json", rounded(summary))
+    texts = {beside / "sustained.svg": field_svg(summary), path: _merged(path, body(summary, beside.name))}
+    for file, text in texts.items():
+        with atomic_write(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return [out / "compare.html", path, beside / "sustained.svg", beside / "results.json"]
+
+
+def _merged(path: Path, results: str) -> str:
+    """The page with new results: what a person wrote outside the marked part stays."""
+    block = f"{BEGIN}\n\n{results}\n\n{END}"
+    if not path.is_file():
+        return f"# Sustainable offline load\n\n{block}\n"
+    text = path.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        return f"{text.rstrip()}\n\n{block}\n"
+    before, rest = text.split(BEGIN, 1)
+    return before + block + rest.split(END, 1)[1]
+
+
+def body(summary: Mapping[str, Any], folder: str) -> str:
+    """The marked part of the page."""
+    parts = ["\n".join(overview(summary)), _legend(summary), f"![Sustainable offline load]({folder}/sustained.svg)"]
+    for cell in summary["cells"]:
+        mine = [cells(row, summary) for row in summary["results"] if row["cell"] == cell["name"]]
+        quoted = [[re.sub(r"^(\S+)", r"`\1`", row[0]), *row[1:]] for row in mine]
+        parts += [f"### {cell['name']}", _load(cell), "\n".join(markdown(columns(summary), quoted))]
+    return "\n\n".join([*parts, _origin(summary)])
+
+
+def _load(cell: Mapping[str, Any]) -> str:
+    slo, params = cell["slo"], ", ".join(f"`{name}={value}`" for name, value in cell["params"].items())
+    return (f"Online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
+            f"workload's own), TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms; offline work as "
+            f"`{cell['offline']}`." + (f" Policies that know it have {params}." if params else ""))
+
+
+def _legend(summary: Mapping[str, Any]) -> str:
+    headline = summary["tpot_from"].replace("_", " ")
+    words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
+             f"tokens a second over `{summary['baseline']}`'s.",
+             f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"]))]
+    if any(not row["feasible"] for row in summary["results"]):
+        words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
+                     "ranked.")
+    if any(row["tuned_as"] for row in summary["results"]):
+        words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; below, as shipped "
+                     "and as tuned.")
+    return " ".join(words)
+
+
+def _origin(summary: Mapping[str, Any]) -> str:
+    known = summary["simulations"] - summary["simulated_anew"]
+    cached = f"{known:,} of them from the cache" if known else "none of them from the cache"
+    return (f"{summary['simulations']:,} simulations of {summary['window_s']:g} s (and warm-up and drain), {cached}: "
+            f"{summary['wall_s'] / 60:.0f} minutes on {summary['workers']} processes, seeds "
+            f"{', '.join(str(seed) for seed in summary['seeds'])}.")
+
+
+def rounded(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary without its curves and with six digits: what is kept beside the page."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: short(item) for key, item in value.items() if key != "curve"}
+        if isinstance(value, (list, tuple)):
+            return [short(item) for item in value]
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return short(summary)

@@ -1,0 +1,134 @@
+"""Tables of `compare sustain=true`: in the terminal, and as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.tables import console
+from ooco_gym.metrics.statistics import interval_words
+
+Row = Mapping[str, Any]
+NONE = "–"
+
+
+def field_table(summary: Mapping[str, Any]) -> None:
+    """Prints one table a cell: what each policy sustains, and what it did at that rate."""
+    from rich.table import Table
+
+    screen = console()
+    for cell in summary["cells"]:
+        table = Table(title=cell["name"], title_justify="left", caption_justify="left",
+                      caption=interval_words(len(summary["seeds"])))
+        for head in ("policy", "offline\nrequests/s", "\n95 %", "offline\ntokens/s", f"over {summary['baseline']}'s\n"
+                     "tokens/s (95 %)", "wasted\ntokens/s", "\nhit rate", "\nviolations", "\nlimited by"):
+            left = head in ("policy", "\nlimited by")
+            table.add_column(head, justify="left" if left else "right", no_wrap=head == "policy")
+        for row in summary["results"]:
+            if row["cell"] == cell["name"]:
+                found = row["max_offline_rate"]
+                table.add_row(name_of(row), number(found["mean"]), _between(found),
+                              whole(row["offline_tokens_per_s"]["mean"]), ratio(row),
+                              whole(row["wasted_tokens_per_s"]["mean"]), percent(row["hit_rate"]["mean"], 0),
+                              percent(row["violations"]["mean"]), row["limited_by"])
+        screen.print(table)
+
+
+def columns(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Heads of the columns of a cell's table, each with whether it is set flush left."""
+    other = [f"from {name.replace('_', ' ')}" for name in others(summary)]
+    return [("policy", True), ("offline requests/s (95 %)", False), *((f"TPOT {name}", False) for name in other),
+            ("reference GPU-s/s", False), ("offline tokens/s", False), ("all tokens/s", False),
+            (f"tokens over {summary['baseline']}'s (95 %)", False), ("wasted tokens/s", False),
+            ("of GPU time", False), ("hit rate", False), ("violations", False), ("TTFT", False), ("TPOT", False),
+            ("limited by", True)]
+
+
+def cells(row: Row, summary: Mapping[str, Any]) -> list[str]:
+    """A row of a cell's table, under `columns`."""
+    return [name_of(row), rate(row["max_offline_rate"]),
+            *(number(row[f"max_offline_rate_{name}"]["mean"]) for name in others(summary)),
+            number(row["offline_reference_gpu_s_per_s"]["mean"]), whole(row["offline_tokens_per_s"]["mean"]),
+            whole(row["overall_tokens_per_s"]["mean"]), ratio(row), whole(row["wasted_tokens_per_s"]["mean"]),
+            percent(row["wasted_gpu_share"]["mean"], 1), percent(row["hit_rate"]["mean"], 0),
+            percent(row["violations"]["mean"]), percent(row["ttft_violations"]["mean"]),
+            percent(row["tpot_violations"]["mean"]), row["limited_by"]]
+
+
+def others(summary: Mapping[str, Any]) -> list[str]:
+    """The definitions of TPOT beside the one that the table is made under."""
+    return [name for name in ("first_token", "first_decode")
+            if summary["results"] and f"max_offline_rate_{name}" in summary["results"][0]]
+
+
+def overview(summary: Mapping[str, Any]) -> list[str]:
+    """Markdown of the one table: policies in rows, cells in columns; each policy as tuned, where it is."""
+    rows: Sequence[Row] = summary["results"]
+    names = [cell["name"] for cell in summary["cells"]]
+    best = {(row["policy"], row["cell"]): row for row in sorted(rows, key=lambda row: row["tuned_as"] is not None)}
+    policies = sorted(dict.fromkeys(row["policy"] for row in rows),
+                      key=lambda policy: -_mean_ratio([best[policy, name] for name in names]))
+    body = [[f"`{policy}`", {"pools": "pools", "mixed": "mixed"}[best[policy, names[0]]["kind"]],
+             *(_glance(best[policy, name]) for name in names)] for policy in policies]
+    return markdown([("policy", True), ("instances", True), *((name, False) for name in names)], body)
+
+
+def _mean_ratio(rows: Sequence[Row]) -> float:
+    """Geometric mean over cells of a policy's ratio, to sort by; what sustains nothing counts as a thousandth."""
+    return math.exp(sum(math.log(max(row["ratio"] or 0.0, 1e-3)) for row in rows) / len(rows))
+
+
+def _glance(row: Row) -> str:
+    if row["max_offline_rate"]["mean"] <= 0:
+        return "none"
+    text = rate(row["max_offline_rate"])
+    if row["ratio"] is not None:
+        text += f" **{row['ratio']:.2f}×**"
+    return text if row["feasible"] else f"{text} †"
+
+
+def markdown(heads: Sequence[tuple[str, bool]], body: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table's lines."""
+    return ["| " + " | ".join(head for head, _ in heads) + " |",
+            "|" + "|".join(" --- " if left else " ---: " for _, left in heads) + "|",
+            *("| " + " | ".join(row) + " |" for row in body)]
+
+
+def name_of(row: Row) -> str:
+    """The policy with what tuning set, `†` where it may not be ranked."""
+    return (row["tuned_as"] or row["policy"]) + ("" if row["feasible"] else " †")
+
+
+def rate(figure: Row) -> str:
+    """A rate with its interval."""
+    return number(figure["mean"]) if figure["ci_low"] is None else f"{number(figure['mean'])} ({_between(figure)})"
+
+
+def _between(figure: Row) -> str:
+    if figure["ci_low"] is None:
+        return NONE
+    return f"{number(figure['ci_low'])}–{number(figure['ci_high'])}"
+
+
+def ratio(row: Row) -> str:
+    """The ratio with its interval."""
+    if row["ratio"] is None:
+        return NONE
+    return f"{row['ratio']:.2f}" + ("" if row["ratio_low"] is None
+                                    else f" ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})")
+
+
+def number(value: float | None) -> str:
+    """Two digits after the point."""
+    return NONE if value is None else f"{value:.2f}"
+
+
+def whole(value: float | None) -> str:
+    """A whole number."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A share in percent."""
+    return NONE if value is None else f"{100 * value:.{digits}f} %"

@@ -1,0 +1,256 @@
+"""Every policy at the offline rate that it sustains: rows, page, plot, and the command on minutes of simulated time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments.field import Cell, Entry, figures_of, rows_of
+from experiments.field_page import BEGIN, END, body, write_results
+from experiments.field_plot import field_figure, field_svg
+from experiments.search import Limits, Plan, Point, first_crossing
+from experiments.sustain import Bench, sustain
+from experiments.tuning import spelled
+from ooco_gym.cli import main
+from ooco_gym.policy import get_policy
+from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import Scenario
+
+LIMITS = Limits()
+PLAN = Plan(first=0.5, factor=2.0, last=16.0, precision=0.1)
+TRIAL = ["rate_scale=0.05", "duration_s=120", "protocol=brief.yaml", "seeds=2", "workers=1", "search.first=1",
+         "search.factor=4", "search.last=4", "search.precision=0.8", "tuning.seeds=[101]",
+         "limits={violations:0.6,kept_up:0.2,kept_up_service:0.2}"]
+
+
+def summary_at(rate, violations, ttft, tpot, instances=2):
+    """What a policy did on one seed, as far as the rows read it."""
+    return {"seed": 1, "instances": [{}] * instances,
+            "online": {"ttft_attainment": 1 - ttft, "tpot_attainment_first_token": 1 - tpot,
+                       "violation_rate_first_token": violations, "prompt_tokens_per_s": 300.0,
+                       "output_tokens_per_s": 100.0},
+            "offline": {"wasted_gpu_s_per_s": 0.1 * rate, "hit_rate": 0.25}}
+
+
+def point(rate, violations, ttft=0.0, tpot=0.0):
+    share = np.atleast_1d(np.asarray(violations, float))
+    ones = np.ones_like(share)
+    return Point(rate, share, ones, ones, 1000 * rate * ones, 0.4 * rate * ones, 10 * rate * ones,
+                 [summary_at(rate, one, ttft, tpot) for one in share])
+
+
+def sustained(knees, ttft=0.0, tpot=0.0, start=0.0):
+    """A policy whose seeds begin to violate at their knees."""
+    def measure(policy, rate):
+        return point(rate, [start + (0.01 if rate <= knee else 0.06) for knee in knees], ttft, tpot)
+
+    bench = SimpleNamespace(seeds=tuple(range(len(knees))), limits=LIMITS,
+                            search=lambda policy: first_crossing(lambda rate: measure(policy, rate), PLAN, LIMITS))
+    return sustain(bench, "x")  # type: ignore[arg-type]
+
+
+def cell(name="ooc on pair_7b"):
+    return Cell(name, Scenario(rate_scale=0.05), PLAN, PLAN)
+
+
+def entry(policy, found, tuned_as=None):
+    return Entry(cell(), policy, tuned_as, {"first_token": found})
+
+
+@pytest.fixture(scope="module")
+def rows():
+    return rows_of([entry("base_pd", sustained([2.0, 2.0, 2.0], ttft=0.05, tpot=0.02)),
+                    entry("online_priority", sustained([4.0, 4.0, 4.0])),
+                    entry("online_priority", sustained([6.0, 6.0, 6.0]), "online_priority:cap_share=0.7"),
+                    entry("vllm_priority", sustained([8.0, 6.0, 7.0], ttft=0.01, tpot=0.07)),
+                    entry("vllm_fcfs", sustained([8.0, 8.0, 8.0], start=0.05, tpot=0.06))],
+                   "online_priority", 0.03)
+
+
+def test_rows_are_ranked_within_a_cell_and_paired_with_the_tuned_baseline(rows):
+    assert [row["tuned_as"] or row["policy"] for row in rows] == [
+        "vllm_priority", "online_priority:cap_share=0.7", "online_priority", "base_pd", "vllm_fcfs"]
+    found = {row["tuned_as"] or row["policy"]: row for row in rows}
+    tuned = found["online_priority:cap_share=0.7"]
+    assert (tuned["ratio"], tuned["ratio_low"], tuned["ratio_high"]) == (1.0, 1.0, 1.0)
+    assert found["base_pd"]["ratio"] == pytest.approx(2.0 / 6.0, rel=0.1)
+    assert found["base_pd"]["ratio_low"] <= found["base_pd"]["ratio"] * 1.1
+    assert (found["base_pd"]["limited_by"], found["vllm_priority"]["limited_by"]) == ("TTFT", "TPOT")
+    assert (found["base_pd"]["cluster"], found["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
+
+
+def test_what_violates_without_offline_work_is_not_ranked(rows):
+    last = rows[-1]
+    assert last["policy"] == "vllm_fcfs" and not last["feasible"]
+    assert last["max_offline_rate"]["mean"] == 0.0 and last["ratio"] == 0.0
+    assert last["violations"]["mean"] == pytest.approx(0.06)
+
+
+def test_each_seed_and_the_interval_are_there(rows):
+    found = rows[0]["max_offline_rate"]
+    assert len(found["values"]) == 3
+    assert found["values"][1] < found["values"][2] <= found["values"][0]
+    assert found["ci_low"] <= min(found["values"]) * 1.05 and found["ci_high"] >= found["mean"]
+
+
+def test_figures_at_a_rate():
+    found = figures_of(point(2.0, [0.01, 0.02], ttft=0.004, tpot=0.015), "first_token")
+    assert found["overall_tokens_per_s"]["mean"] == pytest.approx(300 + 100 + 2000)
+    assert found["wasted_gpu_share"]["mean"] == pytest.approx(0.1 * 2.0 / 2)
+    assert found["hit_rate"]["mean"] == 0.25
+    assert found["hit_rate_online"] == {"mean": None, "ci_low": None, "ci_high": None, "values": [None, None]}
+    assert found["violations"]["values"] == [0.01, 0.02]
+    assert found["tpot_violations"]["mean"] == pytest.approx(0.015)
+
+
+def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open():
+    caching = Cell("x", Scenario(rate_scale=0.05), PLAN, PLAN, {"prefix_caching": "on"})
+    assert caching.full_name("base_pd") == "base_pd"
+    assert caching.full_name("vllm_fcfs") == "vllm_fcfs:prefix_caching='on'"
+    assert caching.full_name("vllm_fcfs:prefix_caching='off'") == "vllm_fcfs:prefix_caching='off'"
+    full = caching.full_name("vllm_fcfs:max_num_seqs=8")
+    assert get_policy(full).values["prefix_caching"] == "on" and get_policy(full).values["max_num_seqs"] == 8
+    assert spelled("ooco:interrupt=slack,max_pull=4", {"max_pull": 2}) == "ooco:interrupt=slack,max_pull=2"
+
+
+@pytest.fixture
+def summary(rows):
+    return {"baseline": "online_priority", "seeds": [1, 2, 3], "window_s": 14400.0, "tpot_from": "first_token",
+            "tuning": {"seeds": [101, 102], "policies": {}}, "simulations": 1200, "simulated_anew": 1200, "workers": 2,
+            "wall_s": 600.0, "results": rows,
+            "cells": [{"name": "ooc on pair_7b", "online_rate_per_s": 0.588, "rate_scale": 0.0367, "offline": "ooc",
+                       "params": {"prefix_caching": "on"}, "slo": {"ttft_s": 2.0, "tpot_s": 0.05}}]}
+
+
+def test_the_page_says_what_it_shows(summary):
+    text = body(summary, "field")
+    glance, _, detail = text.partition("### ooc on pair_7b")
+    assert glance.index("`vllm_priority` | mixed") < glance.index("`online_priority` | pools")
+    assert "| `vllm_fcfs` | mixed | none |" in glance
+    assert "even without offline work: not ranked" in glance and "Tuned on seeds 101, 102" in glance
+    assert "`online_priority:cap_share=0.7`" in detail and "`vllm_fcfs` †" in detail
+    assert "1,200 simulations of 14400 s (and warm-up and drain), none of them from the cache: 10 minutes on 2" in detail
+    assert "Policies that know it have `prefix_caching=on`" in detail
+    lines = [line for line in detail.splitlines() if line.startswith("|")]
+    assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 5
+
+
+def test_a_page_keeps_what_people_wrote(summary, tmp_path):
+    page = tmp_path / "field.md"
+    page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold figures\n{END}\n\nAfter.\n")
+    written = write_results(summary, tmp_path / "out", str(page))
+    text = page.read_text()
+    assert text.startswith("# Mine\n\nBefore.\n") and text.endswith("\n\nAfter.\n")
+    assert "old figures" not in text and "field/sustained.svg" in text
+    assert all(path.is_file() for path in written)
+    kept = json.loads((tmp_path / "field" / "results.json").read_text())
+    assert "curve" not in kept["results"][0] and kept["results"][0]["policy"] == "vllm_priority"
+    write_results(summary, tmp_path / "out", str(page))
+    assert page.read_text() == text
+
+
+def test_plots_have_every_policy(summary):
+    root = ElementTree.fromstring(field_svg(summary))
+    words = [node.text for node in root.iter() if node.tag.endswith("text")]
+    assert {"vllm_priority", "base_pd", "vllm_fcfs †", "online_priority:cap_share=0.7"} <= set(words)
+    figure = field_figure(summary)
+    assert sum(trace.mode == "lines+markers" for trace in figure.data) == len(summary["results"])
+
+
+@pytest.fixture
+def brief(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OOCO_GYM_CACHE", str(tmp_path / "cache"))
+    short = {**load_yaml("protocol", "default"), "warmup_s": 20.0, "drain_s": 30.0}
+    Path("brief.yaml").write_text(yaml.safe_dump(short))
+
+
+def read(folder):
+    return json.loads((Path(folder) / "summary.json").read_text())
+
+
+@pytest.mark.usefixtures("brief")
+def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
+    arguments = ["compare", "sustain=true", "cells=[azure_conv]", *TRIAL]
+    policies = "policies=[base_pd,vllm_priority]"
+    settings = "tuning.policies={vllm_priority: [{max_num_batched_tokens: 512}]}"
+    assert main([*arguments, policies, settings, "out=first"]) == 0
+    first = read("first")
+    assert first["schema"] == "ooco-gym/field/1" and first["simulated_anew"] == first["simulations"] > 0
+    by_name = {row["tuned_as"] or row["policy"]: row for row in first["results"]}
+    assert {"base_pd", "vllm_priority"} <= set(by_name)
+    assert (by_name["base_pd"]["cluster"], by_name["vllm_priority"]["cluster"]) == ("pair_7b", "mixed_7b")
+    assert all(row["max_offline_rate"]["mean"] > 0 for row in first["results"])
+    assert all(row["max_offline_rate_first_decode"]["mean"] > 0 for row in first["results"])
+    assert Path("first/compare.md").is_file() and "plotly" in Path("first/compare.html").read_text().lower()
+    assert "azure_conv on pair_7b" in capsys.readouterr().out
+    assert main([*arguments, policies, settings, "out=again"]) == 0
+    assert read("again")["simulated_anew"] == 0 and read("again")["results"] == first["results"]
+    # What is there is not simulated again when a policy joins.
+    assert main([*arguments, "policies=[base_pd,vllm_priority,online_priority]", "out=more"]) == 0
+    more = read("more")
+    assert 0 < more["simulated_anew"] < more["simulations"]
+    assert {row["policy"] for row in more["results"]} == {"base_pd", "vllm_priority", "online_priority"}
+
+
+@pytest.mark.usefixtures("brief")
+@pytest.mark.parametrize(("words", "said"), [
+    (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
+    (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
+    (["cells=[{workload: ooc, search: {frist: 1}}]"], "cells[0].search: unknown key 'frist'"),
+    (["cells=[ooc,ooc]"], "cells: 'ooc on pair_7b' is there twice"),
+    (["cells=[ooo]"], "unknown workload 'ooo'"),
+    (["baseline=ooco"], "unknown baseline (one of policies) 'ooco'"),
+    (["tpot_from=middle"], "unknown tpot_from 'middle'"),
+    (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
+])
+def test_mistakes(words, said, capsys):
+    assert main(["compare", "sustain=true", "policies=[base_pd,vllm_priority]", *TRIAL, *words, "out=no"]) == 2
+    assert said in capsys.readouterr().err
+    assert not Path("no").exists()
+
+
+@pytest.mark.usefixtures("brief")
+def test_the_field_is_configured(capsys):
+    """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
+    from experiments.field import cells_of
+    from experiments.tuning import candidates_of
+
+    assert main(["compare", "+experiment=field", "--cfg", "job"]) == 0
+    options = yaml.safe_load(capsys.readouterr().out)
+    assert options["sustain"] is True and options["baseline"] in options["policies"]
+    kinds = {get_policy(policy).mixed for policy in options["policies"]}
+    assert kinds == {False, True}
+    assert len(options["seeds"]) >= 3 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
+    from omegaconf import OmegaConf
+
+    cells = cells_of(OmegaConf.create(options), options, options["policies"])
+    assert len(cells) == len(options["cells"]) >= 4
+    for policy, settings in options["tuning"]["policies"].items():
+        assert policy in options["policies"]
+        for name in candidates_of(policy, settings):
+            assert get_policy(name).name == policy
+
+
+def test_bench_places_policies_on_their_own_kind():
+    asked = []
+    online = {"violation_rate_first_token": 0.01, "violation_rate_first_decode": 0.01}
+    offline = {"kept_up_share": 1.0, "kept_up_service_share": 1.0, "prompt_tokens_per_s": 1.0,
+               "output_tokens_per_s": 1.0, "reference_gpu_s_per_s": 1.0, "wasted_tokens_per_s": 0.0}
+
+    def answer(scenarios, policy):
+        asked.extend((policy, one.load_cluster().name, one.online_scale()) for one in scenarios)
+        return [{"seed": 1, "online": online, "offline": offline} for _ in scenarios]
+
+    jobs = SimpleNamespace(all=answer)
+    bench = Bench(jobs, Scenario(), (1,))  # type: ignore[arg-type]
+    for policy in ("base_pd", "vllm_priority"):
+        bench.measure(policy, 1.0)
+    (_, pools, load), (_, mixed, other) = asked
+    assert (pools, mixed) == ("pair_7b", "mixed_7b") and load == other
