@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.hygen_batches import Batches, latency_ps, sample_batches, trained
-from baselines.hygen_profile import Slo, excess, keeps, largest_that_holds, search, slos_of
+from baselines.hygen_profile import Slo, excess, keeps, largest_that_holds, search, slos_of, trials_of
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_chip, load_model, prefill_latency_ps
 from ooco_gym.policy import get_policy
+from ooco_gym.scenario import Scenario
 
 SLOS = {"slo_metric": "p99_tbt", "tolerance": 0.05, "second_metric": "none", "second_tolerance": 0.0,
         "profile_steps": 20}
+TRIALS = [Scenario(seed=1), Scenario(seed=2)]
 
 
 @pytest.fixture(scope="module")
@@ -79,21 +81,34 @@ def summary(tbt: float, ttft: float = 1.0, finished: int = 10) -> dict:
 @pytest.mark.parametrize("tolerance,budget", [(0.05, 0.5), (0.10, 1.0)])
 def test_budget_is_the_largest_that_keeps_the_slo(tolerance: float, budget: float) -> None:
     found = search("latency_budget_s", {**SLOS, "tolerance": tolerance}, lambda _: 4.0,
-                   lambda value: summary(1.0 + 0.1 * min(value, 10.0)))
+                   lambda _, value: summary(1.0 + 0.1 * min(value, 10.0)), TRIALS)
     assert found["latency_budget_s"] == pytest.approx(budget, abs=1e-4)
+
+
+def test_an_slo_holds_in_every_test_run() -> None:
+    found = search("latency_budget_s", SLOS, lambda _: 4.0,
+                   lambda trial, value: summary(1.0 + 0.1 * trial.seed * min(value, 10.0)), TRIALS)
+    assert found["latency_budget_s"] == pytest.approx(0.25, abs=1e-4)
+
+
+def test_test_runs_have_seeds_and_windows_of_their_own() -> None:
+    values, scenario = get_policy("hygen").values, Scenario(seed=3, duration_s=7200.0)
+    trials = trials_of(scenario, values)
+    assert [one.seed for one in trials] == [1009, 1010, 1011] and {one.duration_s for one in trials} == {3600.0}
+    assert trials_of(scenario, {**values, "profile_seed": -1}) == [scenario.with_(duration_s=3600.0)]
 
 
 def test_all_slos_hold_at_once() -> None:
     values = {**SLOS, "tolerance": 0.5, "second_metric": "mean_ttft", "second_tolerance": 0.1}
     assert slos_of(values) == (Slo("p99_tbt", 0.5), Slo("mean_ttft", 0.1))
     found = search("latency_budget_s", values, lambda _: 4.0,
-                   lambda value: summary(1.0 + 0.1 * min(value, 10.0), 1.0 + 0.2 * min(value, 10.0)))
+                   lambda _, value: summary(1.0 + 0.1 * min(value, 10.0), 1.0 + 0.2 * min(value, 10.0)), TRIALS)
     assert found["latency_budget_s"] == pytest.approx(0.5, abs=1e-4)
 
 
 def test_an_slo_that_nothing_breaks_takes_the_whole_range() -> None:
-    assert search("offline_qps", SLOS, lambda free: 3.0 * free["online"]["finished"], lambda value: summary(1.0)) == {
-        "offline_qps": 30.0}
+    found = search("offline_qps", SLOS, lambda free: 3.0 * free["online"]["finished"], lambda *_: summary(1.0), TRIALS)
+    assert found == {"offline_qps": 30.0}
 
 
 def test_requests_that_do_not_finish_keep_no_slo() -> None:
