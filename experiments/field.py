@@ -132,7 +132,7 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         name = f"{workload_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
         cells.append(Cell(name, scenario, Plan(**{**options["search"], **own}),
                           Plan(**{**options["search"], **options["tuning"]["search"], **own}),
-                          given.get("params") or {}))
+                          {**(options["params"] or {}), **(given.get("params") or {})}))
     names = [cell.name for cell in cells]
     for name in names:
         if names.count(name) > 1:
