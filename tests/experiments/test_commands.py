@@ -78,6 +78,15 @@ def test_compare_pairs_policies_on_seeds():
     assert "plotly" in Path("first/compare.html").read_text().lower()
 
 
+def test_compare_runs_each_policy_on_the_cluster_of_its_kind():
+    assert main(["compare", "policies=[base_pd,vllm_fcfs]", "seeds=1", *LOAD, "workers=1", "out=both"]) == 0
+    found = summary("both")
+    roles = {name: {one["role"] for one in runs[0]["instances"]} for name, runs in found["runs"].items()}
+    assert roles == {"base_pd": {"relaxed", "strict"}, "vllm_fcfs": {"mixed"}}
+    arrived = {runs[0]["online"]["arrived"] for runs in found["runs"].values()}
+    assert len(arrived) == 1  # the same online requests
+
+
 def test_capacity_of_one_policy_runs_its_baselines(capsys):
     arguments = ["capacity", "policy=ooco", *LOAD, "seeds=[1]", "workers=1", "search.first=2", "search.factor=4",
                  "search.precision=0.6", "search.last=8", "tuning.seeds=[101]", "tuning.policies={}",
