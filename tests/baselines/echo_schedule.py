@@ -1,4 +1,4 @@
-"""Echo's scheduler restated with Python lists, from the paper's sections 4.1, 5 and 6, to hold the compiled one against.
+"""Echo's scheduler restated with Python lists (sections 4.1, 5 and 6), to hold the compiled one against.
 
 Memory is counted in blocks; there is no prefix cache here, and no memory left free for bursts.
 """
