@@ -30,8 +30,8 @@ from ooco_gym.sim.order import bucket_of, bucket_start, next_in_order, previous_
 from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, RECOMPUTE, SWAP
 
 __all__ = ["RECOMPUTE", "SWAP", "admit", "blocks_for_more", "bucket_of", "bucket_start", "cached", "fits_chunk",
-           "fits_whole", "found", "free_blocks", "give", "has_seat", "iteration_latency", "lacking", "next_in_order", "place_of",
-           "preempt", "preempt_front", "previous_in_order", "rank_of", "take_back", "wake_at", "worthless"]
+           "fits_whole", "found", "free_blocks", "give", "has_seat", "iteration_latency", "lacking", "next_in_order",
+           "place_of", "preempt", "preempt_front", "previous_in_order", "rank_of", "take_back", "wake_at", "worthless"]
 
 
 @inner

@@ -44,7 +44,7 @@ def told_apart(state):
 # --- Keys -----------------------------------------------------------------------------------------------------------
 @inner
 def hash_place(state, slot, block):
-    """Place in State.hash_ids of the prefix hash that covers a request's `block`, or -1 where the content is its own."""
+    """Place in State.hash_ids of the prefix hash that covers a request's `block`; -1 where its content is its own."""
     size = state.counters[BLOCK_TOKENS]
     end = (block + 1) * size
     if end > state.requests[slot].prompt_tokens or state.hash_ids.size == 0:
@@ -297,7 +297,7 @@ def close_table(state, instance, slot, wanted):
 # --- What content is still good for (Echo 4.2) ----------------------------------------------------------------------
 @inner
 def want(state, slot, change):
-    """An offline request has come into the system (`change` 1) or left it (-1): what it shares is worth more, or less."""
+    """An offline request has come into the system (`change` 1) or left it (-1): what it shares changes its worth."""
     if state.counters[KV_PRIORITY] == 0 or state.hash_ids.size == 0:
         return
     sub_blocks = HASH_TOKENS // state.counters[BLOCK_TOKENS] + 2

@@ -81,7 +81,9 @@ def next_in_order(state, instance, rank):
         return NONE
     while True:  # up, until something is set at or behind the place
         size = (size + 63) // 64
-        rest = bits[offset + (place >> 6)] & (ALL_BITS << np.uint64(place & 63)) if (place >> 6) < size else np.uint64(0)
+        rest = np.uint64(0)
+        if place >> 6 < size:
+            rest = bits[offset + (place >> 6)] & (ALL_BITS << np.uint64(place & 63))
         if rest != 0:
             place = (place >> 6 << 6) + np.int64(trailing_zeros(rest))
             break
