@@ -16,7 +16,8 @@ from ooco_gym.sim import state as s
 SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME,
             "max_num_batched_tokens": s.MIXED_TOKENS, "max_num_seqs": s.MIXED_SEQUENCES,
             "reserved_blocks": s.RESERVED_BLOCKS, "prefix_caching": s.PREFIX_CACHING, "kv_priority": s.KV_PRIORITY,
-            "waiting_order": s.WAITING_ORDER, "swap_overlap": s.SWAP_OVERLAP}
+            "waiting_order": s.WAITING_ORDER, "swap_overlap": s.SWAP_OVERLAP,
+            "bidirectional": s.BIDIRECTIONAL}
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 
@@ -40,6 +41,8 @@ class Param:
             UserError: not one of the choices, not a number, or out of bounds.
         """
         if self.choices:
+            if isinstance(value, bool):  # YAML's on and off
+                value = "on" if value else "off"
             if value not in self.choices:
                 raise UserError(f"{where}: {self.name}={value!r} is not one of {', '.join(self.choices)}"
                                 f"{nearest(str(value), self.choices)}")

@@ -4,6 +4,7 @@
 import numpy as np
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.bidirectional import pair_release, paired
 from ooco_gym.sim.blocks import close_table, told_apart, want
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.queues import (
@@ -92,7 +93,9 @@ def let_go(state, slot, wanted):
     """Gives back the blocks that a request holds; `wanted` says that it will come back for what is in them."""
     request = state.requests[slot]
     free = np.int64(request.blocks)
-    if told_apart(state) and request.row >= 0:
+    if paired(state):
+        free = np.int64(pair_release(state, request.instance, slot))
+    elif told_apart(state) and request.row >= 0:
         free = np.int64(close_table(state, request.instance, slot, wanted))
     take_blocks(state, request.instance, -free)
     request.blocks = 0

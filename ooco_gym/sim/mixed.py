@@ -10,6 +10,7 @@ The running requests of a mixed instance are State.members[BATCH], in the order 
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.sim.bidirectional import change_host, pair_fits, pair_grow, paired
 from ooco_gym.sim.blocks import append_blocks, hits, name_full, open_table, share, told_apart
 from ooco_gym.sim.costs import (
     attention_latency,
@@ -39,6 +40,7 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
+    BIDIRECTIONAL,
     BLOCK_TOKENS,
     EVICTIONS,
     GAP_PS,
@@ -119,6 +121,8 @@ def fits_chunk(state, instance, slot, tokens):
         return False
     start, shared, idle = found(state, instance, slot)
     reach = min(start + tokens, length(state, slot))
+    if paired(state):
+        return pair_fits(state, instance, slot, reach)
     return blocks_for(state, reach) - shared + idle <= free_blocks(state, instance)
 
 
@@ -144,7 +148,8 @@ def give(state, instance, slot, tokens):
     """Gives a running request `tokens` tokens in the next iteration; False, and nothing else, where memory lacks."""
     request, size = state.requests[np.uint64(slot)], state.counters[BLOCK_TOKENS]
     reach = np.int64(request.computed_tokens) + request.scheduled_tokens + tokens
-    if reach <= request.blocks * size and (state.counters[PREFIX_CACHING] == 0 or (tokens == 1 and reach % size > 0)):
+    if reach <= request.blocks * size and state.counters[BIDIRECTIONAL] == 0 and (
+            state.counters[PREFIX_CACHING] == 0 or (tokens == 1 and reach % size > 0)):
         request.scheduled_tokens += tokens
         return True
     return _give_blocks(state, instance, slot, tokens)
@@ -152,7 +157,9 @@ def give(state, instance, slot, tokens):
 
 @inner
 def _give_blocks(state, instance, slot, tokens):
-    """`give` where it takes blocks, or fills one that others may find."""
+    """`give` where it takes blocks, or fills one that others may find, or where blocks have two owners."""
+    if paired(state):
+        return _give_slots(state, instance, slot, tokens)
     more = blocks_for_more(state, slot, tokens)
     if more > 0:
         if more > free_blocks(state, instance):
@@ -166,6 +173,18 @@ def _give_blocks(state, instance, slot, tokens):
     if state.counters[PREFIX_CACHING]:
         size, reach = state.counters[BLOCK_TOKENS], request.computed_tokens + request.scheduled_tokens
         name_full(state, instance, slot, (reach - tokens) // size, reach // size)
+    return True
+
+
+@inner
+def _give_slots(state, instance, slot, tokens):
+    """`give` where blocks have two owners: slots that went to the host come back first."""
+    request = state.requests[slot]
+    reach = np.int64(request.computed_tokens) + request.scheduled_tokens + tokens
+    if not pair_fits(state, instance, slot, reach):
+        return False
+    take_blocks(state, instance, pair_grow(state, instance, slot, reach))
+    request.scheduled_tokens += tokens
     return True
 
 
@@ -235,8 +254,7 @@ def _note_start(state, instance, slot, start):
     spec, request = state.instances[instance], state.requests[slot]
     if request.host_tokens > 0:
         spec.swap_tokens += start
-        spec.host_free_blocks += blocks_for(state, start)
-        request.host_tokens = 0
+        change_host(state, instance, slot, -start)
     else:
         request.kv_lost = max(0, request.kv_lost - start)
     if request.cached_tokens < 0:
@@ -250,13 +268,13 @@ def _lose(state, instance, place, how):
     slot = state.members[BATCH, instance, place]
     spec, request = state.instances[instance], state.requests[slot]
     log_event(state, LOG_EVICT, instance, slot, request.computed_tokens)
-    blocks = blocks_for(state, request.computed_tokens)
-    if how == SWAP and 0 < blocks <= spec.host_free_blocks:
-        spec.host_free_blocks -= blocks
-        spec.swap_tokens += request.computed_tokens
-        request.host_tokens = request.computed_tokens
+    blocks = blocks_for(state, request.computed_tokens) - blocks_for(state, request.host_tokens)
+    if how == SWAP and request.computed_tokens > 0 and blocks <= spec.host_free_blocks:
+        spec.swap_tokens += request.computed_tokens - request.host_tokens
+        change_host(state, instance, slot, request.computed_tokens - request.host_tokens)
     else:  # what an earlier loss left to recompute beyond this point is still to be recomputed
         request.kv_lost = min(length(state, slot), request.computed_tokens + request.kv_lost)
+        change_host(state, instance, slot, -request.host_tokens)
     _leave(state, instance, place)
     let_go(state, slot, True)
     request.computed_tokens = 0

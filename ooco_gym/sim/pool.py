@@ -9,6 +9,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable
 from ooco_gym.sim import state as s
+from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.order import words_for
 from ooco_gym.workload import Trace
 
@@ -31,6 +32,12 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, i
         blocks = max(table.kv_blocks for table in tables)
         rows, row_size, index = _kv_sizes(trace, blocks, settings, max_batch, block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
+    if settings.get(s.BIDIRECTIONAL):
+        if caching:
+            raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
+                            "bidirectional=off")
+        sizes |= {"pairs": max(table.kv_blocks for table in tables), "pair_entries": pair_entries(block_tokens),
+                  "owners": n}
     return s.Pool(**sizes)
 
 
@@ -59,6 +66,8 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int) -> None:
         _fill_order(state, trace, first_seen, settings[s.WAITING_ORDER] == BY_BUCKET)
     if state.blocks.shape[1]:
         _fill_blocks(state, trace, settings, max_batch)
+    if state.pairs.shape[1]:
+        fill_pairs(state)
 
 
 def _dense_ids(trace: Trace) -> np.ndarray:

@@ -222,6 +222,21 @@ BLOCK = np.dtype(
     align=True,
 )
 
+PAIR = np.dtype(
+    [
+        ("online", np.int32),  # slot of the request whose tokens lie on the left, or -1
+        ("online_used", np.int32),  # how many
+        ("offline", np.int32),  # slot of the request whose tokens lie on the right, or -1
+        ("offline_used", np.int32),
+        ("preempted", np.int32),  # of that request's tokens here, overwritten: they are in host memory
+        ("online_next", np.int32),  # the next block of the same online request, or -1
+        ("offline_next", np.int32),
+        ("before", np.int32),  # neighbours in the list of blocks of one kind with as many empty slots
+        ("after", np.int32),
+    ],
+    align=True,
+)
+
 LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32), ("request", np.int32),
                 ("value", np.int64)], align=True)
 
@@ -233,12 +248,12 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
  GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS, PREFIX_CACHING, KV_PRIORITY, WAITING_ORDER, SWAP_OVERLAP,
- HOST_BYTES_PER_S, INDEX_SIZE, ROWS, ROW_SIZE,
+ HOST_BYTES_PER_S, INDEX_SIZE, ROWS, ROW_SIZE, BIDIRECTIONAL,
  DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(71)
+ INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(72)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
 # of offline work in the system, times seconds) -----------------------------------------
@@ -276,6 +291,9 @@ class State(NamedTuple):
     reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
     order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
     waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.order`)
+    pairs: np.ndarray  # PAIR[m, blocks], where blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
+    pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
+    owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
     log: np.ndarray  # LOG[capacity], empty where logging is off
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
@@ -295,6 +313,9 @@ class Pool(NamedTuple):
     distinct: int = 0
     ranks: int = 0
     words: int = 0
+    pairs: int = 0
+    pair_entries: int = 0
+    owners: int = 0
 
 
 NO_POOL = Pool()
@@ -311,7 +332,9 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((n_instances, pool.blocks), BLOCK), np.zeros((n_instances, pool.entries), np.int32),
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
-        np.zeros((n_instances, pool.words), np.uint64), np.zeros(ITL_BINS, np.int64),
+        np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
+        np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
+        np.zeros(ITL_BINS, np.int64),
         np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
