@@ -1,0 +1,86 @@
+"""Round robin, BROS's second baseline (arXiv 2504.09590, 2.2 and 7.1): two queues in turn, an iteration each.
+
+Real-time (online) and best-effort (offline) requests wait in a queue each, first come first served; an iteration serves
+one queue, the next one the other, and a queue of which nobody can run gives its turn away. A batch goes on until its
+requests leave it; prompts are computed whole; blocks have one owner.
+
+Ours, as the paper says no more: `batch_size` requests of a class run at a time; an iteration computes at most
+`max_num_batched_tokens` tokens of prompts (a longer prompt runs with no other); who lacks a block takes it from the
+request that was admitted last, of either class, which computes its context again.
+"""
+
+from ooco_gym.compile import inner
+from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.mixed import RECOMPUTE, admit, fits_whole, give, lacking, preempt
+from ooco_gym.policy.rules import length, route_fewest_requests
+from ooco_gym.sim.state import BATCH, MIXED_TOKENS
+
+PARAMS = (
+    Param("batch_size", "requests of a class that run at a time", 1, 1_000_000),
+    Param("max_num_batched_tokens", "tokens of prompts in one iteration", 1, 1_000_000),
+    Param("max_num_seqs", "requests that hold memory at a time", 1, 1_000_000),
+)
+P = slots(PARAMS)
+TURN = 0  # place in State.memory: whether the last iteration served online requests
+
+
+@inner
+def _continue(state, instance, online):
+    """Running requests of a class get all that they lack. Returns how many tokens, and whether somebody lost memory."""
+    spec, batch, place, given, lost = state.instances[instance], state.members[BATCH, instance], 0, 0, False
+    while place < spec.running:
+        slot = batch[place]
+        if state.requests[slot].urgent != online:
+            place += 1
+            continue
+        tokens = lacking(state, slot)
+        while place < spec.running and batch[place] == slot and not give(state, instance, slot, tokens):
+            given -= state.requests[batch[spec.running - 1]].scheduled_tokens
+            preempt(state, instance, spec.running - 1, RECOMPUTE)
+            lost = True
+        if place < spec.running and batch[place] == slot:
+            given += tokens
+            place += 1
+    return given, lost
+
+
+@inner
+def _admit(state, instance, online):
+    """Waiting requests of a class start in order, while batch, memory and the tokens of an iteration allow."""
+    spec, given = state.instances[instance], 0
+    members = spec.urgent_members if online else spec.offline_members
+    while members < state.params[P.batch_size]:
+        slot = spec.online_head if online else spec.offline_head
+        if slot < 0 or not fits_whole(state, instance, slot):
+            break
+        if given > 0 and given + length(state, slot) > state.counters[MIXED_TOKENS]:
+            break
+        given += admit(state, instance, slot, length(state, slot))
+        members += 1
+    return given
+
+
+@inner
+def serve(state, instance, online):
+    """An iteration of one class. Returns its tokens."""
+    given, lost = _continue(state, instance, online)
+    return given if lost else given + _admit(state, instance, online)
+
+
+@hook(COMPOSE)
+def compose(view):
+    """The other class than in the last iteration, or the same again where nobody of the other can run."""
+    state, instance = view.state, view.instance
+    turn = 0 if state.memory[instance, TURN] == 1.0 else 1
+    for _ in range(2):
+        for _again in range(2):  # where all it did was to take memory, it is asked again
+            given = serve(state, instance, turn)
+            if given > 0:
+                state.memory[instance, TURN] = float(turn)
+                return given
+        turn = 1 - turn
+    return 0
+
+
+policy = Policy("round_robin", PARAMS, mixed=True, route=route_fewest_requests, compose=compose)
