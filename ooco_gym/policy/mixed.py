@@ -8,7 +8,10 @@ State.members[BATCH] in the order of admission; waiting ones are the linked queu
 from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
-from ooco_gym.sim.mixed import (
+from ooco_gym.sim.iteration import iteration_latency
+from ooco_gym.sim.order import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
+from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, RECOMPUTE, SWAP
+from ooco_gym.sim.verbs import (
     admit,
     blocks_for_more,
     cached,
@@ -18,7 +21,6 @@ from ooco_gym.sim.mixed import (
     free_blocks,
     give,
     has_seat,
-    iteration_latency,
     lacking,
     place_of,
     preempt,
@@ -26,8 +28,6 @@ from ooco_gym.sim.mixed import (
     take_back,
     wake_at,
 )
-from ooco_gym.sim.order import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
-from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, RECOMPUTE, SWAP
 
 __all__ = ["RECOMPUTE", "SWAP", "admit", "blocks_for_more", "bucket_of", "bucket_start", "cached", "fits_chunk",
            "fits_whole", "found", "free_blocks", "give", "has_seat", "iteration_latency", "lacking", "next_in_order",

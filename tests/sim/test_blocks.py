@@ -1,4 +1,4 @@
-"""Blocks told apart: prefix caching, what is kept and what is taken first, and that nothing leaks or is shared wrongly."""
+"""Blocks told apart: prefix caching, what is kept, what is taken first; that nothing leaks or is shared wrongly."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def cached_episode(rows: list[tuple[float, int, int, bool, int, int]], kv_tokens
 
 
 def test_the_second_prompt_finds_the_first_ones_blocks() -> None:
-    """Two prompts of 1,500 tokens share 1,024: 64 blocks; the same prompt again finds all but the last token's block."""
+    """Two prompts of 1,500 tokens share 1,024; the same prompt again finds all but its last block."""
     state = cached_episode([(0.0, 1500, 2, True, 0, 2), (5.0, 1500, 2, True, 0, 2)]).play().state
     assert state.requests["cached_tokens"].tolist() == [0, 1024]
     whole = cached_episode([(0.0, 1536, 2, True, 0, 3), (5.0, 1536, 2, True, 0, 3)]).play().state
