@@ -10,6 +10,8 @@ Where the paper is silent or says two things, the choice is ours and a parameter
 - Line 4 subtracts the residual time from the SLO twice; the text (4.2) has the residual of "the one closest to its
   deadline [that] does not fail". `failed` says who has failed: whose deadline has passed, or who would be late even
   if it ran alone. `all_failed` and `no_online` say what bounds the iteration where nobody has a residual time.
+- Line 3 puts those first whose deadline has passed. They then take the memory of those who are in time, who fail in
+  turn: beyond saturation all are swapped in and out for a token each. `late=last` puts who has failed last.
 - `admit_first`: the first real-time request runs even where it takes longer than the residual time, else nobody would.
 - Lines 26 to 32 as printed may strip every real-time request. `guard_replace` keeps (6) with x_i = 0 for whom they take
   out: t_i + k_i T_avg + T <= T_SLO. Who is taken out keeps the blocks that it already has.
@@ -54,6 +56,8 @@ PARAMS = (
     Param("guard_replace", "a real-time request is replaced only if it can wait (constraint 6)", 0, 1),
     Param("admit_first", "the first real-time request runs whatever it takes", 0, 1),
     Param("failed", "who has failed and sets no residual time", choices=("passed", "unreachable")),
+    Param("late", "line 3: who has failed goes first (as printed), or after all who may still be in time",
+          choices=("first", "last")),
     Param("all_failed", "bound of the iteration where all have failed", choices=("slo", "unbounded")),
     Param("no_online", "bound of the iteration without real-time requests", choices=("unbounded", "slo")),
     Param("bidirectional", "5: blocks with two owners; own: best-effort requests join no block of a real-time one",
@@ -80,34 +84,56 @@ SUMS = 3
 
 # --- Cost model (4.1) -----------------------------------------------------------------------------------------------
 @inner
-def _add(state, instance, slot, sign):
-    """Adds a request to the batch's sums, or (sign -1) takes it out."""
-    sums, request = state.memory[instance], state.requests[slot]
+def load_of(state, slot):
+    """(Tokens of a prompt, of a decode: 0 or 1, its context, tokens in host memory) that a request adds to a batch."""
+    request = state.requests[slot]
     back = float(request.host_tokens)
     new = float(length(state, slot) - max(request.computed_tokens, request.host_tokens))
     if new == 1.0 and request.generated_tokens > 0:
-        sums[SUMS + DECODES] += sign
-        sums[SUMS + CONTEXT] += sign * float(length(state, slot))
-    else:
-        sums[SUMS + PROMPTS] += sign * new
-        sums[SUMS + PROMPT_PRODUCT] += sign * new * new
+        return 0.0, 1.0, float(length(state, slot)), back
+    return new, 0.0, 0.0, back
+
+
+@inner
+def _add(state, instance, slot, sign):
+    """Adds a request to the batch's sums, or (sign -1) takes it out."""
+    sums = state.memory[instance]
+    prompt, decode, context, back = load_of(state, slot)
+    sums[SUMS + PROMPTS] += sign * prompt
+    sums[SUMS + PROMPT_PRODUCT] += sign * prompt * prompt
+    sums[SUMS + DECODES] += sign * decode
+    sums[SUMS + CONTEXT] += sign * context
     sums[SUMS + BACK] += sign * back
 
 
 @inner
-def believed_ps(state, instance):
-    """C of the batch's sums: the longer of execution and swapping, in ps."""
-    sums, params = state.memory[instance], state.params
-    prompts, decodes, context = sums[SUMS + PROMPTS], sums[SUMS + DECODES], sums[SUMS + CONTEXT]
-    by_request, executed = params[P.product] == 1, 0.0
+def cost_ps(state, instance, prompts, prompt_product, decodes, context, back):
+    """C: the longer of execution and swapping, in ps."""
+    params, executed = state.params, 0.0
+    by_request = params[P.product] == 1
     if prompts > 0:
-        product = sums[SUMS + PROMPT_PRODUCT] if by_request else prompts * prompts
+        product = prompt_product if by_request else prompts * prompts
         executed += params[P.prefill_linear] * prompts + params[P.prefill_product] * product + params[P.prefill_base]
     if decodes > 0:
         product = context if by_request else decodes * context
         executed += params[P.decode_linear] * decodes + params[P.decode_product] * product + params[P.decode_base]
     link = state.tables[state.instances[instance].belief].kv_bytes_per_token / state.counters[HOST_BYTES_PER_S]
-    return max(executed, sums[SUMS + BACK] * link * PS_PER_S)
+    return max(executed, back * link * PS_PER_S)
+
+
+@inner
+def believed_ps(state, instance):
+    """C of the batch, in ps."""
+    sums = state.memory[instance]
+    return cost_ps(state, instance, sums[SUMS + PROMPTS], sums[SUMS + PROMPT_PRODUCT], sums[SUMS + DECODES],
+                   sums[SUMS + CONTEXT], sums[SUMS + BACK])
+
+
+@inner
+def cost_alone(state, instance, slot):
+    """C of a request by itself, in ps."""
+    prompt, decode, context, back = load_of(state, slot)
+    return cost_ps(state, instance, prompt, prompt * prompt, decode, context, back)
 
 
 @inner
@@ -148,6 +174,23 @@ def remaining_ps(state, slot):
 
 
 @inner
+def has_failed(state, instance, slot, rest):
+    """Whether a request with so much time left misses its next deadline."""
+    if state.params[P.failed] == 0:
+        return rest <= 0
+    return cost_alone(state, instance, slot) > rest
+
+
+@inner
+def order_ps(state, instance, slot):
+    """What line 3 sorts by: the remaining time, far behind all others where those who have failed go last."""
+    rest = remaining_ps(state, slot)
+    if state.params[P.late] == 1 and has_failed(state, instance, slot, rest):
+        return rest + NEVER
+    return rest
+
+
+@inner
 def _fresh(state, slot):
     """Whether a waiting request has never run: the waiting queue is in the order of arrival for those alone."""
     request = state.requests[slot]
@@ -161,12 +204,12 @@ def _pending(state, instance):
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
         if state.requests[slot].urgent:
-            keys[count], slots_[count] = remaining_ps(state, slot), slot
+            keys[count], slots_[count] = order_ps(state, instance, slot), slot
             count += 1
     slot = spec.online_head
     while slot >= 0 and count < keys.size:
         if not _fresh(state, slot):
-            keys[count], slots_[count] = remaining_ps(state, slot), slot
+            keys[count], slots_[count] = order_ps(state, instance, slot), slot
             count += 1
         slot = state.requests[slot].next
     sort_ascending(keys, slots_, count)
@@ -174,28 +217,21 @@ def _pending(state, instance):
 
 
 @inner
-def _setting_residual(state, instance, slot, rest):
-    """Whether a request, with so much time left, has not failed: then it bounds the iteration."""
-    if state.params[P.failed] == 0:
-        return rest > 0
-    return cost_with(state, instance, slot) <= rest
-
-
-@inner
 def residual_ps(state, instance, count):
-    """T_res: the least time left of a real-time request that has not failed; the batch is empty as yet."""
+    """T_res: the least time left of a real-time request that has not failed, in ps."""
     least, target, spec = NEVER, NEVER, state.instances[instance]
     for i in range(count):
         slot = state.scratch[1, i]
+        rest = remaining_ps(state, slot)
         target = min(target, target_ps(state, slot))
-        if state.scratch[0, i] < least and _setting_residual(state, instance, slot, state.scratch[0, i]):
-            least = state.scratch[0, i]
+        if rest < least and not has_failed(state, instance, slot, rest):
+            least = rest
     slot = spec.online_head
     while slot >= 0:
         if _fresh(state, slot):
             rest = remaining_ps(state, slot)
             target = min(target, target_ps(state, slot))
-            if rest < least and _setting_residual(state, instance, slot, rest):
+            if rest < least and not has_failed(state, instance, slot, rest):
                 least = rest
         slot = state.requests[slot].next
     if target == NEVER:
@@ -299,29 +335,49 @@ def run_request(state, instance, slot):
 
 
 # --- Algorithm 1 ----------------------------------------------------------------------------------------------------
+ANY, IN_TIME, FAILED = 0, 1, 2  # which of the fresh requests
+
+
+@inner
+def _next_fresh(state, instance, slot, which):
+    """The first fresh request of a kind from `slot` on in the waiting queue, or -1."""
+    while slot >= 0:
+        if _fresh(state, slot):
+            if which == ANY or has_failed(state, instance, slot, remaining_ps(state, slot)) == (which == FAILED):
+                return slot
+        slot = state.requests[slot].next
+    return slot
+
+
 @inner
 def schedule_online(state, instance, size, count, residual):
-    """Lines 5 to 14. Writes the real-time batch to State.picks; returns (how many, whether the time ran out)."""
-    ready, i, waiting, late = 0, 0, state.instances[instance].online_head, False
-    while ready < size:
-        while waiting >= 0 and not _fresh(state, waiting):
-            waiting = state.requests[waiting].next
-        if i < count and (waiting < 0 or state.scratch[0, i] <= remaining_ps(state, waiting)):
+    """Lines 5 to 14. Writes the real-time batch to State.picks; returns (how many, whether the time ran out).
+
+    Who has run is in State.scratch in order; the others are pulled from the waiting queue, which is in order by itself
+    (4.2, request pulling).
+    """
+    spec, ready, i, out_of_time = state.instances[instance], 0, 0, False
+    which = IN_TIME if state.params[P.late] == 1 else ANY
+    waiting = _next_fresh(state, instance, spec.online_head, which)
+    while ready < size and not out_of_time:
+        if waiting < 0 and which == IN_TIME:
+            which = FAILED
+            waiting = _next_fresh(state, instance, spec.online_head, which)
+        if i < count and (waiting < 0 or state.scratch[0, i] <= order_ps(state, instance, waiting)):
             slot = state.scratch[1, i]
             i += 1
         elif waiting >= 0:
             slot = waiting
-            waiting = state.requests[waiting].next
+            waiting = _next_fresh(state, instance, state.requests[slot].next, which)
         else:
             break
         if not find_preempt_block(state, instance, slot, i, count):
             if state.params[P.without_blocks] == 1 and not paired(state):
                 _drop(state, instance, slot)
             break
-        if cost_with(state, instance, slot) > residual:
-            late = True
-            if ready > 0 or state.params[P.admit_first] == 0:
-                break
+        out_of_time = cost_with(state, instance, slot) > residual
+        if out_of_time and (ready > 0 or state.params[P.admit_first] == 0):
+            break
         if not make_room(state, instance, slot, i, count):
             break
         _add(state, instance, slot, 1.0)
@@ -330,9 +386,7 @@ def schedule_online(state, instance, size, count, residual):
             break
         state.picks[ready] = slot
         ready += 1
-        if late:
-            break
-    return ready, late
+    return ready, out_of_time
 
 
 @inner
