@@ -103,6 +103,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                "tpot_from": definitions[0], "notes": notes_of(float(options["duration_s"]), seeds),
                "cells": [_described(cell) for cell in cells], "simulations": jobs.different,
                "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
+               "cpu_s": jobs.cpu_s,
                "tuning": _tuning(options), "results": rows}
     field_table(summary)
     show_notes(summary["notes"])

@@ -59,7 +59,7 @@ def body(summary: Mapping[str, Any], folder: str) -> str:
         mine = [cells(row, summary) for row in summary["results"] if row["cell"] == cell["name"]]
         quoted = [[re.sub(r"^(\S+)", r"`\1`", row[0]), *row[1:]] for row in mine]
         parts += [f"### {cell['name']}", _load(cell), "\n".join(markdown(columns(summary), quoted))]
-    return "\n\n".join([*parts, _origin(summary)])
+    return "\n\n".join([*parts, " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])])
 
 
 def _load(cell: Mapping[str, Any]) -> str:
@@ -85,10 +85,11 @@ def _legend(summary: Mapping[str, Any]) -> str:
 
 def _origin(summary: Mapping[str, Any]) -> str:
     known = summary["simulations"] - summary["simulated_anew"]
-    cached = f"{known:,} of them from the cache" if known else "none of them from the cache"
-    return (f"{summary['simulations']:,} simulations of {summary['window_s']:g} s (and warm-up and drain), {cached}: "
-            f"{summary['wall_s'] / 60:.0f} minutes on {summary['workers']} processes, seeds "
-            f"{', '.join(str(seed) for seed in summary['seeds'])}.")
+    took = summary["cpu_s"] / 60
+    return (f"{summary['simulations']:,} simulations of {summary['window_s']:g} s (and warm-up and drain) on seeds "
+            f"{', '.join(str(seed) for seed in summary['seeds'])}: {took:.0f} minutes of one core's time in all, "
+            f"{took / summary['workers']:.0f} on {summary['workers']} free ones. This page was made in "
+            f"{summary['wall_s'] / 60:.0f} minutes, with {known:,} simulations from the cache.")
 
 
 def rounded(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import hashlib
 import multiprocessing
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from pathlib import Path
@@ -22,11 +23,13 @@ NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over t
 
 
 def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Simulates one scenario and returns its summary; this is what a worker process runs."""
+    """Simulates one scenario and returns its summary with the CPU time it took, `cpu_s`; what a worker process runs."""
     from ooco_gym.metrics.summary import summarise
     from ooco_gym.sim.driver import simulate
 
-    return summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
+    begun = time.process_time()
+    summary = summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
+    return {**summary, "cpu_s": time.process_time() - begun}
 
 
 class Jobs:
@@ -48,6 +51,7 @@ class Jobs:
         self._lock = threading.Lock()
         self._open: dict[str, Future[dict[str, Any]]] = {}  # asked for and not answered yet
         self._seen: set[str] = set()
+        self._cpu_s: dict[str, float] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -60,6 +64,11 @@ class Jobs:
     def different(self) -> int:
         """How many different simulations were asked for, from the cache or not."""
         return len(self._seen)
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU time of all that was asked for, whenever it was simulated, in seconds."""
+        return sum(self._cpu_s.values())
 
     def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
         """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the cache."""
@@ -74,6 +83,7 @@ class Jobs:
             self.asked += 1
             known = self.cache.get(key)
             if known is not None:
+                self._cpu_s[key] = known.get("cpu_s", 0.0)
                 self.finished += 1
                 answer.set_result(known)
                 return answer
@@ -103,6 +113,7 @@ class Jobs:
             self.cache.put(key, computed.result())
         with self._lock:
             self.finished += 1
+            self._cpu_s[key] = computed.result().get("cpu_s", 0.0) if error is None else 0.0
             del self._open[key]
         if error is not None:
             answer.set_exception(error)
