@@ -1,0 +1,181 @@
+"""What must hold on mixed instances whoever schedules them: every registered policy, with any of its choices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import traces
+from harness import Episode, Setup, differences
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool_checks import check_pool
+from test_blocks import ROWS, shared_trace
+from test_invariants import chain
+
+from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim import state as s
+from ooco_gym.sim.driver import Simulation
+from ooco_gym.workload import Trace
+
+MIXED = tuple(name for name in list_policies() if get_policy(name).mixed)
+SIZES: dict[str, Any] = {"max_num_batched_tokens": st.sampled_from((64, 700, 4096)),
+                         "max_num_seqs": st.sampled_from((2, 16, 63)), "reserved_blocks": st.sampled_from((0, 1))}
+MANY_EVENTS = 4000
+EACH = pytest.mark.parametrize("policy", MIXED)
+FEW = settings(max_examples=12)
+
+
+@st.composite
+def episodes(draw: st.DrawFn, name: str) -> tuple[Setup, Trace]:
+    """A policy with random sizes and choices, on one or two chips mostly short of memory; prompts that share, or not."""
+    policy = get_policy(name)
+    values = {param.name: draw(SIZES[param.name] if param.name in SIZES else st.sampled_from(param.choices))
+              for param in policy.params if param.name in SIZES or param.choices}
+    chips = draw(st.lists(st.sampled_from((("ascend_910c", 1), ("h800", 1))), min_size=1, max_size=2))
+    prefixes = draw(st.booleans())
+    setup = Setup((), relaxed=(), strict=(), mixed=tuple(chips), policy=policy.name, values=tuple(values.items()),
+                  kv_tokens=draw(st.sampled_from((None, 2800, 6000))), window_s=(0.0, 20.0),
+                  seed=draw(st.integers(0, 2**40)))
+    trace = shared_trace(draw(ROWS)) if prefixes else setup.with_(requests=draw(traces())).trace()
+    return setup, trace
+
+
+def check_memory(state: s.State) -> None:
+    """Blocks are held once each, or as often as their tables say; the host's are those of what is swapped out."""
+    requests, size = state.requests, state.counters[s.BLOCK_TOKENS]
+    waiting = requests["status"] == s.WAITING
+    assert (requests["blocks"][requests["status"] != s.RESIDENT] == 0).all()
+    assert (requests["host_tokens"][~waiting] == 0).all()
+    assert (requests["computed_tokens"][waiting] == 0).all()
+    reach = requests["computed_tokens"] + requests["scheduled_tokens"]
+    assert (requests["blocks"] * size >= reach)[requests["status"] == s.RESIDENT].all()
+    for i, spec in enumerate(state.instances):
+        here = requests["instance"] == i
+        assert spec["free_blocks"] >= 0
+        if state.blocks.shape[1]:
+            check_pool(state, i)
+        else:
+            assert requests["blocks"][here].sum() == spec["total_blocks"] - spec["free_blocks"]
+
+
+def check_running(state: s.State) -> None:
+    """Who runs runs once, is neither waiting nor done, and computes no more than it lacks."""
+    requests, seen = state.requests, []
+    for i, spec in enumerate(state.instances):
+        running = state.members[s.BATCH, i, : spec["running"]].tolist()
+        seen += running
+        assert (requests["status"][running] == s.RESIDENT).all() and (requests["instance"][running] == i).all()
+        assert spec["running"] <= state.counters[s.MIXED_SEQUENCES]
+        lacking = requests["prompt_tokens"] + requests["generated_tokens"] - requests["computed_tokens"]
+        assert (lacking[running] >= 1).all()
+        new = requests["scheduled_tokens"][running]
+        if spec["activity"] == s.MIXING:
+            assert 0 < new.sum() == spec["new_tokens"]
+            assert (new <= lacking[running]).all() and (new >= 0).all()
+        for name, urgent in (("online", 1), ("offline", 0)):
+            slots = chain(requests, int(spec[f"{name}_head"]), int(spec[f"{name}_tail"]))
+            assert len(slots) == spec[f"{name}_waiting"]
+            assert (requests["status"][slots] == s.WAITING).all() and (requests["urgent"][slots] == urgent).all()
+            seen += slots
+    assert len(seen) == len(set(seen)), "a request in two places"
+    assert sorted(seen) == np.flatnonzero(np.isin(requests["status"], (s.WAITING, s.RESIDENT))).tolist()
+
+
+def check_tokens(state: s.State) -> None:
+    """No token is made twice or lost, whatever is recomputed."""
+    requests = state.requests
+    made, asked, done = requests["generated_tokens"], requests["output_tokens"], requests["status"] == s.FINISHED
+    assert (made[done] == asked[done]).all() and (made[~done] < asked[~done]).all() and (made >= 0).all()
+    assert ((made > 0) == (requests["first_token_ps"] > 0)).all()
+    found = requests["cached_tokens"]
+    assert (found < requests["prompt_tokens"]).all() or (requests["evictions"] > 0).any()
+    assert state.instances["cached_tokens"].sum() == found[found > 0].sum()
+
+
+@EACH
+@FEW
+@given(st.data())
+def test_everything_holds_after_every_event(policy: str, data: st.DataObject) -> None:
+    setup, trace = data.draw(episodes(policy))
+    episode = Episode(setup, trace=trace)
+    for _ in range(MANY_EVENTS):
+        at_ps = episode.next_event_ps()
+        if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
+            break
+        check_memory(episode.state)
+        check_running(episode.state)
+        check_tokens(episode.state)
+
+
+@EACH
+@FEW
+@given(st.data())
+def test_everything_ends_and_nothing_is_held(policy: str, data: st.DataObject) -> None:
+    """Once the load is over everybody has run, and memory, references and the host's room are as in the beginning."""
+    setup, trace = data.draw(episodes(policy))
+    episode = Episode(setup, trace=trace)
+    before = episode.state.instances["host_free_blocks"].copy()
+    episode.state.counters[s.OPEN_ONLINE] = 1 << 30
+    episode.play(round(36_000.0 * s.PS_PER_S))
+    state = episode.state
+    assert np.isin(state.requests["status"], (s.FINISHED, s.REJECTED)).all(), np.unique(state.requests["status"])
+    assert (state.instances["free_blocks"] == state.instances["total_blocks"]).all()
+    assert (state.blocks["references"] == 0).all()
+    assert (state.reuse == 0).all()
+    assert np.array_equal(state.instances["host_free_blocks"], before)
+    for instance in range(len(state.instances)):
+        if state.blocks.shape[1]:
+            check_pool(state, instance)
+    check_tokens(state)
+
+
+@EACH
+@FEW
+@given(st.data())
+def test_the_same_seed_leaves_the_same_bytes(policy: str, data: st.DataObject) -> None:
+    setup, trace = data.draw(episodes(policy))
+    first, second = (Episode(setup, trace=trace).play().state for _ in range(2))
+    assert all(a.tobytes() == b.tobytes() for a, b in zip(first, second, strict=True))
+
+
+@EACH
+@FEW
+@given(st.data())
+def test_horizons_and_copies_change_nothing(policy: str, data: st.DataObject) -> None:
+    setup, trace = data.draw(episodes(policy))
+    horizons = data.draw(st.lists(st.floats(0.0, 30.0), max_size=5))
+    episode = Episode(setup, trace=trace)
+    for horizon in sorted(horizons):
+        episode.play(round(horizon * s.PS_PER_S))
+        episode.state = s.copy_state(episode.state)
+    assert differences(episode.play().state, Episode(setup, trace=trace).play().state) == []
+
+
+@EACH
+@FEW
+@given(st.data())
+def test_composed_from_python_equals_inside(policy: str, data: st.DataObject) -> None:
+    setup, trace = data.draw(episodes(policy))
+    driven = Episode(setup, trace=trace, outside=("compose", "route")).play()
+    assert driven.answers > 0
+    assert differences(Episode(setup, trace=trace).play().state, driven.state) == []
+
+
+@EACH
+def test_each_policy_answered_from_outside(policy: str) -> None:
+    """A loaded pair of instances through `Simulation`, each iteration composed by the caller with the policy's rule."""
+    scenario = Scenario(cluster="mixed_7b", workload="ooc", duration_s=20.0, warmup_s=0.0, drain_s=0.0, rate_scale=0.5,
+                        offline={"mode": "rate", "rate": 4.0})
+    inside, outside = Simulation(scenario, policy), Simulation(scenario, policy, outside=("compose",))
+    answers = 0
+    inside.advance()
+    while outside.advance():
+        assert outside.pending == "compose"
+        outside.answer(outside.rule_answer())
+        answers += 1
+    assert answers > 100
+    assert differences(inside.state, outside.state) == []
+    assert (inside.state.requests["status"] == s.FINISHED).any()
