@@ -10,6 +10,7 @@ import pytest
 from ooco_gym.cluster import Cluster
 from ooco_gym.resources import names
 from ooco_gym.scenario import Scenario
+from ooco_gym.workload import workload_mean_rate
 
 PAGE = Path(__file__).parents[1] / "docs" / "workloads.md"
 PAPERS = {"a100_llama2_7b": 1, "a100_mistral_7b": 1, "a40_qwen_14b": 1, "a40_yi_34b": 4, "echo_llama31_8b": 1,
@@ -49,3 +50,11 @@ def test_the_lanes_of_a_pipeline_share_its_memory() -> None:
     whole, lanes = (Cluster.load(name).deployments("ooco") for name in ("a40_yi_34b", "a40_yi_34b_lanes"))
     assert sum(lane.kv_blocks for _, lane in lanes) == sum(one.kv_blocks for _, one in whole)
     assert len(lanes) == whole[0][1].pp
+
+
+@pytest.mark.parametrize(("workload", "name", "rate"), re.findall(
+    r"^\| `(\w+)` \| `(\w+)` \| ([\d.]+)", PAGE.read_text(encoding="utf-8").partition("## How much is asked")[2],
+    re.MULTILINE))
+def test_the_load_that_the_docs_state_is_the_stored_one(workload: str, name: str, rate: str) -> None:
+    found = Scenario(workload=workload, cluster=name).online_scale() * workload_mean_rate(workload)
+    assert found == pytest.approx(float(rate), rel=0.006)
