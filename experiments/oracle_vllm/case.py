@@ -30,7 +30,8 @@ class Case:
         block_tokens: tokens of a KV block; a divisor of 512.
 
     Raises:
-        UserError: an unknown policy, or a request whose context cannot fit the memory: the engine would wait for ever.
+        UserError: an unknown policy, a token budget below the number of sequences (the engine refuses it), or a request
+            whose context cannot fit the memory (the engine would wait for ever).
     """
 
     trace: Trace
@@ -45,7 +46,11 @@ class Case:
         if self.policy not in POLICIES:
             raise UserError(f"policy '{self.policy}' has no counterpart in the engine; expected one of: "
                             f"{', '.join(POLICIES)}")
-        whole = self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UserError(f"max_num_batched_tokens={self.max_num_batched_tokens} is below max_num_seqs="
+                            f"{self.max_num_seqs}, which the engine refuses")
+        # The engine needs no memory for the last token; our simulator turns away what leaves none for one more.
+        whole = self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens + 1
         room = (self.kv_blocks - 1) * self.block_tokens
         if len(whole) and whole.max() > room:
             slot = int(whole.argmax())

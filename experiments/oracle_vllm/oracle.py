@@ -57,7 +57,8 @@ class Oracle:
             `preemptions`.
         """
         given, made = self._folder / "case.npz", self._folder / "played.npz"
-        np.savez(given, **case.columns())
+        columns: dict[str, Any] = case.columns()
+        np.savez(given, **columns)
         self._driver.ask({"do": "play", "case": str(given), "settings": case.settings(), "out": str(made)})
         with np.load(made) as file:
             return {key: file[key] for key in file.files}

@@ -1,0 +1,40 @@
+"""Where the restated scheduler lies, one Hypothesis profile, and the real scheduler where its Python is named."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+from experiments.oracle_vllm import ours
+from experiments.oracle_vllm.case import Case
+from experiments.oracle_vllm.oracle import Oracle
+from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
+from ooco_gym.workload import Trace
+
+sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sim")]
+
+_COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
+settings.register_profile("oracle-quick", max_examples=100, derandomize=True, **_COMMON)
+settings.register_profile("oracle-thorough", max_examples=2000, **_COMMON)
+PROFILE = settings.get_profile(f"oracle-{os.environ.get('HYPOTHESIS_PROFILE', 'quick')}")
+
+
+@pytest.fixture(scope="session")
+def tables() -> dict:
+    """The cost tables of the comparison."""
+    one = Case(Trace([0.0], [1], [1]), "vllm_fcfs", 10)
+    return ours.tables_of(ours.episode(one)[0])
+
+
+@pytest.fixture(scope="session")
+def oracle(tables: dict) -> Iterator[Oracle]:
+    """The real scheduler: one process for all tests."""
+    if not os.environ.get(VARIABLE):
+        pytest.skip(f"needs a Python with vLLM: `make test-oracle`, or ${VARIABLE}")
+    with Oracle(find_python(None), tables) as running:
+        yield running

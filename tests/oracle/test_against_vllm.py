@@ -1,0 +1,43 @@
+"""Random traces through vLLM's real scheduler, ours, and the restatement: the same steps (`make test-oracle`)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from cases import cases
+from conftest import PROFILE
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from restated import restate
+
+from experiments.oracle_vllm import ours
+from experiments.oracle_vllm.case import Case
+from experiments.oracle_vllm.compare import Played, agreement
+from experiments.oracle_vllm.oracle import Oracle
+
+pytestmark = pytest.mark.oracle
+
+
+def same(real: Played, mine: Played) -> None:
+    """Every step, every preemption, every time, and what was found in memory."""
+    assert agreement(real, mine).first == ""
+    for key in ("start_ps", "end_ps", "first_token_ps", "finish_ps", "cached_tokens"):
+        assert np.array_equal(real[key], mine[key]), key
+
+
+@settings(PROFILE)
+@given(case=cases(caching=False))
+def test_our_schedule_is_the_real_one(oracle: Oracle, case: Case) -> None:
+    same(oracle.play(case), ours.simulate(case))
+
+
+@settings(PROFILE)
+@given(case=cases(caching=True))
+def test_our_schedule_with_prefix_caching_is_the_real_one(oracle: Oracle, case: Case) -> None:
+    same(oracle.play(case), ours.simulate(case))
+
+
+@settings(PROFILE)
+@given(case=st.booleans().flatmap(cases))
+def test_the_restatement_is_the_real_one(oracle: Oracle, tables: dict, case: Case) -> None:
+    same(oracle.play(case), restate(case, tables))
