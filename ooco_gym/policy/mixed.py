@@ -112,7 +112,9 @@ def schedule_v1(view):
     """
     state, instance = view.state, view.instance
     whole = state.counters[MIXED_TOKENS]
-    budget, preempted = continue_running(state, instance, whole)
-    if preempted == 0 or budget == whole:
-        budget = admit_waiting(state, instance, budget)
-    return whole - budget
+    while True:
+        budget, preempted = continue_running(state, instance, whole)
+        if preempted == 0:
+            budget = admit_waiting(state, instance, budget)
+        if preempted == 0 or budget < whole:
+            return whole - budget
