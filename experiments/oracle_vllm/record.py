@@ -1,12 +1,14 @@
 """Runs of the real scheduler, written down for tests that have no vLLM.
 
 `python -m experiments.oracle_vllm.record FOLDER [PYTHON]` makes them anew: the loads of the comparison with fewer
-requests, the cost tables that timed them (so that a better roofline does not touch them), and what came of it.
+requests, many small random cases, the cost tables that timed them (so that a better roofline does not touch them), and
+what came of it.
 """
 
 from __future__ import annotations
 
 import json
+import lzma
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -19,19 +21,23 @@ from experiments.oracle_vllm.case import POLICIES, Case
 from experiments.oracle_vllm.compare import Played
 from experiments.oracle_vllm.loads import LOADS
 from experiments.oracle_vllm.oracle import Oracle
+from experiments.oracle_vllm.small import random_case
 from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.workload import Trace
 
 REQUESTS = 200
-TABLES = "tables.npz"
+SMALL_CASES = 150
+TABLES, SMALL = "tables.npz", "small.json.xz"
+SMALL_FIELDS = ("change_step", "change_slot", "change_tokens", "preempted_step", "preempted_slot", "finish_ps",
+                "cached_tokens")
 _SETTINGS = ("policy", "kv_blocks", "max_num_seqs", "max_num_batched_tokens", "prefix_caching", "block_tokens")
 _TRACE = ("arrival_s", "prompt_tokens", "output_tokens", "online")  # in the order of Trace's own
 
 
 def record(folder: Path, python: Path, requests: int = REQUESTS) -> list[Path]:
-    """Plays every load under every policy through the real scheduler; returns the files written."""
+    """Plays every load under every policy, and the small cases, through the real scheduler; returns files written."""
     cases = {f"{name}-{policy}": load.case(policy, requests, seed=1)
              for name, load in LOADS.items() for policy in POLICIES}
     first = next(iter(cases.values()))
@@ -41,7 +47,19 @@ def record(folder: Path, python: Path, requests: int = REQUESTS) -> list[Path]:
     with Oracle(python, tables) as oracle:
         for name, case in cases.items():
             write_run(folder / f"{name}.npz", case, oracle.play(case), oracle.version)
-    return [folder / TABLES, *(folder / f"{name}.npz" for name in cases)]
+        played = [oracle.play(random_case(seed)) for seed in range(SMALL_CASES)]
+    plain = [{key: one[key].tolist() for key in SMALL_FIELDS} for one in played]
+    with atomic_write(folder / SMALL) as temporary, lzma.open(temporary, "wt", preset=9, encoding="utf-8") as file:
+        json.dump(plain, file, separators=(",", ":"))
+    return [folder / TABLES, *(folder / f"{name}.npz" for name in cases), folder / SMALL]
+
+
+def read_small(path: Path) -> list[tuple[Case, Played]]:
+    """Reads the small cases; each is made from its number, and only `SMALL_FIELDS` are kept of it."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        plain = json.load(file)
+    return [(random_case(seed), {key: np.array(value, np.int64) for key, value in one.items()})
+            for seed, one in enumerate(plain)]
 
 
 def write_run(path: Path, case: Case, played: Played, version: str) -> None:

@@ -13,7 +13,7 @@ from experiments.oracle_vllm.case import POLICIES
 from experiments.oracle_vllm.compare import agreement
 from experiments.oracle_vllm.loads import LOADS
 from experiments.oracle_vllm.oracle import Oracle
-from experiments.oracle_vllm.record import TABLES, read_arrays, read_run
+from experiments.oracle_vllm.record import SMALL, TABLES, read_arrays, read_run, read_small
 
 FOLDER = Path(__file__).parent / "recorded"
 RUNS = [f"{load}-{policy}" for load in LOADS for policy in POLICIES]
@@ -33,6 +33,15 @@ def test_our_schedule_is_the_recorded_one(name: str) -> None:
 def test_the_restatement_makes_the_recorded_steps(name: str) -> None:
     case, real = read_run(FOLDER / f"{name}.npz")
     assert agreement(real, restate(case, read_arrays(FOLDER / TABLES))).first == ""
+
+
+def test_small_cases_are_as_recorded() -> None:
+    """Many cases with ties, few seats and hardly any memory: our schedule and the restatement's."""
+    tables = read_arrays(FOLDER / TABLES)
+    for case, real in read_small(FOLDER / SMALL):
+        for mine in (ours.simulate(case, tables), restate(case, tables)):
+            for key, value in real.items():
+                assert np.array_equal(value, mine[key]), (case.trace.name, key)
 
 
 def test_the_recorded_runs_are_worth_it() -> None:
