@@ -1,0 +1,191 @@
+"""Echo's estimator (arXiv 2504.03651, section 5): hand-worked figures, fits, deadlines, the memory left free."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from harness import Episode, Setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baselines import echo_estimator as e
+from baselines.echo_fit import (
+    Batches,
+    Estimate,
+    draw_batches,
+    fit,
+    fit_decode,
+    fit_prefill,
+    iteration_ps,
+    predict,
+    prompt_lengths,
+)
+from ooco_gym.compile import jit
+from ooco_gym.perf import CostTable, Deployment, cost_table, load_chip, load_model
+from ooco_gym.sim import state as s
+
+
+@jit
+def time_of(state, contexts, chunks):
+    load = e.nothing()
+    for i in range(contexts.size):
+        load = e.with_decode(state, load, contexts[i])
+    for i in range(chunks.shape[0]):
+        load = e.with_chunk(state, 0, load, chunks[i, 0], chunks[i, 1], chunks[i, 1], 1)
+    return e.batch_time(state, 0, load)
+
+
+@jit
+def slack_of(state, slot):
+    return e.slack(state, slot)
+
+
+@jit
+def note(state, time_ps, blocks):
+    state.counters[s.NOW] = time_ps
+    e.remember(state, 0, blocks)
+    return e.expected_blocks(state, 0)
+
+
+@jit
+def reserve_of(state, held):
+    return e.reserved_for_bursts(state, 0, held)
+
+
+@pytest.fixture(scope="module")
+def table() -> CostTable:
+    """Llama-3.1-8B on an A100-PCIE-40GB, as in the paper."""
+    return cost_table(Deployment(load_chip("a100_40g_pcie"), load_model("llama_3_1_8b")), 512, 16_384)
+
+
+def episode(policy: str = "echo", rows: tuple[tuple[float, int, int, bool], ...] = ((0.0, 100, 50, True),),
+            **values: object) -> Episode:
+    return Episode(Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy,
+                         values=tuple({"max_num_seqs": 32, **values}.items())))
+
+
+def set_params(one: Episode, **values: float) -> None:
+    for name, value in values.items():
+        one.state.params[getattr(e.P, name)] = value
+
+
+# --- Execution time (5.2) -------------------------------------------------------------------------------------------
+def test_a_batch_by_hand() -> None:
+    """a = 2, b = 3, c = 1,000, g = 5, d = 7, lam = 1/4: chunks of 10 behind 20 and of 40; decodes of 100 and 300."""
+    one = episode()
+    set_params(one, square_ps=2, token_ps=3, least_ps=1000, longest_ps=5, mean_ps=7, overlap=0.25, estimator=1,
+               prefill_form=0, decode_form=0)
+    state = one.state
+    contexts, nothing = np.array([100, 300]), np.zeros((0, 2), np.int64)
+    chunks = np.array([[20, 10], [0, 40]])
+    first, second = 2 * (900 - 400) + 3 * 10, 2 * 1600 + 3 * 40
+    assert (first, second) == (1030, 3320)
+    assert time_of(state, contexts[:0], chunks) == first + second
+    assert time_of(state, contexts, nothing) == 5 * 300 + 7 * 200 == 2900
+    assert time_of(state, contexts, chunks) == 0.25 * 4350 + 0.75 * (4350 + 2900)
+    assert time_of(state, contexts[:0], np.array([[0, 5]])) == 1000, "never less than c"
+    set_params(one, prefill_form=1)
+    assert time_of(state, contexts[:0], np.array([[0, 5]])) == 1065
+    set_params(one, decode_form=1)
+    assert time_of(state, contexts[:1] // 100, nothing) == 1000, "floored: decodes take c, too"
+
+
+def test_exact_is_the_simulators_table(table: CostTable) -> None:
+    one = Episode(Setup(((0.0, 100, 5, True),), relaxed=(), strict=(), mixed=(("a100_40g_pcie", 1),), policy="echo",
+                        values=(("estimator", "exact"), ("max_num_seqs", 32))))
+    own = cost_table(one.machines[0].deployment, 64, 16_384)
+    for done, new, contexts in ((0, 512, ()), (3000, 200, (100, 900)), (0, 0, (50, 700, 800))):
+        chunks = np.array([[done, new]] if new else np.zeros((0, 2)), np.int64).reshape(-1, 2)
+        expected = iteration_ps(own, (done, new), np.array(contexts, np.int64))
+        assert time_of(one.state, np.array(contexts, np.int64), chunks) == pytest.approx(expected, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.integers(1, 20_000), max_size=12), st.lists(st.tuples(st.integers(0, 9000), st.integers(1, 2048)),
+                                                               max_size=1))
+def test_the_compiled_formula_is_the_fitted_one(contexts: list[int], chunks: list[tuple[int, int]]) -> None:
+    one = episode()
+    found = {name: one.policy.values[name] for name in (
+        "square_ps", "token_ps", "least_ps", "longest_ps", "mean_ps", "base_ps", "request_ps", "context_ps", "overlap")}
+    chunk = np.array(chunks or [(0, 0)], np.int64)
+    batch = Batches((np.array(contexts, np.int64),), chunk, np.ones(1))
+    mine = time_of(one.state, np.array(contexts, np.int64), chunk[:len(chunks)])
+    assert mine == pytest.approx(float(predict(found, batch, "max", "pooled")[0]), rel=1e-9)
+
+
+def test_fits_find_what_made_the_data(table: CostTable) -> None:
+    lengths = prompt_lengths(table)
+    made = np.maximum(2e3 * lengths.astype(float) ** 2 + 6e7 * lengths, 1.5e10)
+    found = fit_prefill(lengths, made, "max")
+    assert found == pytest.approx({"square_ps": 2e3, "token_ps": 6e7, "least_ps": 1.5e10}, rel=1e-6)
+    added = 2e3 * lengths.astype(float) ** 2 + 6e7 * lengths + 1.5e10
+    assert fit_prefill(lengths, added, "additive") == pytest.approx(found, rel=1e-6)
+    drawn = draw_batches(table, 64, 0)["decode"]
+    pooled = Batches(drawn.contexts, drawn.chunks,
+                     np.array([5e5 * one.max() + 3e5 * one.mean() for one in drawn.contexts]))
+    assert fit_decode(pooled, "pooled")["longest_ps"] == pytest.approx(5e5, rel=1e-6)
+    assert fit_decode(pooled, "pooled")["mean_ps"] == pytest.approx(3e5, rel=1e-6)
+
+
+def test_what_the_form_cannot_price(table: CostTable) -> None:
+    """Prefill is priced well; a pool of lengths without a constant and a number of requests cannot price decodes."""
+    pooled, floored, counted = (fit(table, 256, "max", form) for form in ("pooled", "floored", "counted"))
+    assert pooled.mape["prefill"] < 0.05
+    assert counted.mape["decode"] < 0.02 < floored.mape["decode"] < pooled.mape["decode"]
+    assert pooled.bias["decode"] < -0.5, "the weights, which every step reads, are not in it"
+    assert isinstance(pooled, Estimate) and 0.0 <= pooled.coefficients["overlap"] <= 1.0
+
+
+# --- Service level (5.1) --------------------------------------------------------------------------------------------
+def test_slack_builds_up() -> None:
+    """TTFT 1 s, TPOT 50 ms: at 0.7 s after its arrival the 5th token of a request has 0.5 s left."""
+    one = episode(rows=((0.0, 100, 50, True), (0.0, 100, 50, False)))
+    state, request = one.state, one.state.requests[0]
+    state.requests["ttft_slo_ps"], state.requests["tpot_slo_ps"] = s.PS_PER_S, s.PS_PER_S // 20
+    state.counters[s.NOW] = 7 * s.PS_PER_S // 10
+    assert slack_of(state, 0) == 3 * s.PS_PER_S // 10
+    request["generated_tokens"], request["first_token_ps"] = 4, 6 * s.PS_PER_S // 10
+    assert slack_of(state, 0) == s.PS_PER_S // 2
+    assert slack_of(state, 1) == s.NEVER, "offline requests promise nothing"
+    set_params(one, due_from=1)
+    assert slack_of(state, 0) == s.PS_PER_S // 10, "0.6 s + 4 x 50 ms - 0.7 s"
+    state.counters[s.NOW] = s.PS_PER_S
+    assert slack_of(state, 0) == -s.PS_PER_S // 5
+    set_params(one, late=1)
+    assert slack_of(state, 0) == s.NEVER
+
+
+# --- Memory of bursts to come (5.3) ---------------------------------------------------------------------------------
+@settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(st.floats(0.0, 40.0), st.integers(0, 500)), min_size=2, max_size=40))
+def test_mean_and_deviation_of_the_history(calls: list[tuple[float, int]]) -> None:
+    """Over the newest quarter and the three before it, by the time that each level lasted."""
+    one = episode(history_s=40.0, reserve_sigmas=1.5)
+    at_s, levels = 0.0, [(0.0, 0)]
+    for gap_s, blocks in calls:
+        at_s += gap_s
+        found = note(one.state, round(at_s * s.PS_PER_S), blocks)
+        levels.append((at_s, blocks))
+    first_s = max(0.0, (np.floor(np.nextafter(at_s, 0.0) / 10.0) - 3) * 10.0)
+    edges = np.array([max(time_s, first_s) for time_s, _ in levels])
+    lasted = np.diff(edges)
+    if lasted.sum() < 1e-6:
+        return
+    held = np.array([blocks for _, blocks in levels[:-1]], float)
+    mean = (held * lasted).sum() / lasted.sum()
+    deviation = np.sqrt(max(0.0, (held**2 * lasted).sum() / lasted.sum() - mean**2))
+    assert found == pytest.approx(mean + 1.5 * deviation, rel=1e-3, abs=1e-2)
+
+
+def test_what_is_left_free() -> None:
+    """Half the time 100 blocks, half 300: mean 200, deviation 100; expected 400 with two of them."""
+    one = episode(history_s=4000.0)
+    one.state.memory[0, e.USED] = 100.0
+    for second, blocks in enumerate((300, 100, 300, 0), start=1):
+        note(one.state, second * s.PS_PER_S, blocks)
+    assert reserve_of(one.state, 300) == 100
+    assert reserve_of(one.state, 450) == 0
+    set_params(one, reserve=2)
+    assert reserve_of(one.state, 300) == 400, "above: whatever they hold"
+    set_params(one, reserve=0)
+    assert reserve_of(one.state, 0) == 0
