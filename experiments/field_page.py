@@ -73,7 +73,9 @@ def _legend(summary: Mapping[str, Any]) -> str:
     headline = summary["tpot_from"].replace("_", " ")
     words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
              f"tokens a second over `{summary['baseline']}`'s.",
-             f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"]))]
+             f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
+             "The rate is the highest that was simulated and held; its interval is of the crossing, between that and "
+             "the next, and may begin just above it."]
     if any(not row["feasible"] for row in summary["results"]):
         words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
                      "ranked.")

@@ -11,7 +11,7 @@ from experiments.validity.svg import Axis, Scale, line, text
 KINDS = {"pools": "#0072B2", "mixed": "#D55E00"}  # instances of two roles, or of one
 PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#117733", "#882255", "#999933")
 GREY = "#888"
-_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM, _STEP = 560, 210, 18, 34, 40, 17
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM, _STEP, _KEY = 560, 210, 18, 34, 40, 17, 40
 
 
 def field_svg(summary: Mapping[str, Any]) -> str:
@@ -21,13 +21,13 @@ def field_svg(summary: Mapping[str, Any]) -> str:
     across = min(2, len(panels))
     heights = [max(_TOP + _BOTTOM + _STEP * len(rows) for _, rows in panels[at:at + across])
                for at in range(0, len(panels), across)]
-    width, height = _WIDTH * across, sum(heights) + 24
+    width, height = _WIDTH * across, sum(heights) + _KEY
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
              f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="11">',
              f'<rect width="{width}" height="{height}" fill="#fff"/>', *_key()]
     for place, (title, rows) in enumerate(panels):
         row, column = divmod(place, across)
-        corner = f"{column * _WIDTH} {24 + sum(heights[:row])}"
+        corner = f"{column * _WIDTH} {_KEY + sum(heights[:row])}"
         parts += [f'<g transform="translate({corner})">', *_panel(title, rows), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
 
@@ -38,7 +38,8 @@ def _key() -> list[str]:
     for kind, colour in KINDS.items():
         parts += [_dot(at, 12, colour), text(at + 8, 16, words[kind], "start")]
         at += 40 + 5.6 * len(words[kind])
-    return [*parts, text(at, 16, "line: 95 % interval; small dots: each seed by itself; hollow: not ranked", "start")]
+    more = "line: 95 % interval; small dots: each seed by itself; hollow: not ranked"
+    return [*parts, text(_LEFT - 4, 32, more, "start")]
 
 
 def _panel(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -97,7 +98,8 @@ def field_figure(summary: Mapping[str, Any]) -> Any:
         figure.update_yaxes(range=[0, 12], row=place, col=2)
         figure.update_xaxes(title_text="offline tokens per second", rangemode="tozero", row=place, col=1)
         figure.update_xaxes(title_text="offline requests per second", row=place, col=2)
-    figure.update_layout(title=f"Sustainable offline load, seeds {summary['seeds']}", template="plotly_white",
+    figure.update_layout(title=f"Sustainable offline load, seeds {summary['seeds']}; blue, solid: relaxed and strict "
+                                            "instances; orange, dashed: mixed ones", template="plotly_white",
                          height=height, showlegend=False, hovermode="closest")
     return figure
 
@@ -107,7 +109,7 @@ def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], place: int) -> No
     low, high = ([_tokens(row, row["max_offline_rate"][edge] or 0.0) for row in rows]
                  for edge in ("ci_low", "ci_high"))
     figure.add_scatter(
-        x=at, y=[name_of(row) for row in rows], mode="markers", row=place, col=1,
+        cliponaxis=False, x=at, y=[name_of(row) for row in rows], mode="markers", row=place, col=1,
         marker={"size": 10, "color": [KINDS[row["kind"]] for row in rows],
                 "symbol": ["circle" if row["feasible"] else "circle-open" for row in rows]},
         error_x={"type": "data", "symmetric": False, "color": GREY,
