@@ -123,7 +123,7 @@ def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open
 def summary(rows):
     return {"baseline": "online_priority", "seeds": [1, 2, 3], "window_s": 14400.0, "tpot_from": "first_token",
             "tuning": {"seeds": [101, 102], "policies": {}}, "simulations": 1200, "simulated_anew": 1200, "workers": 2,
-            "wall_s": 600.0, "cpu_s": 2400.0, "results": rows,
+            "wall_s": 600.0, "cpu_s": 2400.0, "notes": ["the window is short."], "results": rows,
             "cells": [{"name": "ooc on pair_7b", "online_rate_per_s": 0.588, "rate_scale": 0.0367, "offline": "ooc",
                        "params": {"prefix_caching": "on"}, "slo": {"ttft_s": 2.0, "tpot_s": 0.05}}]}
 
@@ -137,6 +137,7 @@ def test_the_page_says_what_it_shows(summary):
     assert "`online_priority:cap_share=0.7`" in detail and "`vllm_fcfs` †" in detail
     assert "1,200 simulations of 14400 s (and warm-up and drain) on seeds 1, 2, 3: 40 minutes of one core's" in detail
     assert "20 on 2 free ones. This page was made in 10 minutes, with 0 simulations from the cache." in detail
+    assert detail.rstrip().endswith("Note: the window is short.")
     assert "Policies that know it have `prefix_caching=on`" in detail
     lines = [line for line in detail.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 5
