@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 HASH_TOKENS = 512  # tokens of a prompt that one of its hashes stands for
 
 
-@dataclass
+@dataclass(eq=False)
 class Request:
     """A request as the scheduler sees it."""
 
@@ -25,7 +25,8 @@ class Request:
     computed: int = 0
     made: int = 0
     held: list[int] = field(default_factory=list)  # its blocks, in order
-    hashed: int = 0  # how many of them, from the first on, can be found by their content
+    links: list[int] = field(default_factory=list)  # hashes of its first blocks, as far as they were asked for
+    hashed: int = 0  # how many of its blocks, from the first on, can be found by them
     cached: int | None = None  # tokens that it found in memory when it was first admitted
 
     @property
@@ -50,11 +51,9 @@ class Memory:
 
     Args:
         blocks: usable ones.
-        caching: whether what is freed stays findable until its block is taken.
     """
 
-    def __init__(self, blocks: int, caching: bool) -> None:
-        self.caching = caching
+    def __init__(self, blocks: int) -> None:
         self._references = [0] * blocks
         self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))  # free; the first is taken next
         self._chain: dict[tuple[int | None, Hashable], int] = {}  # (hash before, content) -> hash
@@ -65,14 +64,17 @@ class Memory:
     def free(self) -> int:
         return len(self._queue)
 
-    def hits(self, contents: list[Hashable]) -> list[int]:
-        """The blocks that hold the longest beginning of `contents`."""
+    def link(self, before: int | None, content: Hashable) -> int:
+        """The hash of a block: a number that stands for its content and everything before it."""
+        return self._chain.setdefault((before, content), len(self._chain))
+
+    def hits(self, links: list[int]) -> list[int]:
+        """The blocks that hold the longest beginning of what has these hashes."""
         blocks: list[int] = []
-        if self.caching:
-            for link in self._links(contents):
-                if not self._found.get(link):
-                    break
-                blocks.append(next(iter(self._found[link])))
+        for link in links:
+            if not self._found.get(link):
+                break
+            blocks.append(next(iter(self._found[link])))
         return blocks
 
     def idle(self, blocks: list[int]) -> int:
@@ -94,12 +96,10 @@ class Memory:
                 del self._found[self._hash.pop(block)][block]
         return blocks
 
-    def name(self, blocks: list[int], contents: list[Hashable], first: int) -> None:
-        """Makes the blocks from number `first` on findable; `contents` is of all, from the beginning."""
-        if self.caching:
-            for block, link in list(zip(blocks, self._links(contents), strict=True))[first:]:
-                self._hash[block] = link
-                self._found.setdefault(link, {})[block] = None
+    def name(self, block: int, link: int) -> None:
+        """Makes a block findable by its hash."""
+        self._hash[block] = link
+        self._found.setdefault(link, {})[block] = None
 
     def give_back(self, blocks: list[int]) -> None:
         """One less holds them. Those that cannot be found are taken first, the others last, from the end on."""
@@ -119,14 +119,6 @@ class Memory:
     def settled(self) -> bool:
         """Whether nobody holds anything, and every block is in the queue."""
         return not any(self._references) and len(self._queue) == len(self._references)
-
-    def _links(self, contents: list[Hashable]) -> list[int]:
-        """Hashes: numbers that stand for a content and everything before it."""
-        links: list[int] = []
-        for content in contents:
-            pair = (links[-1] if links else None, content)
-            links.append(self._chain.setdefault(pair, len(self._chain)))
-        return links
 
 
 @dataclass
@@ -154,7 +146,7 @@ class Schedule:
     preemptions: int = 0
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.blocks, self.caching)
+        self.memory = Memory(self.blocks)
 
     @property
     def free(self) -> int:
@@ -188,13 +180,11 @@ class Schedule:
                 self._release(request)
 
     def _continue(self, given: dict[int, int]) -> None:
-        done: list[Request] = []
-        while sum(given.values()) < self.tokens:
-            todo = [request for request in self.running if request not in done]
-            if not todo:
+        while (budget := self.tokens - sum(given.values())) > 0:
+            request = next((one for one in self.running if one.slot not in given), None)
+            if request is None:
                 return
-            request = todo[0]
-            tokens = min(request.length - request.computed, self.tokens - sum(given.values()))
+            tokens = min(request.length - request.computed, budget)
             while self._count(request.computed + tokens) - request.blocks > self.free:
                 victim = max(self.running, key=lambda one: one.rank) if self.by_priority else self.running[-1]
                 self._preempt(victim, given)
@@ -202,11 +192,10 @@ class Schedule:
                     return
             self._grow(request, tokens)
             given[request.slot] = tokens
-            done.append(request)
 
     def _admit(self, head: Request, given: dict[int, int]) -> bool:
         """Lets the head of the waiting run, where its whole context fits beside what it finds in memory."""
-        found = self.memory.hits(self._contents(head, head.length - 1))  # the last token must be computed
+        found = self.memory.hits(self._links(head, head.length - 1))  # the last token must be computed
         if self._count(head.length) - len(found) + self.memory.idle(found) > self.free:
             return False
         self.running.append(self.waiting.pop(0))
@@ -240,16 +229,16 @@ class Schedule:
         """Takes the blocks of `tokens` more; full ones can be found from now on, before they are computed."""
         reach = request.computed + tokens
         request.held = request.held + self.memory.take(max(0, self._count(reach) - request.blocks))
-        contents = self._contents(request, reach)
-        if len(contents) > request.hashed:
-            self.memory.name(request.held[: len(contents)], contents, request.hashed)
-            request.hashed = len(contents)
+        for place, link in list(enumerate(self._links(request, reach)))[request.hashed:]:
+            self.memory.name(request.held[place], link)
+            request.hashed = place + 1
 
-    def _contents(self, request: Request, tokens: int) -> list[Hashable]:
-        """What is in the full blocks of its first `tokens` tokens."""
-        if not self.caching:
-            return []
-        return [request.content(place, self.block) for place in range(tokens // self.block)]
+    def _links(self, request: Request, tokens: int) -> list[int]:
+        """Hashes of the full blocks of its first `tokens` tokens; none where nothing is to be found."""
+        links, full = request.links, tokens // self.block if self.caching else 0
+        while len(links) < full:
+            links.append(self.memory.link(links[-1] if links else None, request.content(len(links), self.block)))
+        return links[:full]
 
     def _count(self, tokens: int) -> int:
         return -(-tokens // self.block)
