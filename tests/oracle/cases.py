@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from experiments.oracle_vllm.case import HASH_TOKENS, POLICIES, Case
 from ooco_gym.workload import Trace
 
+THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"
+PROFILE = settings(max_examples=2000 if THOROUGH else 100, derandomize=not THOROUGH, deadline=None,
+                   suppress_health_check=list(HealthCheck))
 LENGTHS = st.one_of(st.integers(1, 100), st.integers(1, 160).map(lambda blocks: 16 * blocks), st.integers(1, 2600),
                     st.integers(1, 5).map(lambda blocks: HASH_TOKENS * blocks))
 OUTPUTS = st.one_of(st.integers(1, 3), st.integers(1, 60), st.integers(60, 250))

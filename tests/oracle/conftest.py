@@ -1,4 +1,4 @@
-"""Where the restated scheduler lies, one Hypothesis profile, and the real scheduler where its Python is named."""
+"""Where the restated scheduler lies, and the real one where its Python is named."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
 
 from experiments.oracle_vllm import ours
 from experiments.oracle_vllm.case import Case
@@ -17,12 +16,6 @@ from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
 from ooco_gym.workload import Trace
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sim")]
-
-_COMMON = {"deadline": None, "suppress_health_check": list(HealthCheck)}
-settings.register_profile("oracle-quick", max_examples=100, derandomize=True, **_COMMON)
-settings.register_profile("oracle-thorough", max_examples=2000, **_COMMON)
-PROFILE = settings.get_profile(f"oracle-{os.environ.get('HYPOTHESIS_PROFILE', 'quick')}")
-
 
 @pytest.fixture(scope="session")
 def tables() -> dict:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from cases import cases
-from conftest import PROFILE
-from hypothesis import given, settings
+from cases import PROFILE, cases
+from hypothesis import given
 from hypothesis import strategies as st
 from restated import restate
 
@@ -25,19 +24,19 @@ def same(real: Played, mine: Played) -> None:
         assert np.array_equal(real[key], mine[key]), key
 
 
-@settings(PROFILE)
+@PROFILE
 @given(case=cases(caching=False))
 def test_our_schedule_is_the_real_one(oracle: Oracle, case: Case) -> None:
     same(oracle.play(case), ours.simulate(case))
 
 
-@settings(PROFILE)
+@PROFILE
 @given(case=cases(caching=True))
 def test_our_schedule_with_prefix_caching_is_the_real_one(oracle: Oracle, case: Case) -> None:
     same(oracle.play(case), ours.simulate(case))
 
 
-@settings(PROFILE)
+@PROFILE
 @given(case=st.booleans().flatmap(cases))
 def test_the_restatement_is_the_real_one(oracle: Oracle, tables: dict, case: Case) -> None:
     same(oracle.play(case), restate(case, tables))
