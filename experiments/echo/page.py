@@ -68,7 +68,7 @@ def body(summary: Mapping[str, Any], folder: str) -> str:
             header, lines = cells(part, rows)
             parts += [*([f"{title}:"] if title else []), markdown_table(header, lines)]
         if part == "hit_rate":
-            parts.append(f"![A day of online load, and what offline work made of it]({folder}/day.svg)")
+            parts.append(f"![Half a day of online load, and what offline work made of it]({folder}/day.svg)")
     if summary["rate_scale"] is not None:
         options = summary["options"]
         parts.append(f"`{options['cluster']}` serves {summary['rate_scale']:g} times `{options['online']}`'s own rate "
@@ -88,7 +88,7 @@ def _hours(day: Mapping[str, Any], curves: Any) -> list[float]:
 
 
 def day_panels(day: Mapping[str, Any]) -> list[Panel]:
-    """Curves over the day, the mean of the seeds: one panel a figure, one line a variant."""
+    """Curves over time, the mean of the seeds: one panel a figure, one line a variant."""
     panels = []
     for key, title, factor in CURVES:
         series = []
@@ -98,7 +98,7 @@ def day_panels(day: Mapping[str, Any]) -> list[Panel]:
             series.append(Series("" if key == "online_per_s" else name_of(policy), _hours(day, curves),
                                  _mean_curve(curves, key, factor), colour=place))
         limits = (0.0, 100.0) if factor == 100.0 else None
-        panels.append(Panel(title, Axis("hour of the day (beyond 24: the next)"), Axis(limits=limits), series))
+        panels.append(Panel(title, Axis("hour of the day"), Axis(limits=limits), series))
     return panels
 
 

@@ -15,7 +15,7 @@ TITLES = {
     "estimator": "Estimator: mean absolute error (bias) on batches drawn apart (the paper gives none)",
     "ablation": "Offline throughput and online attainment (Figures 6 and 7; paper: BS+E slightly below BS, then "
                 "BS+E+S, then Echo with up to 3.3 × BS; online TTFT 1 s and TPOT 50 ms kept by 90 %)",
-    "hit_rate": "Prefix-cache hit rate of offline requests over a day (Figure 9; paper: 78.6 %, flat through the "
+    "hit_rate": "Prefix-cache hit rate of offline requests over half a day (Figure 9; paper: 78.6 %, flat through the "
                 "online peak only with the KV manager)",
     "readings": "What the paper leaves open, one change at a time",
     "cost": "Wall time of an iteration, decision and simulator together, by waiting offline requests",
@@ -74,7 +74,7 @@ COLUMNS: dict[str, Sequence[Column]] = {
                   ("prefill", _error("prefill")), ("decode", _error("decode")), ("mixed", _error("mixed")),
                   ("lam", lambda row: twice(row["overlap"]))),
     "ablation": (VARIANT, *FIGURES),
-    "hit_rate": (VARIANT, ("whole day", _of("hit_rate", share)), ("trough", _of("hit_rate_trough", share)),
+    "hit_rate": (VARIANT, ("whole time", _of("hit_rate", share)), ("trough", _of("hit_rate_trough", share)),
                  ("peak", _of("hit_rate_peak", share))),
     "readings": (VARIANT, *FIGURES),
     "cost": (VARIANT, ("waiting", lambda row: whole(row["waiting"])), ("iterations", lambda row: whole(
@@ -86,7 +86,7 @@ def blocks(part: str, result: Any) -> list[tuple[str, Sequence[Row]]]:
     """A part's tables: title and rows of each."""
     if part == "hit_rate":
         return [("", result["rows"])]
-    if part != "ablation":
+    if part not in ("ablation", "readings"):
         return [("", result)]
     keys = list(dict.fromkeys((row["load"], row["dataset"]) for row in result))
     return [(f"{dataset}, online load {100 * load:g} % of what the instance serves alone",
