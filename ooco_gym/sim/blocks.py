@@ -298,7 +298,7 @@ def close_table(state, instance, slot, wanted):
 @inner
 def want(state, slot, change):
     """An offline request has come into the system (`change` 1) or left it (-1): what it shares changes its worth."""
-    if state.counters[KV_PRIORITY] == 0 or state.hash_ids.size == 0:
+    if state.counters[KV_PRIORITY] == 0 or state.hash_ids.size == 0 or not told_apart(state):
         return
     sub_blocks = HASH_TOKENS // state.counters[BLOCK_TOKENS] + 2
     for place in range(state.hash_ids[slot], state.hash_ids[slot + 1]):

@@ -34,8 +34,6 @@ def episodes(draw: st.DrawFn, name: str) -> tuple[Setup, Trace]:
     policy = get_policy(name)
     values = {param.name: draw(SIZES[param.name] if param.name in SIZES else st.sampled_from(param.choices))
               for param in policy.params if param.name in SIZES or param.choices}
-    if values.get("prefix_caching") == "off" and "kv_priority" in values:
-        values["kv_priority"] = "lru"  # the other order is one of blocks told apart
     chips = draw(st.lists(st.sampled_from((("ascend_910c", 1), ("h800", 1))), min_size=1, max_size=2))
     prefixes = draw(st.booleans())
     setup = Setup((), relaxed=(), strict=(), mixed=tuple(chips), policy=policy.name, values=tuple(values.items()),
