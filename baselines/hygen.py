@@ -6,7 +6,9 @@ HyGen* (5.1) is Sarathi++ with offline requests at a fixed rate, profiled alike.
 
 Read otherwise than printed, each for a reason:
 
-- Algorithms 3 and 4, line 9, break where a decode *fits*; here where it does not.
+- Algorithms 3 and 4, line 9, break where a decode *fits*; here where it does not. As printed that only leaves the loop
+  over the running requests: what is too little for a decode then admits new ones in crumbs, ahead of prefills under
+  way. Here nobody enters after it.
 - Algorithm 1 retries a prefill after preempting, whichever budget was short; here only where it was memory.
 - Its victims are the running online requests that are not in the batch: memory that offline requests hold counts as
   free in the first phase (Algorithm 2, lines 11 and 14), so they go first, the last admitted of them.
@@ -41,7 +43,7 @@ from baselines.sarathi import (
 from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
-from ooco_gym.policy.mixed import next_in_order, wake_at
+from ooco_gym.policy.mixed import cached, next_in_order, wake_at
 from ooco_gym.policy.rules import length, route_fewest_requests
 from ooco_gym.sim.costs import random_unit
 from ooco_gym.sim.state import NEVER, NOW, PS_PER_S
@@ -113,10 +115,10 @@ def max_prefill(state, batch, online):
 
 
 @inner
-def add_decode(state, batch, slot, cost):
-    """A decode is in the batch: t and the sums."""
+def add_decode(state, batch, slot, cost, tokens):
+    """A decode is in the batch, with so many tokens of the chunk: t, c and the sums."""
     batch[TIME] -= cost
-    batch[CHUNK] -= state.params[P.decodes_use_chunk]
+    batch[CHUNK] -= tokens
     batch[DECODE_TOKENS] += length(state, slot) if state.params[P.decode_tokens] == 0 else 1
     batch[DECODES] += 1
 
@@ -140,7 +142,7 @@ def slo_aware_schedule(state, instance, online):
         if runs(state, slot) and decodes(state, slot):
             cost = decode_cost(state, batch, slot)
             if (online or cost <= batch[TIME]) and decode(state, instance, slot, online):
-                add_decode(state, batch, slot, cost)
+                add_decode(state, batch, slot, cost, state.params[P.decodes_use_chunk])
     for i in range(count):
         slot = state.scratch[0, i]
         if runs(state, slot) and not decodes(state, slot) and not extend(state, instance, slot, online):
@@ -161,8 +163,22 @@ def extend(state, instance, slot, online):
 
 
 @inner
+def resume(state, instance, slot, online):
+    """Admits a preempted request of which all but the next token is in memory again: a decode. Whether it was."""
+    batch = state.memory[instance]
+    cost = decode_cost(state, batch, slot)
+    if batch[CHUNK] < 1 or (cost > batch[TIME] and not online) or begin(state, instance, slot, 1, online) == 0:
+        return False
+    add_decode(state, batch, slot, cost, 1)
+    return True
+
+
+@inner
 def enter(state, instance, slot, online):
     """Admits a waiting request (-1: there is none) with a first chunk; whether it was."""
+    if slot >= 0 and state.requests[slot].generated_tokens > 0:
+        if cached(state, instance, slot) == length(state, slot) - 1:
+            return resume(state, instance, slot, online)
     batch = state.memory[instance]
     most = max_prefill(state, batch, online) if slot >= 0 else 0
     tokens = begin(state, instance, slot, most, online) if most > 0 else 0
@@ -185,11 +201,11 @@ def prefix_sharing_schedule(state, instance):
         if decodes(state, slot):
             cost = decode_cost(state, batch, slot)
             if cost > batch[TIME]:
-                break
+                return
             if decode(state, instance, slot, OFFLINE_CLASS):
-                add_decode(state, batch, slot, cost)
+                add_decode(state, batch, slot, cost, state.params[P.decodes_use_chunk])
         elif not extend(state, instance, slot, OFFLINE_CLASS):
-            break
+            return
     while enter(state, instance, next_offline(state, instance, draw), OFFLINE_CLASS):
         draw += 1
 
@@ -260,8 +276,10 @@ def fixed_rate(view):
     _, entered = serve(state, instance, OFFLINE_CLASS, left, due - int(memory[ENTERED]))
     memory[ENTERED] += entered
     tokens = scheduled(state, instance)
-    if tokens == 0 and 0 < rate < np.inf:
-        wake_at(state, instance, int((memory[ENTERED] + 1) / rate) + 1)
+    if tokens == 0 and 0 < rate < np.inf and state.instances[instance].offline_head >= 0:
+        due_ps = int((memory[ENTERED] + 1) / rate) + 1
+        if due_ps > state.counters[NOW]:
+            wake_at(state, instance, due_ps)
     return tokens
 
 

@@ -91,19 +91,24 @@ def first_waiting(state, instance, kind):
 
 # --- Memory ---------------------------------------------------------------------------------------------------------
 @inner
-def preempt_last(state, instance, kind, spared):
-    """Preempts the request of a class that was admitted last and is not in the batch yet, nor `spared`.
+def lose(state, instance, place):
+    """The running request at a place loses its memory: an offline one's may go to the host."""
+    request = state.requests[state.members[BATCH, instance, place]]
+    swaps = request.urgent == 0 and state.params[P.preempted] == SWAP_STATE
+    preempt(state, instance, place, SWAP if swaps else RECOMPUTE)
+
+
+@inner
+def preempt_last(state, instance, kind, after):
+    """Preempts the request of a class that was admitted last, if behind place `after` and not in the batch yet.
 
     Returns whether there was one.
     """
-    for place in range(state.instances[instance].running - 1, -1, -1):
-        slot = state.members[BATCH, instance, place]
-        request = state.requests[slot]
-        if slot == spared or request.scheduled_tokens > 0 or not (kind == BOTH or request.urgent == kind):
-            continue
-        swaps = request.urgent == 0 and state.params[P.preempted] == SWAP_STATE
-        preempt(state, instance, place, SWAP if swaps else RECOMPUTE)
-        return True
+    for place in range(state.instances[instance].running - 1, after, -1):
+        request = state.requests[state.members[BATCH, instance, place]]
+        if request.scheduled_tokens == 0 and (kind == BOTH or request.urgent == kind):
+            lose(state, instance, place)
+            return True
     return False
 
 
@@ -121,10 +126,12 @@ def decode(state, instance, slot, kind):
     Returns whether it is in the batch.
     """
     while not give(state, instance, slot, 1):
-        if preempt_offline(state, instance, kind) or preempt_last(state, instance, kind, slot):
+        if preempt_offline(state, instance, kind):
             continue
-        preempt(state, instance, place_of(state, instance, slot), RECOMPUTE)
-        return False
+        place = place_of(state, instance, slot)
+        if not preempt_last(state, instance, kind, place):
+            lose(state, instance, place)
+            return False
     return True
 
 
@@ -143,7 +150,7 @@ def prefill(state, instance, slot, most, kind):
         tokens = min(want, room)
         if tokens > 0 and give(state, instance, slot, tokens):
             return tokens
-        if kind == OFFLINE_CLASS or not preempt_last(state, instance, kind, slot):
+        if kind == OFFLINE_CLASS or not preempt_last(state, instance, kind, place_of(state, instance, slot)):
             return 0
     return 0
 
