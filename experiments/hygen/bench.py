@@ -41,12 +41,14 @@ class Bench:
         scenario: the load; its seed is not used.
         seeds: of the measured runs.
         online_rate: online requests a second of the scenario.
+        windows: test runs of the profiler (`profile_windows`).
     """
 
     jobs: Jobs
     scenario: Scenario
     seeds: tuple[int, ...]
     online_rate: float
+    windows: int
 
     def at(self, scale: float, online_rate: float) -> Bench:
         """The same bench at another online load."""
@@ -72,7 +74,8 @@ class Bench:
         return Profiled(float(np.mean([one[SETTING[policy]] for one in found])), [one.result() for one in asked])
 
     def _search(self, policy: str, slo: Mapping[str, Any], values: Mapping[str, Any], seed: int) -> dict[str, float]:
-        base, setting = get_policy(policy).with_values({**values, **slo}), SETTING[policy]
+        base = get_policy(policy).with_values({"profile_windows": self.windows, **values, **slo})
+        setting = SETTING[policy]
         highest = served_rate if policy == "hygen_star" else lambda _: longest_iteration_s(base, self.scenario)
 
         def run(trial: Scenario, value: float) -> Mapping[str, Any]:

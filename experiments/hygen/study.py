@@ -17,6 +17,7 @@ from experiments.options import seeds_of
 from experiments.tables import waiting
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.files import atomic_write
+from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -61,20 +62,27 @@ def _part(part: str, jobs: Jobs, options: Mapping[str, Any]) -> list[dict[str, A
                      options["rates"])
     if part == "readings":
         return readings(_bench(jobs, options, options["offline"]), options["metric"], float(options["tolerance"]))
-    bench = _bench(jobs, options, options["shared"])
     if part == "sharing":
-        return shared(bench, slo)
-    budget = bench.profiled("hygen", slo, {"waiting_order": "prefix", "utility": 1.0, "prefix_caching": "on"})
-    arriving = _bench(jobs, options, options["shared"], {"mode": "rate", "rate": float(options["shared_rate"])})
-    return fairness(arriving, budget.setting, options["utilities"])
+        return [{"work": work, **row} for work in options["shared"] for row in shared(_bench(jobs, options, work), slo)]
+    work = options["shared"][-1]
+    arriving = _bench(jobs, options, work, {"mode": "rate", "rate": float(options["shared_rate"])})
+    return fairness(arriving, float(options["shared_budget_s"]), options["utilities"])
+
+
+def _work(name: str) -> dict[str, Any]:
+    """Offline work by name: of a dataset of conf/offline, or with the prompts of an online workload that share."""
+    if name in names("offline"):
+        return {"dataset": name}
+    spec = load_yaml("workload", name)
+    return {"name": name, "lengths": spec["lengths"], "sharing": spec["sharing"]}
 
 
 def _bench(jobs: Jobs, options: Mapping[str, Any], offline: str, load: Mapping[str, Any] | None = None) -> Bench:
     given = {"cluster": options["cluster"], "workload": options["online"], "online_rate": options["online_rate"],
-             "duration_s": options["duration_s"], "offline": {**(load or {"mode": "backlog"}), "dataset": offline}}
+             "duration_s": options["duration_s"], "offline": {**(load or {"mode": "backlog"}), **_work(offline)}}
     check_keys("hygen scenario", given, Scenario.__dataclass_fields__)
     scenario = Scenario.from_config(given)
     if options["online_rate"] is None:
         raise UserError("hygen.online_rate is missing: online requests a second, such as 1.5")
     return Bench(jobs, scenario.with_(rate_scale=scenario.online_scale()), seeds_of(options["seeds"], "hygen.seeds"),
-                 float(options["online_rate"]))
+                 float(options["online_rate"]), int(options["windows"]))

@@ -70,7 +70,8 @@ TABLES: dict[str, tuple[str, Sequence[tuple[str, Callable[[Row], str]]]]] = {
         ("overall × Sarathi", _of("overall_ratio", _twice)), ("evictions", lambda row: _whole(row["evictions"])),
         ("recomputed tokens/s", lambda row: _whole(row["wasted"])))),
     "sharing": ("Prefix sharing maximisation on few-shot work (Figure 6; paper: up to 4 ×, simulated)", (
-        ("order", lambda row: row["order"]), ("budget ms", lambda row: _ms(row["latency_budget_s"])),
+        ("work", lambda row: row["work"]), ("order", lambda row: row["order"]),
+        ("budget ms", lambda row: _ms(row["latency_budget_s"])),
         ("offline tokens/s", _of("offline", _whole)), ("requests/s", _of("requests", _twice)),
         ("× FCFS", _of("ratio", _twice)), ("× FCFS without cache", _of("ratio_without_cache", _twice)),
         ("excess", _of("excess", share)))),
@@ -95,7 +96,7 @@ def terminal(part: str, rows: Sequence[Row]) -> None:
     title, columns = TABLES[part]
     table = Table(title=title, title_justify="left")
     for name, _ in columns:
-        table.add_column(name, justify="left" if name in ("SLO", "changed", "order") else "right")
+        table.add_column(name, justify="left" if name in ("SLO", "changed", "work", "order") else "right")
     for row in rows:
         table.add_row(*(write(row) for _, write in columns))
     console().print(table)
