@@ -235,7 +235,7 @@ def test_the_field_is_configured(capsys):
     cells = cells_of(OmegaConf.create(options), options, options["policies"])
     assert len(cells) == len(options["cells"]) >= 4
     assert get_policy(cells[-1].full_name("vllm_fcfs")).values["prefix_caching"] == "on"
-    assert get_policy(cells[0].full_name("hygen")).values["profile_steps"] == options["params"]["profile_steps"]
+    assert get_policy(cells[0].full_name("hygen_star")).values["profile_steps"] == options["params"]["profile_steps"]
     for policy, settings in options["tuning"]["policies"].items():
         assert policy in options["policies"]
         for name in candidates_of(policy, settings):
