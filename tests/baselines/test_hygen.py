@@ -1,0 +1,279 @@
+"""HyGen, HyGen*, Sarathi++ and Sarathi: batches worked out by hand from the algorithms, and what must hold always."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from episodes import traces
+from harness import Episode, Setup, differences, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pool_checks import check_pool
+from test_blocks import shared_trace
+
+from baselines.hygen import COEFFICIENTS, service_error
+from baselines.hygen_batches import trained
+from ooco_gym.perf import cost_table
+from ooco_gym.sim import state as s
+
+MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("a100_40g_sxm", 1),), "window_s": (0.0, 20.0),
+                         "rules": {"max_batch": 300}}
+FREE = ("latency_budget_s", math.inf)
+MS = 1e9  # picoseconds
+# A predictor by hand: 10 ms, 0.02 ms a prefill token, 0.001 ms a token of decode context, 0.1 ms a decode.
+BY_HAND = {"one_ps": 10 * MS, "prefill_token_ps": 0.02 * MS, "decode_token_ps": 0.001 * MS, "decode_ps": 0.1 * MS}
+NEVER_ENDING = 10_000
+
+
+def batches(setup: Setup, most: int = NEVER_ENDING, trace: Any = None):
+    """Yields each iteration as it begins: {slot: new tokens}, in the order of admission; those without any left out."""
+    episode = Episode(setup, trace=trace)
+    spec, begun = episode.state.instances[0], -1
+    for _ in range(most):
+        at_ps = episode.next_event_ps()
+        if at_ps >= s.NEVER or episode.advance(at_ps) == s.DONE:
+            return
+        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
+            begun = int(spec["steps_begun"])
+            new = episode.state.requests["scheduled_tokens"]
+            running = episode.state.members[s.BATCH, 0, : spec["running"]].tolist()
+            yield {slot: int(new[slot]) for slot in running if new[slot]}, episode.state
+
+
+def first(setup: Setup, count: int, trace: Any = None) -> list[dict[int, int]]:
+    """The first iterations' batches."""
+    return [batch for (batch, _), _ in zip(batches(setup, trace=trace), range(count), strict=False)]
+
+
+def at_once(*rows: tuple[int, int, bool], policy: str = "hygen", **values: Any) -> Setup:
+    """Requests of (prompt, output, online) that are all there from the start."""
+    return Setup(tuple((0.0, *row) for row in rows), policy=policy, values=tuple(values.items()), **MIXED)
+
+
+# --- Sarathi: stall-free batching -----------------------------------------------------------------------------------
+def test_chunks_fill_up_what_decodes_leave() -> None:
+    setup = at_once((700, 9, True), (600, 9, True), (100, 9, True), policy="sarathi")
+    assert first(setup, 4) == [{0: 512}, {0: 188, 1: 324}, {0: 1, 1: 276, 2: 100}, {0: 1, 1: 1, 2: 1}]
+
+
+def test_decodes_beside_a_whole_chunk_where_they_do_not_count() -> None:
+    setup = at_once((100, 9, True), (600, 9, True), (600, 9, True), policy="sarathi", decodes_use_chunk=0)
+    assert first(setup, 3) == [{0: 100, 1: 412}, {0: 1, 1: 188, 2: 324}, {0: 1, 1: 1, 2: 276}]
+
+
+@pytest.mark.parametrize("offline,batch", [("never", {1: 100}), ("fcfs", {0: 100, 1: 100})])
+def test_sarathi_serves_online_requests_alone_or_all_alike(offline: str, batch: dict[int, int]) -> None:
+    assert first(at_once((100, 5, False), (100, 5, True), policy="sarathi", offline=offline), 1) == [batch]
+
+
+def test_first_come_first_served_by_arrival() -> None:
+    setup = Setup(((0.0, 512, 2, True), (0.001, 512, 2, False), (0.002, 512, 2, True)), policy="sarathi",
+                  values=(("offline", "fcfs"),), **MIXED)
+    assert [list(batch)[-1] for batch in first(setup, 3)] == [0, 1, 2]
+
+
+# --- Sarathi++: two queues ------------------------------------------------------------------------------------------
+def test_online_requests_first() -> None:
+    setup = at_once((300, 9, False), (400, 9, True), (300, 9, False), policy="sarathi_pp")
+    assert first(setup, 2) == [{1: 400, 0: 112}, {1: 1, 0: 188, 2: 300}]
+
+
+def memory_setup(**values: Any) -> Setup:
+    """Two offline requests that all but fill 1,600 tokens, then an online one of 800."""
+    return Setup(((0.0, 700, 40, False), (0.0, 600, 40, False), (0.2, 800, 5, True)), kv_tokens=1600,
+                 policy="sarathi_pp", values=(("chunk_size", 2048), *values.items()), **MIXED)
+
+
+def test_online_requests_take_the_memory_of_the_last_admitted() -> None:
+    state = play(memory_setup()).state
+    assert state.requests["evictions"].tolist() == [0, 1, 0]
+    assert state.requests["wasted_tokens"][1] >= 600
+
+
+def test_retained_memory_makes_online_requests_wait() -> None:
+    taken, retained = (play(memory_setup(preempted=how)).state for how in ("recompute", "retain"))
+    assert retained.requests["evictions"].sum() == 0
+    assert retained.requests["first_token_ps"][2] > taken.requests["first_token_ps"][2]
+
+
+def test_swapped_memory_is_not_computed_again() -> None:
+    state = play(memory_setup(preempted="swap")).state
+    assert state.requests["evictions"].tolist() == [0, 1, 0]
+    assert state.requests["wasted_tokens"].sum() == 0 and state.instances["swapped_tokens"][0] >= 2 * 600
+
+
+def test_a_chunk_needs_less_memory_than_a_prompt() -> None:
+    rows = ((1000, 5, False), (800, 5, False))
+    whole = at_once(*rows, policy="sarathi_pp", chunk_size=1200).with_(kv_tokens=1600)
+    assert first(whole, 1) == [{0: 1000}]
+    chunk = at_once(*rows, policy="sarathi_pp", chunk_size=1200, reserve="chunk").with_(kv_tokens=1600)
+    assert first(chunk, 1) == [{0: 1000, 1: 200}]
+
+
+# --- HyGen: Algorithm 1 by hand -------------------------------------------------------------------------------------
+def test_budget_of_time_sets_the_offline_chunk() -> None:
+    """20 ms: less 10 ms and 400 · 0.02 ms for the online chunk, 2 ms are left: 100 tokens."""
+    assert first(at_once((400, 9, True), (300, 9, False), latency_budget_s=0.02, **BY_HAND), 1) == [{0: 400, 1: 100}]
+
+
+def test_a_decode_that_does_not_fit_is_skipped_and_keeps_its_memory() -> None:
+    """10.9 ms: beside the online decode 0.499 ms are left or less: 24 tokens of the prompt, but no decode of 501."""
+    setup = at_once((300, 40, True), (500, 9, False), latency_budget_s=0.0109, chunk_size=2048, **BY_HAND)
+    seen = [(batch, int(state.requests["blocks"][1])) for (batch, state), _ in zip(batches(setup), range(48),
+                                                                                   strict=False)]
+    assert [batch for batch, _ in seen[:2]] == [{0: 300}, {0: 1, 1: 24}]
+    skipped = [blocks for batch, blocks in seen if batch == {0: 1}]
+    assert len(skipped) > 5 and set(skipped) == {32}  # 500 tokens in blocks of 16
+    assert [batch for batch, _ in seen[40:]] == [{1: 1}] * 8
+
+
+def test_online_requests_enter_whatever_the_budget() -> None:
+    setup = at_once((600, 4, True), (300, 4, False), latency_budget_s=0.0, **BY_HAND)
+    assert first(setup, 3) == [{0: 512}, {0: 88}, {0: 1}]
+
+
+def test_a_budget_that_binds_online_prefills_shortens_them() -> None:
+    setup = at_once((600, 4, True), latency_budget_s=0.012, budget_binds_online=1, **BY_HAND)
+    assert first(setup, 2) == [{0: 100}, {0: 100}]
+
+
+def test_the_square_of_a_chunk_counts() -> None:
+    """10 ms + 0.0001 ms l²: 11 ms are 100 tokens."""
+    setup = at_once((600, 4, False), latency_budget_s=0.011, one_ps=10 * MS, prefill_token_2_ps=0.0001 * MS)
+    assert first(setup, 1) == [{0: 100}]
+
+
+# --- Conformance (ALGORITHMS 5 e and g) -----------------------------------------------------------------------------
+VALUES = st.fixed_dictionaries({
+    "chunk_size": st.sampled_from((16, 128, 512, 2048)), "decodes_use_chunk": st.integers(0, 1),
+    "reserve": st.sampled_from(("prompt", "chunk")), "preempted": st.sampled_from(("recompute", "retain", "swap")),
+    "max_num_seqs": st.sampled_from((2, 16, 63)), "prefix_caching": st.sampled_from(("off", "on"))})
+MEMORY = st.sampled_from((None, 2800, 6000))
+
+
+@settings(deadline=None, max_examples=20)
+@given(traces(), VALUES, MEMORY)
+def test_sarathi_pp_is_hygen_without_a_budget(rows: Any, values: dict[str, Any], memory: int | None) -> None:
+    setup = Setup(rows, policy="sarathi_pp", values=tuple(values.items()), kv_tokens=memory, **MIXED)
+    free = (*values.items(), FREE, ("waiting_order", "arrival"))
+    assert differences(play(setup).state, play(setup.with_(policy="hygen", values=free)).state) == []
+
+
+@settings(deadline=None, max_examples=10)
+@given(traces(), VALUES, MEMORY)
+def test_hygen_star_without_a_rate_is_sarathi_pp(rows: Any, values: dict[str, Any], memory: int | None) -> None:
+    setup = Setup(rows, policy="sarathi_pp", values=tuple(values.items()), kv_tokens=memory, **MIXED)
+    star = setup.with_(policy="hygen_star", values=(*values.items(), ("offline_qps", math.inf)))
+    assert differences(play(setup).state, play(star).state) == []
+
+
+@settings(deadline=None, max_examples=15)
+@given(traces(), VALUES, MEMORY, st.sampled_from((0.0, 0.001)))
+def test_no_offline_work_without_time(rows: Any, values: dict[str, Any], memory: int | None, budget: float) -> None:
+    """t <= 0 once the intercept is off: offline requests never enter, and online ones see pure online service."""
+    setup = Setup(rows, policy="hygen", values=(*values.items(), ("latency_budget_s", budget)), kv_tokens=memory,
+                  **MIXED)
+    state = play(setup).state
+    assert (state.requests["status"][state.requests["online"] == 0] <= s.WAITING).all()
+    alone = play(setup.with_(policy="sarathi", values=tuple(values.items()))).state
+    assert differences(state, alone) == []
+
+
+@settings(deadline=None, max_examples=15)
+@given(traces(), VALUES, MEMORY, st.sampled_from((0.011, 0.013, 0.02)))
+def test_offline_work_stays_within_the_budget(rows: Any, values: dict[str, Any], memory: int | None,
+                                              budget: float) -> None:
+    """A batch with offline tokens is predicted within the budget, unless its online part alone is beyond it."""
+    setup = Setup(rows, policy="hygen", values=(*values.items(), ("latency_budget_s", budget), *BY_HAND.items()),
+                  kv_tokens=memory, **MIXED)
+    for batch, state in batches(setup, most=400):
+        requests, cost, online = state.requests, 10 * MS, True
+        for slot, tokens in batch.items():
+            request = requests[slot]
+            reach = request["prompt_tokens"] + request["generated_tokens"]
+            decoding = request["generated_tokens"] > 0 and reach - request["computed_tokens"] == 1
+            cost += (0.1 + 0.001 * reach) * MS if decoding else 0.02 * tokens * MS
+            online &= bool(request["online"])
+        assert online or cost <= budget * s.PS_PER_S * (1 + 1e-9)
+
+
+# --- Prefix sharing maximisation ------------------------------------------------------------------------------------
+def few_shot():
+    """Twelve offline requests of three groups in turn; a prompt is two shared blocks of 512 tokens and its own end."""
+    return shared_trace([(0.0, 1100 + i, 3, False, i % 3, 2) for i in range(12)])
+
+
+def order_of(trace: Any, **values: Any) -> list[int]:
+    """Requests in the order in which they are admitted, one after the other."""
+    setup = Setup((), policy="hygen", values=(("waiting_order", "prefix"), ("prefix_caching", "on"), FREE,
+                                              ("max_num_seqs", 1), *values.items()), **MIXED)
+    seen: list[int] = []
+    for batch, _ in batches(setup, trace=trace):
+        seen += [slot for slot in batch if slot not in seen]
+    return seen
+
+
+def test_u_1_is_the_order_of_the_tree_and_u_0_that_of_age() -> None:
+    trace = few_shot()
+    by_tree, by_age = order_of(trace, utility=1.0), order_of(trace, utility=0.0)
+    assert by_age == list(range(12))
+    groups = [slot % 3 for slot in by_tree]
+    assert sorted(by_tree) == list(range(12)) and sum(a != b for a, b in pairwise(groups)) == 2
+
+
+def test_u_between_takes_from_both() -> None:
+    trace = few_shot()
+    mixed = order_of(trace, utility=0.5)
+    assert mixed not in (order_of(trace, utility=1.0), order_of(trace, utility=0.0))
+    assert sorted(mixed) == list(range(12))
+
+
+def test_the_papers_example_of_sharing() -> None:
+    """Section 4.3: (What is ML, How to code, What is AI, How to debug) is served What, What, How, How."""
+    trace = shared_trace([(0.0, 600, 2, False, group, 1) for group in (0, 1, 0, 1)])
+    groups = [slot % 2 for slot in order_of(trace, utility=1.0)]
+    assert groups in ([0, 0, 1, 1], [1, 1, 0, 0])
+
+
+def test_sharing_saves_prefill_only_where_memory_is_short() -> None:
+    """Room for one group's prefix: in the order of arrival each request has pushed the next one's out."""
+    base = {"prefix_caching": "on", "max_num_seqs": 1, "latency_budget_s": math.inf}
+    found = {}
+    for order in ("arrival", "prefix"):
+        setup = Setup((), policy="hygen", kv_tokens=1600, values=(("waiting_order", order), ("utility", 1.0),
+                                                                 *base.items()), **MIXED)
+        state = Episode(setup, trace=few_shot()).play().state
+        found[order] = int(state.instances["cached_tokens"].sum())
+        check_pool(state, 0)
+    assert found["prefix"] > found["arrival"] == 0
+
+
+# --- HyGen* ---------------------------------------------------------------------------------------------------------
+def test_offline_requests_enter_at_the_rate() -> None:
+    rows = tuple((0.0, 50, 2, False) for _ in range(30))
+    state = play(Setup(rows, policy="hygen_star", values=(("offline_qps", 2.0),), **MIXED)).state
+    done = state.requests["first_token_ps"] > 0
+    waited = state.requests["first_token_ps"][done] / s.PS_PER_S
+    assert np.allclose(waited, 0.5 * (1 + np.arange(done.sum())), atol=0.05) and done.sum() == 30
+
+
+# --- The predictor in service ---------------------------------------------------------------------------------------
+def test_training_sets_the_coefficients_of_the_instances_table() -> None:
+    episode = Episode(at_once((400, 40, True), (300, 40, False), latency_budget_s=1.0))
+    values = episode.policy.values
+    table = cost_table(episode.machines[0].deployment, 300, 16_384)
+    fit = trained(table, 512)
+    assert [values[name] for name in COEFFICIENTS] == pytest.approx(fit.coefficients.tolist())
+    assert values["predictor_mape"] == pytest.approx(fit.mape)
+    episode.play()
+    assert 0 < service_error(episode.state) < 0.25
+
+
+def test_given_coefficients_are_kept() -> None:
+    episode = Episode(at_once((40, 4, True), latency_budget_s=1.0, **BY_HAND))
+    assert {name: episode.policy.values[name] for name in BY_HAND} == BY_HAND
+    assert episode.policy.values["decode_token_2_ps"] == 0
