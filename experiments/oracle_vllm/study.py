@@ -48,7 +48,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         Path(temporary).write_text(markdown(rows) + "\n", encoding="utf-8")
     console = Console()
     for row in rows:
-        console.print(_line(row), highlight=False, markup=False)
+        console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "vllm": version, "chip": ours.CHIP, "model": ours.MODEL, "timing": ours.TIMING,
             "identical": all(row["identical"] for row in rows), "results": rows, "page": str(page)}
 
