@@ -17,36 +17,42 @@ ORDERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def shared(bench: Bench, slo: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Offline throughput by order, each profiled for the same SLO, on work that shares prefixes.
+def shared(bench: Bench, budget_s: float, metric: str) -> list[dict[str, Any]]:
+    """Offline throughput by order, at one latency budget, on work that shares prefixes.
 
     Returns:
-        A row for each order: the budget found, throughput, its ratio to FCFS with the cache, the online excess.
+        A row for each order: throughput, its ratio to FCFS with the cache and without, the online excess.
     """
     alone = bench.runs("sarathi")
-    found = dict(zip(ORDERS, at_once([lambda changed=changed: bench.profiled("hygen", slo, changed)
-                                      for changed in ORDERS.values()]), strict=True))
-    runs = {name: one.runs for name, one in found.items()}
-    base = offline_tokens(runs["FCFS"])
-    return [{"order": name, "latency_budget_s": found[name].setting,
-             "offline": spread(offline_tokens(mine)), "requests": spread(_served(mine)),
-             "ratio": ratio(offline_tokens(mine), base), "ratio_without_cache": ratio(
-                 offline_tokens(mine), offline_tokens(runs["FCFS, no cache"])),
-             "excess": spread(excesses(str(slo["slo_metric"]), mine, alone))} for name, mine in runs.items()]
+    runs = dict(zip(ORDERS, at_once([lambda changed=changed: bench.runs("hygen", {
+        **changed, "latency_budget_s": budget_s}) for changed in ORDERS.values()]), strict=True))
+    tokens = {name: offline_tokens(mine) for name, mine in runs.items()}
+    return [{"order": name, "latency_budget_s": budget_s, "offline": spread(tokens[name]),
+             "requests": spread(_served(mine)), "ratio": ratio(tokens[name], tokens["FCFS"]),
+             "ratio_without_cache": ratio(tokens[name], tokens["FCFS, no cache"]),
+             "excess": spread(excesses(metric, mine, alone))} for name, mine in runs.items()]
 
 
-def fairness(bench: Bench, budget_s: float, utilities: Sequence[float]) -> list[dict[str, Any]]:
-    """Starvation against throughput over the fairness ratio u, at one latency budget, with work that goes on arriving.
+def fairness(full: Bench, steady: Bench, budget_s: float, utilities: Sequence[float]) -> list[dict[str, Any]]:
+    """Starvation against throughput over the fairness ratio u, at one latency budget.
+
+    Args:
+        full: with more offline work than can be served: what is served of it is the throughput.
+        steady: with offline work that goes on arriving, at a rate that every order can serve: who waits how long.
+        budget_s: latency budget of an iteration.
+        utilities: values of u.
 
     Returns:
         A row for each u: throughput, P99 and longest age of offline requests (seconds to their first token).
     """
     values = [{"waiting_order": "prefix", "utility": float(u), "latency_budget_s": budget_s, **CACHED}
               for u in utilities]
-    runs = at_once([lambda one=one: bench.runs("hygen", one) for one in values])
+    most, waits = (at_once([lambda bench=bench, one=one: bench.runs("hygen", one) for one in values])
+                   for bench in (full, steady))
     return [{"utility": float(u), "offline": spread(offline_tokens(mine)), "requests": spread(_served(mine)),
-             **{key: spread(np.array([one["offline"][key] for one in mine], float))
-                for key in ("age_p99_s", "age_max_s")}} for u, mine in zip(utilities, runs, strict=True)]
+             **{key: spread(np.array([one["offline"][key] for one in waiting], float))
+                for key in ("age_p99_s", "age_max_s")}}
+            for u, mine, waiting in zip(utilities, most, waits, strict=True)]
 
 
 def _served(runs: Sequence[Mapping[str, Any]]) -> np.ndarray:

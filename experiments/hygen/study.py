@@ -54,7 +54,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 
 def _part(part: str, jobs: Jobs, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    slo = {"slo_metric": options["metric"], "tolerance": float(options["tolerance"])}
     if part == "latency":
         return compared(_bench(jobs, options, options["offline"]), options["metrics"], options["tolerances"])
     if part == "rates":
@@ -62,11 +61,14 @@ def _part(part: str, jobs: Jobs, options: Mapping[str, Any]) -> list[dict[str, A
                      options["rates"])
     if part == "readings":
         return readings(_bench(jobs, options, options["offline"]), options["metric"], float(options["tolerance"]))
+    full = {work: _bench(jobs, options, work, {"mode": "backlog", "jobs": int(options["shared_jobs"])})
+            for work in options["shared"]}
     if part == "sharing":
-        return [{"work": work, **row} for work in options["shared"] for row in shared(_bench(jobs, options, work), slo)]
-    work = options["shared"][-1]
-    arriving = _bench(jobs, options, work, {"mode": "rate", "rate": float(options["shared_rate"])})
-    return fairness(arriving, float(options["shared_budget_s"]), options["utilities"])
+        return [{"work": work, **row} for work, bench in full.items() for row in
+                shared(bench, float(options["shared_budget_s"]), options["metric"])]
+    work = options["shared"][0]
+    steady = _bench(jobs, options, work, {"mode": "rate", "rate": float(options["shared_rate"])})
+    return fairness(full[work], steady, float(options["shared_budget_s"]), options["utilities"])
 
 
 def _work(name: str) -> dict[str, Any]:
