@@ -22,7 +22,10 @@ from ooco_gym.workload import Trace
 
 MIXED = tuple(name for name in list_policies() if get_policy(name).mixed)
 SIZES: dict[str, Any] = {"max_num_batched_tokens": st.sampled_from((64, 700, 4096)),
-                         "max_num_seqs": st.sampled_from((2, 16, 63)), "reserved_blocks": st.sampled_from((0, 1))}
+                         "max_num_seqs": st.sampled_from((2, 16, 63)), "reserved_blocks": st.sampled_from((0, 1)),
+                         # what HyGen finds by test runs, and Sarathi, which knows no offline work
+                         "latency_budget_s": st.sampled_from((0.03, 0.2)), "offline_qps": st.sampled_from((0.5, 50.0)),
+                         "offline": st.just("fcfs")}
 MANY_EVENTS = 4000
 EACH = pytest.mark.parametrize("policy", MIXED)
 FEW = settings(max_examples=12)
@@ -30,7 +33,7 @@ FEW = settings(max_examples=12)
 
 @st.composite
 def episodes(draw: st.DrawFn, name: str) -> tuple[Setup, Trace]:
-    """A policy with random sizes and choices, on one or two chips mostly short of memory; prompts that share, or not."""
+    """A policy with random sizes and choices, one or two chips mostly short of memory, prompts that share or do not."""
     policy = get_policy(name)
     values = {param.name: draw(SIZES[param.name] if param.name in SIZES else st.sampled_from(param.choices))
               for param in policy.params if param.name in SIZES or param.choices}
