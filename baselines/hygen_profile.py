@@ -56,22 +56,22 @@ def slos_of(values: Mapping[str, Any]) -> tuple[Slo, ...]:
     return tuple(slos)
 
 
-def excess(metric: str, shared: Mapping[str, Any], alone: Mapping[str, Any]) -> float:
+def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> float:
     """By how much, as a share, a metric of one run's `online` figures exceeds another's; infinite where it has none.
 
     Raises:
         UserError: the run without offline work has no value to compare with.
     """
-    before, now = alone[METRICS[metric]], shared[METRICS[metric]]
+    before, now = quiet[METRICS[metric]], shared[METRICS[metric]]
     if not before:
         raise UserError(f"HyGen's profiler cannot compare {metric}: the test run without offline work has none, as no "
                         "online request got so far; raise rate_scale or move the window (start_s, duration_s)")
-    return math.inf if now is None or shared["finished"] < alone["finished"] else now / before - 1.0
+    return math.inf if now is None or shared["finished"] < quiet["finished"] else now / before - 1.0
 
 
-def keeps(slos: tuple[Slo, ...], shared: Mapping[str, Any], alone: Mapping[str, Any]) -> bool:
+def keeps(slos: tuple[Slo, ...], shared: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
     """Whether a run keeps all SLOs beside one without offline work."""
-    return all(excess(one.metric, shared["online"], alone["online"]) <= one.tolerance for one in slos)
+    return all(excess(one.metric, shared["online"], before["online"]) <= one.tolerance for one in slos)
 
 
 def largest_that_holds(holds: Callable[[float], bool], highest: float, steps: int) -> float:
@@ -93,7 +93,7 @@ def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str,
     """Finds a parameter by test runs.
 
     Args:
-        name: of the parameter; at 0 there is no offline work, and at infinity no bound on it.
+        name: of the parameter; at 0 it lets no offline work in, and at infinity any.
         values: of the policy: its SLOs and `profile_steps`.
         highest: where the search begins, from the summary of a run without bound.
         run: summary of a test run with the parameter at a value.
@@ -102,12 +102,17 @@ def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str,
     slos = slos_of(values)
 
     def holds(value: float) -> bool:
-        return all(keeps(slos, run(trial, value), run(trial, 0.0)) for trial in trials)
+        return all(keeps(slos, run(trial, value), run(alone(trial), math.inf)) for trial in trials)
 
     ceiling = highest(run(trials[0], math.inf))
     if holds(math.inf):
         return {name: ceiling}
     return {name: largest_that_holds(holds, ceiling, int(values["profile_steps"]))}
+
+
+def alone(scenario: Scenario) -> Scenario:
+    """A scenario without its offline work: what SLOs are held against."""
+    return scenario.with_(offline={"mode": "rate", "rate": 0.0})
 
 
 def trials_of(scenario: Scenario, values: Mapping[str, Any]) -> list[Scenario]:

@@ -31,6 +31,7 @@ class Formula:
         bundle, answer = get_policy(policy), Future()
         work = {"sarathi": 0.0, "sarathi_pp": 1.0, "hygen": min(1.0, 20 * bundle.values.get("latency_budget_s", 0.0)),
                 "hygen_star": 0.5 * min(1.0, bundle.values.get("offline_qps", 0.0))}[bundle.name]
+        work = 0.0 if scenario.offline.get("rate") == 0.0 else work
         slower = 1.0 + work * (1.0 + 0.01 * (scenario.seed % 3))
         shares = 4.0 if bundle.values.get("waiting_order") == "prefix" else 1.0
         answer.set_result({
