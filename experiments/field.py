@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -97,7 +97,14 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
 
         pairs = [(cell, policy) for cell in cells for policy in policies]
         with ThreadPoolExecutor(len(pairs)) as threads:
-            entries = [entry for several in threads.map(lambda pair: measure(*pair), pairs) for entry in several]
+            asked = [threads.submit(measure, *pair) for pair in pairs]
+            try:
+                for done in as_completed(asked):
+                    done.result()
+            except BaseException:  # one mistake ends all: what is done is in the cache
+                jobs.stop()
+                raise
+        entries = [entry for one in asked for entry in one.result()]
     rows = rows_of(entries, baseline, float(options["violation_budget"]))
     summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "window_s": float(options["duration_s"]),
                "tpot_from": definitions[0], "notes": notes_of(float(options["duration_s"]), seeds),

@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -52,6 +52,7 @@ class Jobs:
         self._open: dict[str, Future[dict[str, Any]]] = {}  # asked for and not answered yet
         self._seen: set[str] = set()
         self._cpu_s: dict[str, float] = {}
+        self._stopped = False
 
     def __enter__(self) -> Self:
         return self
@@ -77,6 +78,8 @@ class Jobs:
                               "policy": policy_identity(policy)})
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
+            if self._stopped:
+                raise CancelledError
             self._seen.add(key)
             if key in self._open:
                 return self._open[key]
@@ -97,6 +100,12 @@ class Jobs:
         """Summaries of one policy on several scenarios, in their order."""
         return [future.result() for future in [self.submit(scenario, policy) for scenario in scenarios]]
 
+    def stop(self) -> None:
+        """Drops what has not begun; whoever waits for it, or asks again, gets a `CancelledError`."""
+        self._stopped = True
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+
     def _executor(self) -> ProcessPoolExecutor:
         if self._pool is None:
             # Processes that begin afresh: a fork would copy the threads' locks in whatever state they are.
@@ -108,7 +117,7 @@ class Jobs:
         return self._pool
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
-        error = computed.exception()
+        error = CancelledError() if computed.cancelled() else computed.exception()
         if error is None:
             self.cache.put(key, computed.result())
         with self._lock:

@@ -219,6 +219,14 @@ def test_mistakes(words, said, capsys):
 
 
 @pytest.mark.usefixtures("brief")
+def test_a_mistake_found_on_the_way_ends_all(capsys):
+    idle = [word for word in TRIAL if not word.startswith("rate_scale")]
+    assert main(["compare", "sustain=true", "policies=[base_pd,online_priority]", *idle, "rate_scale=0", "out=no"]) == 2
+    assert "no online request arrives in the window" in capsys.readouterr().err
+    assert not Path("no").exists()
+
+
+@pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
     from experiments.field import cells_of

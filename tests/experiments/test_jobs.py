@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 
 import pytest
 
@@ -47,6 +47,33 @@ def test_the_same_question_is_answered_from_the_cache(tmp_path):
     again = Jobs(1, Cache(tmp_path), lambda *_: {"never": "asked"})
     assert again.all([SMALL.with_(seed=1), SMALL.with_(seed=2)], "ooco") == first
     assert (pool.runs, jobs.simulated, again.simulated, again.asked, again.finished) == (2, 2, 0, 2, 2)
+
+
+def test_what_has_not_begun_is_dropped_and_nobody_waits_for_it(tmp_path):
+    class Idle:
+        """A pool that never gets to anything."""
+
+        def __init__(self):
+            self.asked: list[Future] = []
+
+        def submit(self, *_):
+            self.asked.append(Future())
+            return self.asked[-1]
+
+        def shutdown(self, wait, cancel_futures):
+            assert cancel_futures and not wait
+            for future in self.asked:
+                future.cancel()
+
+    jobs = Jobs(1, Cache(tmp_path))
+    jobs._pool = Idle()  # type: ignore[assignment]
+    waiting = jobs.submit(SMALL, "ooco")
+    jobs.stop()
+    with pytest.raises(CancelledError):
+        waiting.result(timeout=5)
+    with pytest.raises(CancelledError):
+        jobs.submit(SMALL, "base_pd")
+    assert not any(tmp_path.rglob("*.json"))
 
 
 @pytest.mark.parametrize("other", [
