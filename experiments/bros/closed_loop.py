@@ -14,7 +14,7 @@ from ooco_gym.sim.driver import SUMS, Run, Simulation
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
-POLL_S = 0.05  # how soon a batch that is done is noticed
+POLL_S = 0.2  # how soon a batch that is done is noticed
 JOBS_PER_S = 12.0  # more than any system here gets done
 
 

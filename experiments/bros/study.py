@@ -123,8 +123,9 @@ def change_of(found: Mapping[tuple[float, str], Sequence[Mapping[str, float]]], 
                         for who in (policy, other))
         with np.errstate(divide="ignore", invalid="ignore"):
             each, whole = (mine / theirs - 1.0).mean(axis=0), mine.mean(axis=0) / theirs.mean(axis=0) - 1.0
+            by_rate = mine.mean(axis=1) / theirs.mean(axis=1) - 1.0
         row[name] = {"mean_of_changes": interval(each), "change_of_means": interval(whole),
-                     "by_rate": [float(value) for value in (mine.mean(axis=1) / theirs.mean(axis=1) - 1.0)]}
+                     "by_rate": by_rate.tolist()}
     return row
 
 

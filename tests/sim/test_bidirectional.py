@@ -47,6 +47,7 @@ def assert_equal(state: s.State, other: Blocks) -> None:
     """Every block has the same owners and the same slots of each; sums and what is in host memory agree, too."""
     for place, block in enumerate(other.blocks):
         one = state.pairs[0, place]
+        block.check()
         assert (one["online"], one["offline"]) == (_or_none(block.online), _or_none(block.offline))
         assert (one["online_used"], one["offline_used"]) == (block.used(block.online), block.used(block.offline))
         assert one["preempted"] == block.lost

@@ -18,12 +18,21 @@ class Block:
     offline: int | None = None
     lost: int = 0
     stamp: int = 0  # when it last changed: of blocks that are equal otherwise, the last changed one is taken
+    left: int = 0  # how many slots the online owner has, from the left,
+    right: int = 0  # and the offline one, from the right
 
     def empty(self) -> int:
-        return self.slots.count(None)
+        return len(self.slots) - self.left - self.right
 
     def used(self, request: int | None) -> int:
-        return 0 if request is None else self.slots.count(request)
+        if request is None:
+            return 0
+        return self.left if request == self.online else self.right
+
+    def check(self) -> None:
+        """Holds the counts against the slots themselves."""
+        left, right = [self.online] * self.left, [self.offline] * self.right
+        assert self.slots == left + [None] * self.empty() + right
 
 
 @dataclass
@@ -76,7 +85,8 @@ class Blocks:
         chain = self.chains.setdefault(request, [])
         if not online and self.host.get(request, 0):
             self._restore(request)
-        while self.held(request) < reach:
+        missing = reach - self.held(request)
+        while missing > 0:
             full = not chain or (self.blocks[chain[-1]].used(request) == self.size if online
                                  else self.blocks[chain[-1]].empty() == 0)
             if full:
@@ -88,13 +98,14 @@ class Blocks:
                     self.blocks[place].offline = request
                 chain.append(place)
             block = self.blocks[chain[-1]]
-            while self.held(request) < reach:
+            while missing > 0:
                 if online and block.used(request) < self.size:
                     self._write_left(block)
                 elif not online and block.empty() > 0:
                     self._write_right(block)
                 else:
                     break
+                missing -= 1
             self._touch(chain[-1])
 
     def release(self, request: int) -> None:
@@ -103,9 +114,9 @@ class Blocks:
             block = self.blocks[place]
             block.slots = [None if one == request else one for one in block.slots]
             if block.online == request:
-                block.online = None
+                block.online, block.left = None, 0
             else:
-                block.offline, block.lost = None, 0
+                block.offline, block.right, block.lost = None, 0, 0
             self._touch(place)
         self.host.pop(request, None)
 
@@ -122,11 +133,16 @@ class Blocks:
             assert block.slots[place] == block.offline and block.offline is not None
             self.host[block.offline] = self.host.get(block.offline, 0) + 1
             block.lost += 1
+            block.right -= 1
             self.swapped += 1
         block.slots[place] = block.online
+        block.left += 1
 
     def _write_right(self, block: Block) -> None:
-        block.slots[max(place for place, one in enumerate(block.slots) if one is None)] = block.offline
+        place = len(block.slots) - block.right - 1
+        assert block.slots[place] is None
+        block.slots[place] = block.offline
+        block.right += 1
 
     def _restore(self, request: int) -> None:
         kept = []

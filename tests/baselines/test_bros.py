@@ -1,0 +1,234 @@
+"""BROS beside its paper: hand-worked iterations, the batch size, every iteration as the restated scheduler has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from bros_restated import Request, Scheduler
+from episodes import traces
+from harness import Episode, Setup
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baselines.bros_cost import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
+from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
+from ooco_gym.sim import state as s
+
+LINEAR = {"prefill_linear": 1e8, "prefill_product": 0.0, "prefill_base": 1e9, "decode_linear": 1e9,
+          "decode_product": 0.0, "decode_base": 1e9}  # a prompt token takes 0.1 ms, a decode 1 ms, either phase 1 ms
+SIZES = st.fixed_dictionaries({
+    "batch_base": st.sampled_from((1, 3, 16)), "batch_cap": st.sampled_from((4, 64)),
+    "guard_replace": st.integers(0, 1), "no_block": st.sampled_from(("stop", "skip")), "gridlock": st.integers(0, 1),
+    "failed": st.sampled_from(("passed", "unreachable")), "late": st.sampled_from(("first", "last")),
+    "all_failed": st.sampled_from(("slo", "unbounded")), "no_online": st.sampled_from(("slo", "unbounded")),
+    "bidirectional": st.sampled_from(("off", "on", "own")), "without_blocks": st.sampled_from(("others", "itself")),
+    "product": st.sampled_from(("batch", "requests")), "max_num_seqs": st.sampled_from((4, 63)),
+    "average_weight": st.sampled_from((0.1, 1.0))})
+
+
+def episode_of(rows: Any, kv_tokens: int | None = None, tpot_s: float = 0.05, ttft_s: float = 0.2,
+               **values: Any) -> Episode:
+    """An episode on one 910C with Qwen2.5-7B, of requests (arrival_s, prompt, output, online)."""
+    values = {"max_num_seqs": 63, **values}
+    return Episode(Setup(tuple(rows), relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="bros",
+                         kv_tokens=kv_tokens, values=tuple(values.items()), window_s=(0.0, 20.0),
+                         rules={"tpot_s": tpot_s, "ttft_s": ttft_s}))
+
+
+def iterations(episode: Episode):
+    """Plays on event by event; yields each iteration's tokens by slot, as it begins."""
+    state, begun = episode.state, -1
+    spec = state.instances[0]
+    while (at_ps := episode.next_event_ps()) < s.NEVER:
+        if episode.advance(at_ps) == s.DONE:
+            return
+        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
+            begun = int(spec["steps_begun"])
+            running = state.members[s.BATCH, 0, : spec["running"]]
+            yield {int(slot): int(state.requests[slot]["scheduled_tokens"]) for slot in running
+                   if state.requests[slot]["scheduled_tokens"]}
+
+
+def restated(episode: Episode) -> Scheduler:
+    state, values = episode.state, dict(episode.policy.values)
+    counters = state.counters
+    link = float(state.tables[0]["kv_bytes_per_token"]) / counters[s.HOST_BYTES_PER_S]
+    slo = int(min(counters[s.DEFAULT_TTFT_PS], counters[s.DEFAULT_TPOT_PS]))
+    return Scheduler(values, int(state.instances[0]["total_blocks"]), int(counters[s.BLOCK_TOKENS]),
+                     link * s.PS_PER_S, slo)
+
+
+@settings(deadline=None, max_examples=40)
+@given(traces(), st.sampled_from((1200, 2800, 3600)), st.sampled_from((0.03, 0.1)), SIZES)
+def test_every_iteration_is_as_restated(rows: Any, kv_tokens: int | None, tpot_s: float, values: Any) -> None:
+    """Tokens of each request, drops, batch size and memory equal those of Algorithm 1 in Python, in every iteration."""
+    episode = episode_of(rows, kv_tokens, tpot_s, **values)
+    other, state = restated(episode), episode.state
+    spec, requests, arrived = state.instances[0], state.requests, 0
+    last, span = {}, None
+    for found in iterations(episode):
+        now = int(spec["start_ps"])
+        other.end(last, now if span is None else int(span[1]))
+        while arrived < state.counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= now:
+            row = requests[arrived]
+            if row["status"] != s.REJECTED:
+                other.arrive(Request(arrived, bool(row["online"]), int(row["prompt_tokens"]),
+                                     int(row["output_tokens"]), int(row["arrival_ps"]), int(row["ttft_slo_ps"]),
+                                     int(row["tpot_slo_ps"])))
+            arrived += 1
+        last = other.compose(now, None if span is None else float(span[1] - span[0]))
+        span = (now, int(spec["end_ps"]))
+        assert found == last
+        assert requests["evictions"].sum() == sum(one.drops for one in everyone(other))
+        if values["bidirectional"] == "off":
+            assert spec["free_blocks"] == other.memory.free
+        else:
+            assert spec["free_blocks"] == other.memory.kept.free()
+            for place, block in enumerate(other.memory.kept.blocks):
+                one = state.pairs[0, place]
+                assert one["online_used"] == block.used(block.online)
+                assert one["offline_used"] == block.used(block.offline)
+
+
+def everyone(other: Scheduler) -> list[Request]:
+    """All requests that the restated scheduler has seen."""
+    known: dict[int, Request] = other.__dict__.setdefault("known", {})
+    known.update({one.slot: one for one in other.running + other.waiting})
+    return list(known.values())
+
+
+@settings(deadline=None, max_examples=30)
+@given(traces(), st.sampled_from((1200, 2800, 3600)), SIZES)
+def test_no_slot_is_leaked_or_owned_twice(rows: Any, kv_tokens: int, values: Any) -> None:
+    """Owners' slots add up in every block all the while; at the end all requests are done and all slots free."""
+    episode = episode_of(rows, kv_tokens, **{**values, "bidirectional": "on"})
+    state = episode.state
+    size = int(state.counters[s.BLOCK_TOKENS])
+    for _ in iterations(episode):
+        pairs, held = state.pairs[0], np.zeros(len(state.requests), int)
+        assert (pairs["online_used"] + pairs["offline_used"] <= size).all()
+        assert ((pairs["online"] >= 0) == (pairs["online_used"] > 0)).all()
+        for side in ("online", "offline"):
+            owned = pairs[side] >= 0
+            np.add.at(held, pairs[side][owned], pairs[f"{side}_used"][owned])
+            assert state.requests["urgent"][pairs[side][owned]].tolist() == [side == "online"] * int(owned.sum())
+        assert (held == state.owned[:, 2]).all()
+        free = (pairs["online"] < 0) & (pairs["offline"] < 0)
+        assert free.sum() == state.instances["free_blocks"][0]
+        lying = state.requests["scheduled_tokens"] > 0
+        assert (state.requests["host_tokens"][lying] == 0).all(), "who runs has everything on the device"
+    episode.play(10**15)
+    if (state.requests["status"] >= s.FINISHED).all():
+        assert state.instances["free_blocks"][0] == state.instances["total_blocks"][0]
+        assert (state.pairs["online"] < 0).all() and (state.pairs["offline"] < 0).all()
+        assert (state.requests["host_tokens"] == 0).all()
+
+
+# --- Hand-worked iterations -----------------------------------------------------------------------------------------
+def test_the_batch_size_doubles_until_the_time_runs_out() -> None:
+    """4.2: 128, 256, 512, 1024 (our cap); three prompts of 40 ms for 100 ms: the third is cut off, and 128 again."""
+    rows = [(0.0, 10, 400, False), *((0.5, 400, 2, True) for _ in range(3))]
+    episode = episode_of(rows, ttft_s=0.1, tpot_s=0.1, **LINEAR)
+    sizes = []
+    for found in iterations(episode):
+        sizes.append(int(episode.state.memory[0, 0]))
+        if len(found) > 1:
+            break
+    assert sizes[:4] == [256, 512, 1024, 1024], "for the iterations after the first four"
+    assert len([slot for slot in found if slot > 0]) == 2
+    assert sizes[-1] == 128 and set(sizes[4:-1]) == {1024}
+
+
+def test_the_most_urgent_go_first_and_no_more_than_its_time_allows() -> None:
+    """Lines 3 to 23 by hand: prompts of 500 take 50 ms; the oldest has 150 ms left: two fit, and a short best-effort
+    prompt, not the third."""
+    rows = [(0.0, 1000, 1, True), (0.02, 500, 1, True), (0.03, 500, 1, True), (0.04, 500, 1, True),
+            (0.05, 100, 5, False)]
+    episode = episode_of(rows, ttft_s=0.2, **LINEAR)
+    begun = iterations(episode)
+    assert next(begun) == {0: 1000}, "it came alone"
+    second = next(begun)
+    left_ps = 0.2e12 - (int(episode.state.instances[0]["start_ps"]) - 0.02e12)
+    assert 111e9 < left_ps < 151e9
+    assert second == {1: 500, 2: 500, 4: 100}
+
+
+@pytest.mark.parametrize(("guard", "second"), [(1, {1: 20}), (0, {2: 20})])
+def test_who_cannot_wait_is_not_replaced(guard: int, second: dict[int, int]) -> None:
+    """Lines 25 to 32, a batch of one: request 1 is late, so that (6) with x_i = 0 fails; as printed it is replaced."""
+    rows = [(0.0, 2000, 1, True), (0.0, 20, 1, True), (0.01, 20, 5, False)]
+    episode = episode_of(rows, ttft_s=0.05, batch_base=1, batch_cap=1, guard_replace=guard, all_failed="unbounded")
+    begun = iterations(episode)
+    assert next(begun) == {0: 2000}
+    assert next(begun) == second
+
+
+def test_who_can_wait_is_replaced() -> None:
+    rows = [(0.0, 20, 5, True), (0.0, 20, 5, False)]
+    episode = episode_of(rows, ttft_s=2.0, batch_base=1, batch_cap=1)
+    assert next(iterations(episode)) == {1: 20}
+
+
+def test_best_effort_goes_by_what_it_has_to_swap_in() -> None:
+    """Line 17: after a real-time request took slots of one of two best-effort requests, the other goes first."""
+    rows = [(0.0, 100, 300, False), (0.0, 100, 300, False), (0.5, 1300, 60, True)]
+    episode = episode_of(rows, kv_tokens=1500, ttft_s=5.0, tpot_s=0.1)
+    state = episode.state
+    for found in iterations(episode):
+        away = state.requests["host_tokens"][:2]
+        if (away > 0).sum() == 1 and state.requests["generated_tokens"][2]:
+            assert sorted(found) == [int(np.argmin(away)), 2]
+            return
+    pytest.fail("nobody lost a slot")
+
+
+# --- Cost model -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def table() -> Any:
+    return cost_table(Deployment(load_chip("a100_40g_sxm"), load_model("opt_13b"), 2), 1024, 16_384)
+
+
+def test_profiled_batches_are_powers_of_two_that_fit(table: Any) -> None:
+    profiled = batches(table, 2048, 1024)
+    assert (1, 1) in profiled and (1, 2048) in profiled and (16, 2048) in profiled
+    assert all(size * tokens <= table.kv_blocks * 16 for size, tokens in profiled)
+    assert all(number & (number - 1) == 0 for pair in profiled for number in pair)
+
+
+def test_what_is_linear_is_fitted_exactly(table: Any) -> None:
+    """A made-up table whose steps are a0 n + b alone gives these coefficients back."""
+    lines = np.zeros_like(table.decode_lines)
+    lines[1:, 0] = 2e7 * np.arange(1, len(lines)) + 5e9
+    lines[1:, 2] = lines[1:, 0]
+    found = fit(table._replace(decode_lines=lines), 2048, 256)
+    assert found["decode_linear"] == pytest.approx(2e7, rel=1e-4)
+    assert found["decode_base"] == pytest.approx(5e9, rel=1e-4)
+    assert found["decode_product"] == pytest.approx(0.0, abs=1.0)
+
+
+def test_product_by_request_is_the_better_model(table: Any) -> None:
+    """The paper's product of sums misses attention, which is a sum of products: both errors are in docs/baselines."""
+    drawn = draw(np.random.default_rng(0), 200)
+    by_batch, by_request = fit(table, 2048, 1024), fit(table, 2048, 1024, by_request=True)
+    assert set(by_batch) == set(NAMES)
+    assert mape(table, by_request, drawn, by_request=True) < mape(table, by_batch, drawn) < 0.3
+
+
+def test_the_true_latency_is_the_simulators() -> None:
+    """`iteration_ps`, which the model is fitted to, equals what the simulator takes for the same iteration."""
+    rows = [(0.0, 300, 20, False), (0.0, 200, 20, False), (0.2, 150, 3, True)]
+    episode = episode_of(rows, tpot_s=1.0, ttft_s=2.0)
+    mine = cost_table(episode.machines[0].deployment, 63)
+    requests, spec = episode.state.requests, episode.state.instances[0]
+    for found in iterations(episode):
+        prompts = [tokens for tokens in found.values() if tokens > 1]
+        contexts = [int(requests[slot]["computed_tokens"]) + 1 for slot, tokens in found.items() if tokens == 1]
+        assert spec["end_ps"] - spec["start_ps"] == pytest.approx(iteration_ps(mine, prompts, contexts), abs=2)
+
+
+def test_swapping_hides_behind_the_iteration() -> None:
+    model = {**LINEAR, "swap_linear": 1e7}
+    assert predict_ps(model, [], [100], 50) == 2e9
+    assert predict_ps(model, [], [100], 500) == 5e9
