@@ -1,0 +1,55 @@
+"""The runs behind `ooco-gym experiment bros`: batches back to back, a trace that ends, changes against baselines."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from experiments.bros.closed_loop import POLL_S, simulate_batches
+from experiments.bros.study import change_of, pairs_of
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim import state as s
+
+BATCH = 6
+
+
+@pytest.fixture(scope="module")
+def requests() -> np.ndarray:
+    """The requests of a short run under round robin, in seconds where they are times."""
+    scenario = Scenario(cluster="bros_opt_13b", workload="bros_sharegpt", slo="bros", duration_s=20.0, warmup_s=2.0,
+                        drain_s=60.0, start_s=0.0, online_rate=1.0,
+                        offline={"mode": "jobs", "jobs": 20 * BATCH, "dataset": "bros_be"})
+    return simulate_batches(scenario, "round_robin", BATCH).requests
+
+
+def test_a_batch_arrives_when_the_last_one_is_done(requests: np.ndarray) -> None:
+    done = requests[(requests["online"] == 0) & (requests["arrival_ps"] < s.NEVER)]
+    arrivals = np.unique(done["arrival_ps"])
+    assert len(arrivals) > 3
+    batches = [done[done["arrival_ps"] == at] for at in arrivals]
+    assert all(len(batch) == BATCH for batch in batches)
+    for before, after in zip(batches, arrivals[1:], strict=False):
+        wait_s = (after - before["finish_ps"].max()) / s.PS_PER_S
+        assert 0.0 <= wait_s <= POLL_S + 1e-6
+
+
+def test_online_requests_keep_their_times_and_finish(requests: np.ndarray) -> None:
+    online = requests[requests["online"] == 1]
+    came = online[online["arrival_ps"] < s.NEVER]
+    assert len(came) > 10 and (np.diff(came["arrival_ps"]) >= 0).all()
+    assert (came["arrival_ps"] < 22 * s.PS_PER_S).all()
+    assert (came["status"] == s.FINISHED).all()
+    assert (came["first_token_ps"] > came["arrival_ps"]).all()
+    assert (online[online["arrival_ps"] >= s.NEVER]["generated_tokens"] == 0).all()
+
+
+def test_changes_are_paired_and_averaged_over_rates() -> None:
+    names = ("normalized_latency_s", "best_effort_per_s", "ttft_attainment", "tpot_attainment")
+    found = {(rate, who): [dict.fromkeys(names, value * factor) for factor in (1.0, 3.0)]
+             for rate, who, value in ((1.0, "bros", 1.0), (1.0, "other", 2.0), (2.0, "bros", 3.0), (2.0, "other", 4.0))}
+    row = change_of(found, "bros", "other", [1.0, 2.0])["normalized_latency_s"]
+    assert row["mean_of_changes"][0] == pytest.approx((0.5 + 0.75) / 2 - 1)
+    assert row["change_of_means"][0] == pytest.approx((1.0 + 3.0) / (2.0 + 4.0) - 1)
+    assert row["by_rate"] == pytest.approx([-0.5, -0.25])
+    assert pairs_of(["bros", "vllm_v0", "bros:late=last"]) == [("bros", "vllm_v0"), ("bros:late=last", "vllm_v0"),
+                                                              ("bros", "bros:late=last")]
