@@ -68,7 +68,7 @@ def body(summary: Mapping[str, Any], folder: str) -> str:
             header, lines = cells(part, rows)
             parts += [*([f"{title}:"] if title else []), markdown_table(header, lines)]
         if part == "hit_rate":
-            parts.append(f"![Half a day of online load, and what offline work made of it]({folder}/day.svg)")
+            parts.append(f"![Online load up to the peak, and what offline work made of it]({folder}/day.svg)")
     if summary["rate_scale"] is not None:
         options = summary["options"]
         parts.append(f"`{options['cluster']}` serves {summary['rate_scale']:g} times `{options['online']}`'s own rate "

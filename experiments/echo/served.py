@@ -26,7 +26,8 @@ def curves_of(run: Run) -> dict[str, list[float | None]]:
     """Figures of each quarter of an hour of the measured window.
 
     `hit_rate` is the share of prompt tokens found in the prefix cache, of the offline requests whose first token came
-    in that time (None: there was none). Active requests and the share of memory that they hold are samples at its end.
+    in that time (None: there was none). Active requests and the share of memory that they hold are the samples that
+    follow its end (the last one, where none does).
     """
     from ooco_gym.sim.state import PS_PER_S
 
@@ -40,8 +41,7 @@ def curves_of(run: Run) -> dict[str, list[float | None]]:
     found = np.bincount(place[inside], np.maximum(offline["cached_tokens"], 0)[inside], bins)
     online = run.requests[run.requests["online"] == 1]
     arrivals = np.histogram(online["arrival_ps"] / PS_PER_S, edges_s)[0] / BIN_S
-    at = np.searchsorted(run.samples["t_s"], edges_s[1:] - 1e-6)
-    at = at[at < len(run.samples["t_s"])]
+    at = np.minimum(np.searchsorted(run.samples["t_s"], edges_s[1:] - 1e-6), len(run.samples["t_s"]) - 1)
     return {"t_s": (edges_s[:-1] + BIN_S / 2 - begin_s).tolist(),
             "hit_rate": [float(a / b) if b else None for a, b in zip(found, prompts, strict=True)],
             "online_per_s": arrivals.tolist(),

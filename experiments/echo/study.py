@@ -88,7 +88,7 @@ def ablation(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def hit_rate(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures 8, 9 and 10: half a day, from quiet hours to the peak."""
+    """Figures 8, 9 and 10: from quieter hours to the peak."""
     day = options["day"]
     scenario = bench.at(float(day["load"]), day["dataset"], start_s=float(day["start_s"]),
                         duration_s=float(day["duration_s"]))
@@ -134,7 +134,7 @@ def readings(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def cost(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Wall time of an iteration, with the simulator's own part, by how many offline requests wait."""
+    """Processor time of an iteration, with the simulator's own part, by how many offline requests wait."""
     from ooco_gym.sim.driver import Simulation
 
     chosen, rows = options["cost"], []
@@ -145,13 +145,13 @@ def cost(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
         for policy in VARIANTS:
             simulation = Simulation(scenario, policy)
             simulation.advance(1.0)
-            begun, steps = time.perf_counter(), int(simulation.state.instances["steps_begun"].sum())
+            begun, steps = time.process_time(), int(simulation.state.instances["steps_begun"].sum())
             simulation.advance(float(chosen["duration_s"]))
-            wall_s = time.perf_counter() - begun
+            spent_s = time.process_time() - begun
             spec = simulation.state.instances[0]
             rows.append({"policy": policy, "waiting": waiting_requests, "still_waiting": int(spec["offline_waiting"]),
                          "iterations": int(spec["steps_begun"]) - steps,
-                         "us": 1e6 * wall_s / max(1, int(spec["steps_begun"]) - steps)})
+                         "us": 1e6 * spent_s / max(1, int(spec["steps_begun"]) - steps)})
     return rows
 
 

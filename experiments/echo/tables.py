@@ -15,10 +15,10 @@ TITLES = {
     "estimator": "Estimator: mean absolute error (bias) on batches drawn apart (the paper gives none)",
     "ablation": "Offline throughput and online attainment (Figures 6 and 7; paper: BS+E slightly below BS, then "
                 "BS+E+S, then Echo with up to 3.3 × BS; online TTFT 1 s and TPOT 50 ms kept by 90 %)",
-    "hit_rate": "Prefix-cache hit rate of offline requests over half a day (Figure 9; paper: 78.6 %, flat through the "
-                "online peak only with the KV manager)",
+    "hit_rate": "Prefix-cache hit rate of offline requests through the online peak (Figure 9; paper: 78.6 %, flat "
+                "there only with the KV manager)",
     "readings": "What the paper leaves open, one change at a time",
-    "cost": "Wall time of an iteration, decision and simulator together, by waiting offline requests",
+    "cost": "Processor time of an iteration, decision and simulator together, by waiting offline requests",
 }
 
 
