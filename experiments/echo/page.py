@@ -34,7 +34,8 @@ def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
     path = Path(given) if given else out / "echo.md"
     beside = path.with_suffix("")
     figure = figure_of(summary)
-    write_json(beside / "results.json", rounded(summary))
+    options = {key: value for key, value in summary["options"].items() if key != "page"}
+    write_json(beside / "results.json", rounded({**summary, "options": options}))
     texts = {path: merged(path, body(summary, beside.name))}
     day = summary["results"].get("hit_rate")
     if day:
