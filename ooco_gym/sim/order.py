@@ -5,11 +5,16 @@ of prompts of like length. One bit says whether the request of that rank waits o
 them that says whether any is set, and so on: next and previous are found in as many looks as there are levels.
 """
 
+from typing import Any
+
 import numpy as np
-from numba.cpython.unsafe.numbers import leading_zeros, trailing_zeros
+from numba.cpython.unsafe import numbers
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.state import BUCKETS
+
+leading_zeros: Any = numbers.leading_zeros
+trailing_zeros: Any = numbers.trailing_zeros
 
 NONE = -1
 ONE, ALL_BITS = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)

@@ -22,8 +22,9 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, i
     caching, order = bool(settings.get(s.PREFIX_CACHING)), settings.get(s.WAITING_ORDER, 0)
     n = len(trace)
     hashes = trace.prefix_hashes
-    keep = n > 0 and hashes is not None and (caching or order)
-    sizes = {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))} if keep else {}
+    sizes = {}
+    if n and hashes is not None and (caching or order):
+        sizes = {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
     if order and n:
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
