@@ -201,8 +201,8 @@ def schedule_offline(state, instance, size, ready, residual):
             if is_fresh(state, slot):  # of those who wait for their first prompt, the others wait with it
                 fresh = np.int64(-1)
             continue
-        if total < size and cost_with(state, instance, slot) <= residual:
-            total += 1
+        if total == 0 or (total < size and cost_with(state, instance, slot) <= residual):
+            total += 1  # the first of all runs whatever it takes, else nobody would
         elif _replace(state, instance, slot, ready, total, size, residual):
             ready -= 1
         else:

@@ -29,7 +29,7 @@ from baselines.echo_estimator import (
     reserved_for_bursts,
     slack,
 )
-from baselines.echo_fit import DECODE_FORMS, PREFILL_FORMS, fit
+from baselines.echo_fit import fit
 from baselines.echo_selection import (
     LAST_RANK,
     blocks_to_start,
@@ -256,8 +256,7 @@ def prepare(policy, facts):
     """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
     values = policy.values
     largest = int(min(values["max_num_seqs"], facts.max_batch - 1))
-    found = fit(facts.strict, largest, PREFILL_FORMS[PREFILL_FORMS.index(values["prefill_form"])],
-                DECODE_FORMS[DECODE_FORMS.index(values["decode_form"])])
+    found = fit(facts.strict, largest, values["prefill_form"], values["decode_form"])
     return {name: ps for name, ps in found.coefficients.items() if name not in values}
 
 

@@ -314,7 +314,9 @@ def prepare(policy, facts):
     found = {} if values["reserve_tokens"] > 0 else {"reserve_tokens": facts.mean_context_tokens}
     if values["fitted"] == 1:
         return found
-    coefficients = fit(facts.strict, facts.max_batch - 1, "max", values["decode_form"]).coefficients
+    prefill, decode = (fit(table, facts.max_batch - 1, "max", values["decode_form"]).coefficients
+                       for table in (facts.relaxed, facts.strict))
+    coefficients = decode | {name: prefill[name] for name in ("square_ps", "token_ps", "least_ps")}
     return found | {"fitted": 1} | {name: value for name, value in coefficients.items() if name != "overlap"}
 
 

@@ -12,6 +12,8 @@ Read otherwise than printed, each for a reason:
 - Algorithm 1 retries a prefill after preempting, whichever budget was short; here only where it was memory.
 - Its victims are the running online requests that are not in the batch: memory that offline requests hold counts as
   free in the first phase (Algorithm 2, lines 11 and 14), so they go first, the last admitted of them.
+- Where nothing runs because each running offline request exceeds the budget by itself, the first goes on: else all
+  would hold their memory for ever.
 - Algorithm 2 schedules one step ahead of the engine and mends the batch when a request arrives; here it is
   synchronous, with nothing to mend.
 
@@ -231,6 +233,25 @@ def note_error(state, instance):
         batch[PREDICTED] = 0.0
 
 
+@inner
+def go_on(state, instance):
+    """Nothing fits the budget, not even alone: the offline request that has run longest takes its next step."""
+    batch = state.memory[instance]
+    for i in range(running_of(state, instance, OFFLINE_CLASS)):
+        slot = state.scratch[0, i]
+        if not runs(state, slot):
+            continue
+        if decodes(state, slot):
+            if decode(state, instance, slot, OFFLINE_CLASS):
+                add_decode(state, batch, slot, decode_cost(state, batch, slot), 1)
+                return
+        else:
+            tokens = prefill(state, instance, slot, int(state.params[P.chunk_size]), OFFLINE_CLASS)
+            if tokens > 0:
+                add_prefill(state, batch, tokens)
+                return
+
+
 @hook(COMPOSE)
 def two_phases(view):
     """Online requests with the whole budget, then offline ones with what is left of it."""
@@ -247,6 +268,9 @@ def two_phases(view):
     else:
         slo_aware_schedule(state, instance, OFFLINE_CLASS)
     tokens = scheduled(state, instance)
+    if tokens == 0:
+        go_on(state, instance)
+        tokens = scheduled(state, instance)
     batch[PREDICTED] = 0.0 if tokens == 0 else predict(
         state, batch[PREFILL_TOKENS], batch[DECODE_TOKENS], batch[PREFILLS], batch[DECODES])
     return tokens
@@ -276,10 +300,9 @@ def fixed_rate(view):
     _, entered = serve(state, instance, OFFLINE_CLASS, left, due - int(memory[ENTERED]))
     memory[ENTERED] += entered
     tokens = scheduled(state, instance)
-    if tokens == 0 and 0 < rate < np.inf and state.instances[instance].offline_head >= 0:
-        due_ps = int((memory[ENTERED] + 1) / rate) + 1
-        if due_ps > state.counters[NOW]:
-            wake_at(state, instance, due_ps)
+    waits = state.instances[instance].offline_head >= 0
+    if tokens == 0 and waits and 0 < rate < np.inf and due <= memory[ENTERED]:  # not due yet, or by a rounding
+        wake_at(state, instance, max(int((memory[ENTERED] + 1) / rate) + 1, state.counters[NOW] + PS_PER_S // 1000))
     return tokens
 
 

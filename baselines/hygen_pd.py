@@ -177,8 +177,8 @@ def fit_decode(facts):
 
 
 def fit_prefill(facts, tokens):
-    """HyGen's predictor of prefill iterations of up to `tokens`, or of one longer prompt, on the same chip."""
-    return fit_pool(prefill_profile(facts.strict, tokens))
+    """HyGen's predictor of prefill iterations of up to `tokens`, or of one longer prompt, on the relaxed instances."""
+    return fit_pool(prefill_profile(facts.relaxed, tokens))
 
 
 def prepare(policy, facts):

@@ -124,6 +124,8 @@ class Scenario:
             raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):
             raise UserError(f"seed={self.seed!r} must be a whole number")
+        if not -(2**63) <= self.seed < 2**63:
+            raise UserError(f"seed={self.seed} must be a whole number of at most 63 bits")
         rate = self.offline.get("rate")
         if rate is not None and (not isinstance(rate, (int, float)) or not 0 <= rate < math.inf):
             raise UserError(f"offline.rate={rate!r} must be a number of requests a second, at least 0")

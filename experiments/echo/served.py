@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ooco_gym.errors import UserError
+
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
     from ooco_gym.sim.driver import Run
@@ -31,6 +33,8 @@ def curves_of(run: Run) -> dict[str, list[float | None]]:
     """
     from ooco_gym.sim.state import PS_PER_S
 
+    if "t_s" not in run.samples:
+        raise UserError("echo.duration_s: the run is shorter than the interval of its samples; take 600 or more")
     begin_s, end_s = run.window_s
     edges_s = np.arange(begin_s, end_s + 1.0, BIN_S)
     offline = run.requests[(run.requests["online"] == 0) & (run.requests["first_token_ps"] > 0)]

@@ -82,14 +82,18 @@ def measure_decisions(options: dict[str, Any]) -> dict[str, Any]:
     figures = {}
     for policy in options["decisions"]:
         for waiting in CROWDS:
-            mean, worst = decision_us(policy, waiting)
+            found = decision_us(policy, waiting)
+            if found is None:
+                continue
+            mean, worst = found
             name = policy.partition(":")[0]
             figures |= {f"decision_us/{name}/{waiting}/mean": mean, f"decision_us/{name}/{waiting}/worst": worst}
     return figures
 
 
-def decision_us(policy: str, waiting: int) -> tuple[float, float]:
-    """(Mean of the costliest decision point, worst of all decisions) with about so many waiting, in microseconds.
+def decision_us(policy: str, waiting: int) -> tuple[float, float] | None:
+    """(Mean of the costliest decision point, worst of all decisions) with about so many waiting, in microseconds;
+    None where it never has so many waiting.
 
     Each is the time of a compiled rule called from Python less that of a rule that does nothing, in processor time of
     the thread: wall time on a machine that does nothing else.
@@ -116,6 +120,8 @@ def decision_us(policy: str, waiting: int) -> tuple[float, float]:
         if asked >= WARM_DECISIONS and waiting / 2 <= queued <= 1.5 * waiting:
             times.setdefault(point, []).append(took)
     nothing = float(np.median(idle))
+    if not times:
+        return None  # it never has so many waiting, as it drops or ignores them
     found = [np.maximum(0.0, np.array(one) - nothing) / 1000.0 for one in times.values()]
     return max(float(one.mean()) for one in found), max(float(one.max()) for one in found)
 
@@ -149,9 +155,9 @@ def decisions_table(figures: dict[str, Any], names: list[str], target_us: float)
         table.add_column(f"mean, {waiting:,}", justify="right")
     table.add_column(f"worst, {CROWD:,}", justify="right")
     for name in names:
-        means = [figures[f"decision_us/{name}/{waiting}/mean"] for waiting in CROWDS]
-        worst = figures[f"decision_us/{name}/{CROWD}/worst"]
-        shown = [f"{value:.3g}" for value in (*means, worst)]
-        late = means[CROWDS.index(CROWD)] > target_us
+        means = [figures.get(f"decision_us/{name}/{waiting}/mean") for waiting in CROWDS]
+        worst = figures.get(f"decision_us/{name}/{CROWD}/worst")
+        shown = ["–" if value is None else f"{value:.3g}" for value in (*means, worst)]
+        late = (means[CROWDS.index(CROWD)] or 0.0) > target_us
         table.add_row(name, *(f"[yellow]{value}[/yellow]" if late else value for value in shown))
     return table

@@ -5,6 +5,8 @@ waiting ones (`admit`) and takes memory away (`preempt`); what it returns is not
 State.members[BATCH] in the order of admission; waiting ones are the linked queues of the instance, online and offline.
 """
 
+import numpy as np
+
 from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
@@ -57,9 +59,12 @@ def least_important(state, instance):
 
 @inner
 def preempt_least(state, instance):
-    """Preempts the least important running request by recomputation. Returns (its place, the tokens that it had)."""
+    """Preempts the least important running request by recomputation. Returns (its place, the tokens that it had).
+
+    Blocks that these tokens would have filled stay findable, as in the engine.
+    """
     place = least_important(state, instance)
-    tokens = take_back(state, state.members[BATCH, instance, place])
+    tokens = np.int64(state.requests[state.members[BATCH, instance, place]].scheduled_tokens)
     if state.counters[CLASS_BLIND]:
         preempt_front(state, instance, place, RECOMPUTE)
     else:

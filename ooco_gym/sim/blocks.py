@@ -263,6 +263,16 @@ def name_full(state, instance, slot, first, end):
 
 
 @inner
+def unname(state, instance, slot, first, end):
+    """Makes blocks that a request will not fill now findable no more, but those that others have found."""
+    place = _table_place(state, state.requests[slot].row)
+    for i in range(first, end):
+        block = state.kv[instance, place + i]
+        if state.blocks[instance, block].references == 1:
+            _forget(state, instance, block)
+
+
+@inner
 def close_table(state, instance, slot, wanted):
     """Lets go of a request's blocks and of its table; `wanted` says that it will come back for them.
 

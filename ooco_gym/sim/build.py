@@ -55,9 +55,9 @@ class Rules:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a policy may be prepared with: the timing of those that decode and that prefill, SLO, mean context."""
+    """What a policy may be prepared with: the timing that it believes, the SLO, the mean context."""
 
-    strict: CostTable
+    strict: CostTable  # of those that decode
     tpot_s: float
     mean_context_tokens: float
     max_batch: int
@@ -82,8 +82,24 @@ def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
     output = trace.output_tokens.astype(np.float64)
     context = trace.prompt_tokens + 0.5 * output
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
-    return Facts(_table(strict.deployment, rules.max_batch), rules.tpot_s, mean, rules.max_batch,
-                 _table(machines[0].deployment, rules.max_batch))
+    decode, prefill = (_believed(machine.deployment, rules.max_batch, rules.belief_factor)
+                       for machine in (strict, machines[0]))
+    return Facts(decode, rules.tpot_s, mean, rules.max_batch, prefill)
+
+
+@lru_cache(maxsize=32)
+def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTable:
+    """A cost table with all latencies times `factor` (PROTOCOL: truth and belief are two things)."""
+    table = _table(deployment, max_batch)
+    if factor == 1.0:
+        return table
+    names = ("decode_lines", "attention_lines", "prefill_ps", "head_ps")
+    scaled = {name: np.rint(getattr(table, name) * factor).astype(np.int64) for name in names}
+    of_one = {name: round(getattr(table, name) * factor) for name in ("prefill_slope_ps", "prefill_floor_ps")}
+    seconds = ("roofs_s", "launch_s", "linear_s", "critical_s")
+    parts = {name: getattr(table.attention, name) * factor for name in seconds}
+    grid = table.attention_grid + np.log2(factor) if table.attention_grid.size else table.attention_grid
+    return table._replace(**scaled, **of_one, attention=table.attention._replace(**parts), attention_grid=grid)
 
 
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],

@@ -9,7 +9,7 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.bidirectional import change_host, pair_fits, pair_grow, paired
-from ooco_gym.sim.blocks import append_blocks, hits, name_full, open_table, share, told_apart
+from ooco_gym.sim.blocks import append_blocks, hits, name_full, open_table, share, told_apart, unname
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.memory import count, let_go, take_blocks
 from ooco_gym.sim.queues import LOG_EVICT, add_member, dequeue, enqueue, enqueue_by_arrival, log_event, remove_member
@@ -151,10 +151,16 @@ def _give_slots(state, instance, slot, tokens):
 
 @inner
 def take_back(state, slot):
-    """Takes a request's tokens in the next iteration back, not its memory; returns how many."""
+    """Takes a request's tokens in the next iteration back, not its memory; returns how many.
+
+    Blocks that it would have filled are not to be found, but where somebody has found them already.
+    """
     request = state.requests[slot]
     tokens = np.int64(request.scheduled_tokens)
     request.scheduled_tokens = 0
+    if tokens > 0 and state.counters[PREFIX_CACHING]:
+        size, computed = state.counters[BLOCK_TOKENS], np.int64(request.computed_tokens)
+        unname(state, request.instance, slot, computed // size, (computed + tokens) // size)
     return tokens
 
 

@@ -274,7 +274,7 @@ class Scheduler:
                 fresh_too = fresh_too and not one.fresh
                 continue
             load = self.load(one)
-            if len(batch) < self.size and self.cost([*batch, load]) <= residual:
+            if not batch or (len(batch) < self.size and self.cost([*batch, load]) <= residual):
                 batch.append(load)
             else:
                 if not real_time:

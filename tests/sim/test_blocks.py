@@ -10,6 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_checks import check_pool, free_queue, table_of
 
+from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.policy import Param, Policy
+from ooco_gym.policy.mixed import (
+    RECOMPUTE,
+    admit,
+    admit_waiting,
+    cached,
+    continue_running,
+    preempt,
+    take_back,
+)
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
 from ooco_gym.workload.sharing import hash_blocks
@@ -103,6 +114,29 @@ def test_what_is_taken_first() -> None:
     assert len(queue) == usable
     assert queue[0] == table[6], "100 + 4 tokens: the seventh block is not full"
     assert queue[-6:] == table[5::-1]
+
+
+@hook(COMPOSE)
+def fickle(view):
+    """Starts a request and thinks better of it; looks what it would find; then serves first come, first served."""
+    state, instance = view.state, view.instance
+    slot = state.instances[instance].online_head
+    if state.memory[instance, 0] == 0.0 and slot >= 0:
+        admit(state, instance, slot, 600)
+        take_back(state, slot)
+        preempt(state, instance, 0, RECOMPUTE)
+        state.memory[instance, 0], state.memory[instance, 1] = 1.0, cached(state, instance, slot)
+    budget, _ = continue_running(state, instance, 2048)
+    return 2048 - admit_waiting(state, instance, budget)
+
+
+def test_what_was_never_computed_is_not_found() -> None:
+    policy = Policy("fickle", (Param("prefix_caching", "", choices=("off", "on")),), {"prefix_caching": "on"},
+                    mixed=True, compose=fickle)
+    state = Episode(Setup((), policy=policy, **MIXED), trace=shared_trace([(0.0, 700, 3, True, 0, 1)])).play().state
+    assert state.memory[0, :2].tolist() == [1.0, 0.0]
+    assert state.requests["status"].tolist() == [s.FINISHED]
+    check_pool(state, 0)
 
 
 def test_reuse_keeps_blocks() -> None:

@@ -181,4 +181,4 @@ def test_each_policy_answered_from_outside(policy: str) -> None:
         answers += 1
     assert answers > 100
     assert differences(inside.state, outside.state) == []
-    assert (inside.state.requests["status"] == s.FINISHED).any()
+    assert (inside.state.requests["generated_tokens"] > 0).any()
