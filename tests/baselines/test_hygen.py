@@ -187,7 +187,8 @@ def test_no_offline_work_without_time(rows: Any, values: dict[str, Any], memory:
 @given(traces(), VALUES, MEMORY, st.sampled_from((0.011, 0.013, 0.02)))
 def test_offline_work_stays_within_the_budget(rows: Any, values: dict[str, Any], memory: int | None,
                                               budget: float) -> None:
-    """A batch with offline tokens is predicted within the budget, unless its online part alone is beyond it."""
+    """A batch with offline tokens is predicted within the budget, unless its online part alone is beyond it, or it is
+    one request that nothing else would let go on."""
     setup = Setup(rows, policy="hygen", values=(*values.items(), ("latency_budget_s", budget), *BY_HAND.items()),
                   kv_tokens=memory, **MIXED)
     for batch, state in batches(setup, most=400):
@@ -198,7 +199,7 @@ def test_offline_work_stays_within_the_budget(rows: Any, values: dict[str, Any],
             decoding = request["generated_tokens"] > 0 and reach - request["computed_tokens"] == 1
             cost += (0.1 + 0.001 * reach) * MS if decoding else 0.02 * tokens * MS
             online &= bool(request["online"])
-        assert online or cost <= budget * s.PS_PER_S * (1 + 1e-9)
+        assert online or len(batch) == 1 or cost <= budget * s.PS_PER_S * (1 + 1e-9)
 
 
 # --- Prefix sharing maximisation ------------------------------------------------------------------------------------
