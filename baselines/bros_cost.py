@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.perf import CostTable, decode_latency_ps
-from ooco_gym.perf.table import attention_ps, dense_ps
+from ooco_gym.perf import CostTable, mixed_latency_ps
 
 NAMES = ("prefill_linear", "prefill_product", "prefill_base", "decode_linear", "decode_product", "decode_base")
 
@@ -43,16 +42,7 @@ def batches(table: CostTable, context_tokens: int, max_batch: int, block_tokens:
 
 def iteration_ps(table: CostTable, prefills: Sequence[int], decodes: Sequence[int]) -> float:
     """What an iteration truly takes: prompts of these lengths, and decodes at these context lengths. In ps."""
-    attention, lines = 0.0, table.attention_lines[len(decodes)]
-    if not prefills:
-        return float(decode_latency_ps(table, len(decodes), int(sum(decodes))))
-    q = np.array(prefills, np.float64)
-    attention = float(attention_ps(table, *table.attention.features(q, q)))
-    context = int(sum(decodes))
-    beside = max(lines[0] + lines[1] * context, lines[2] + lines[3] * context) if decodes else 0
-    tokens, sampled = int(sum(prefills)) + len(decodes), len(prefills) + len(decodes)
-    heads = table.head_ps[min(sampled, len(table.head_ps) - 1)]
-    return max(table.prefill_floor_ps, float(dense_ps(table, tokens) + heads + beside) + attention)
+    return float(mixed_latency_ps(table, [list(prefills)], 0, [len(decodes)], [sum(decodes)])[0])
 
 
 def fit(table: CostTable, context_tokens: int, max_batch: int, *, by_request: bool = False) -> dict[str, float]:

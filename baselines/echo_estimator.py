@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baselines.echo_fit import COEFFICIENTS
 from ooco_gym.compile import inner
 from ooco_gym.policy.bundle import Param, slots
 from ooco_gym.sim.costs import (
@@ -61,15 +62,7 @@ PARAMS = (
           "(open)", choices=("logical", "computed")),
     Param("prefill_benefit", "3.1: b_p, the worth of a prefilled token", 0.0, 1e6),
     Param("decode_benefit", "3.1: b_d, the worth of a decoded token", 0.0, 1e6),
-    # what the micro-benchmarks find
-    Param("square_ps", "a of T_p, ps a token squared", 0.0),
-    Param("token_ps", "b of T_p, ps a token", 0.0),
-    Param("least_ps", "c of T_p, ps", 0.0),
-    Param("longest_ps", "g of T_d, ps a token of the longest context", 0.0),
-    Param("mean_ps", "d of T_d, ps a token of the mean context", 0.0),
-    Param("base_ps", "decode_form=counted: ps a step", 0.0),
-    Param("request_ps", "decode_form=counted: ps a request", 0.0),
-    Param("context_ps", "decode_form=counted: ps a token of all contexts", 0.0),
+    *COEFFICIENTS,
     Param("overlap", "lam of T: 1: the shorter phase hides behind the longer one", 0.0, 1.0),
 )
 P = slots(PARAMS)

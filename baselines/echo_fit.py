@@ -8,14 +8,25 @@ batches drawn apart.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ooco_gym.perf import CostTable, decode_latency_ps
-from ooco_gym.perf.table import attention_ps, dense_ps, prefill_alone_ps
+from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
+from ooco_gym.policy.bundle import Param
 
+COEFFICIENTS = (  # what the micro-benchmarks find, but for the overlap of mixed batches
+    Param("square_ps", "a of T_p, ps a token squared", 0.0),
+    Param("token_ps", "b of T_p, ps a token", 0.0),
+    Param("least_ps", "c of T_p, ps", 0.0),
+    Param("longest_ps", "g of T_d, ps a token of the longest context", 0.0),
+    Param("mean_ps", "d of T_d, ps a token of the mean context", 0.0),
+    Param("base_ps", "decode_form=counted: ps a step", 0.0),
+    Param("request_ps", "decode_form=counted: ps a request", 0.0),
+    Param("context_ps", "decode_form=counted: ps a token of all contexts", 0.0),
+)
 SAMPLES = 400  # batches of a kind, and as many to measure the error on
 LONGEST_TOKENS = 32_768
 PREFILL_FORMS, DECODE_FORMS = ("max", "additive"), ("pooled", "floored", "counted")
@@ -161,9 +172,14 @@ def draw_batches(table: CostTable, largest_batch: int, part: int) -> dict[str, B
     kinds = {"prefill": ([empty] * SAMPLES, np.stack([0 * prompts, prompts], axis=1)),
              "decode": (decodes, np.zeros((SAMPLES, 2), np.int64)),
              "mixed": (beside, np.stack([done, new], axis=1))}
-    return {kind: Batches(tuple(contexts), chunks, np.array([
-        iteration_ps(table, chunk, one) for one, chunk in zip(contexts, chunks, strict=True)]))
-        for kind, (contexts, chunks) in kinds.items()}
+    return {kind: Batches(tuple(contexts), chunks, latency_ps(table, chunks, contexts))
+            for kind, (contexts, chunks) in kinds.items()}
+
+
+def latency_ps(table: CostTable, chunks: np.ndarray, contexts: Sequence[np.ndarray]) -> np.ndarray:
+    """What iterations of a chunk (tokens done, new tokens; none: 0, 0) and some decodes take: float64[n], in ps."""
+    return mixed_latency_ps(table, chunks[:, 1:], chunks[:, :1], [len(one) for one in contexts],
+                            [one.sum() for one in contexts]).astype(np.float64)
 
 
 def _contexts(rng: np.random.Generator, largest_batch: int, room: int) -> np.ndarray:
@@ -173,16 +189,3 @@ def _contexts(rng: np.random.Generator, largest_batch: int, room: int) -> np.nda
         contexts = np.maximum(1, np.rint(mean * rng.lognormal(0.0, rng.uniform(0.0, 1.0), count))).astype(np.int64)
         if contexts.sum() <= room:
             return contexts
-
-
-def iteration_ps(table: CostTable, chunk: Any, contexts: np.ndarray) -> float:
-    """What an iteration of one chunk (tokens done, new tokens; none: 0, 0) and some decodes takes."""
-    done, new = int(chunk[0]), int(chunk[1])
-    count, total = len(contexts), int(contexts.sum())
-    if new == 0:
-        return float(decode_latency_ps(table, count, total))
-    attention = float(attention_ps(table, *table.attention.features(np.array([new]), np.array([done + new]))))
-    base, slope, other, rise = (int(value) for value in table.attention_lines[count])
-    decode = max(base + slope * total, other + rise * total)
-    return max(float(table.prefill_floor_ps),
-               float(dense_ps(table, new + count)) + float(table.head_ps[1 + count]) + attention + decode)

@@ -19,8 +19,9 @@ could join, the shortest; among those that must go, the longest. Sorting once fi
 
 import math
 
-from baselines.echo_fit import fit
+from baselines.echo_fit import COEFFICIENTS, fit
 from baselines.pools import (
+    PREFILL_PARAMS,
     decode_instances,
     first_resident,
     load_with,
@@ -70,19 +71,11 @@ PARAMS = (
     Param("prefill_benefit", "3.1: b_p, the worth of a prefilled token", 0.0, 1e6),
     Param("decode_benefit", "3.1: b_d, the worth of a decoded token", 0.0, 1e6),
     Param("gate_window", "6: waiting offline requests that are tried", 1, 1024),
-    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
-    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
+    *PREFILL_PARAMS,
     Param("decode_form", "5.2: pooled: as described; counted: constant, requests and tokens, too",
           choices=("pooled", "counted")),
     Param("fitted", "whether the coefficients below stand; 0: from micro-benchmarks", 0, 1),
-    Param("square_ps", "a of T_p, ps a token squared", 0.0),
-    Param("token_ps", "b of T_p, ps a token", 0.0),
-    Param("least_ps", "c of T_p, ps", 0.0),
-    Param("longest_ps", "g of T_d, ps a token of the longest context", 0.0),
-    Param("mean_ps", "d of T_d, ps a token of the mean context", 0.0),
-    Param("base_ps", "decode_form=counted: ps a step", 0.0),
-    Param("request_ps", "decode_form=counted: ps a request", 0.0),
-    Param("context_ps", "decode_form=counted: ps a token of all contexts", 0.0),
+    *COEFFICIENTS,
 )
 P = slots(PARAMS)
 

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from baselines.hygen_predictor import Fit, features, fit
-from ooco_gym.perf import CostTable
-from ooco_gym.perf.table import attention_ps, dense_ps
+from ooco_gym.perf import CostTable, mixed_latency_ps
 
 SAMPLES = 100_000  # "over 80,000 samples" (5.4) are fitted, a fifth is held out
 DRAWS = 0x48474E  # key of the draws: the training set is the same in every run
@@ -72,23 +71,8 @@ def _chunks(draws: np.random.Generator, prompts: np.ndarray, chunk: int) -> np.n
 
 def latency_ps(table: CostTable, batches: Batches) -> np.ndarray:
     """What the simulator charges for each batch: float64[n], in ps."""
-    prompts = (batches.chunks > 0).sum(axis=1)
-    rows = np.ceil(batches.chunks / table.attention.tile) * table.attention.tile
-    context = np.where(batches.chunks > 0, batches.chunks + batches.before, 0)
-    work = (rows * (context - table.attention.causal * batches.chunks)).sum(axis=1)
-    mixed = prompts > 0
-    sums = (work, rows.sum(axis=1), context.sum(axis=1), prompts)
-    attention = attention_ps(table, *(np.where(mixed, one, 1.0) for one in sums))
-    tokens = batches.chunks.sum(axis=1) + batches.decodes
-    together = (dense_ps(table, tokens) + table.head_ps[batches.completed + batches.decodes] + np.rint(attention)
-                + _decode_ps(table.attention_lines, batches))
-    alone = _decode_ps(table.decode_lines, batches)
-    return np.where(mixed, np.maximum(together, table.prefill_floor_ps), alone).astype(np.float64)
-
-
-def _decode_ps(lines: np.ndarray, batches: Batches) -> np.ndarray:
-    base, slope, other, other_slope = lines[batches.decodes].T
-    return np.maximum(base + slope * batches.decode_context, other + other_slope * batches.decode_context)
+    return mixed_latency_ps(table, batches.chunks, batches.before, batches.decodes, batches.decode_context,
+                            batches.completed).astype(np.float64)
 
 
 def trained(table: CostTable, chunk: int, decode_tokens: str = "context") -> Fit:

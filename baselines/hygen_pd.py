@@ -14,6 +14,7 @@ Offline requests that the budget leaves out of a step keep their memory and are 
 
 from baselines.pool_profiles import decode_profile, fit_pool, prefill_profile
 from baselines.pools import (
+    PREFILL_PARAMS,
     batch_with,
     decode_instances,
     first_resident,
@@ -46,8 +47,7 @@ PARAMS = (
     Param("prefill_share", "latency budget of an offline prefill iteration, share of the TTFT SLO", 0.0, 2.0),
     Param("long_prefill", "an offline prompt beyond that budget", choices=("chunks", "idle")),
     Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
-    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
-    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
+    *PREFILL_PARAMS,
     Param("fitted", "whether the coefficients below stand; 0: fitted on profiled batches", 0, 1),
     Param("decode_base_ps", "predictor, decode: intercept"),
     Param("decode_token_ps", "for each token of context (S_d)"),
@@ -171,7 +171,7 @@ def fill(view):
 
 
 def fit_decode(facts):
-    """HyGen's predictor of decode steps, fitted to the decode instances (`pool_profiles.PoolFit`)."""
+    """HyGen's predictor of decode steps, fitted to the decode instances (`hygen_predictor.Fit`)."""
     most_ps = 2.0 * facts.tpot_s * PS_PER_S
     return fit_pool(decode_profile(facts.strict, most_ps, facts.mean_context_tokens, facts.max_batch))
 

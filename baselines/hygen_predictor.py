@@ -19,7 +19,8 @@ class Fit(NamedTuple):
     """A fitted predictor.
 
     Attributes:
-        coefficients: float64[7], in the order of `FEATURES`; the unit of the latencies, per unit of the column.
+        coefficients: float64[columns], of Eq. 1 in the order of `FEATURES`; the unit of the latencies, per unit of
+            the column.
         mape: mean absolute percentage error on samples left out of the fit (0.01 is 1 %).
     """
 
@@ -46,7 +47,8 @@ def fit(columns: np.ndarray, latency: np.ndarray) -> Fit:
     """Fits by least squares on all but the last samples, which the error is measured on.
 
     Args:
-        columns: float64[n, 7] of `features`, in random order. Columns that are zero throughout get the coefficient 0.
+        columns: float64[n, columns], `features` or some of them, in random order. Columns that are zero throughout get
+            the coefficient 0.
         latency: float64[n], measured; any unit.
     """
     held = max(1, int(HELD_OUT * len(latency)))

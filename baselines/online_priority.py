@@ -7,6 +7,7 @@ instance never decodes. The paper gives no cap; `batch_cap: auto` is the largest
 `cap_share` of the TPOT SLO at the workload's mean context, and `capacity` tunes it.
 """
 
+from baselines.pools import PREFILL_PARAMS
 from ooco_gym.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import route_by_class, write_urgent
@@ -28,8 +29,7 @@ PARAMS = (
     Param("batch_cap", "largest decode batch with offline requests in it; 0: set from cap_share", 0, 65_536),
     Param("cap_share", "batch_cap=0: share of the TPOT SLO that a step at the mean context may fill", 0.01, 2.0),
     Param("interrupt", "stop an offline prefill for an online arrival", choices=("never", "always")),
-    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
-    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
+    *PREFILL_PARAMS,
 )
 P = slots(PARAMS)
 

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from baselines.hygen_predictor import Fit, fit
 from ooco_gym.perf import CostTable
 from ooco_gym.perf.table import prefill_latency_ps
 
@@ -19,7 +20,6 @@ DRAWS = 0x48794765  # key of the draws: a profile is the same in every run
 LONGEST = 16_384  # tokens of one request
 SAMPLES = 4096
 SPAN = 4.0  # mean contexts from the workload's divided by this to the workload's times this
-HELD_OUT = 0.2  # share of the samples that the error is measured on
 PROMPTS = 8  # most prompts in a profiled prefill batch
 
 
@@ -29,14 +29,6 @@ class Profile(NamedTuple):
     requests: np.ndarray
     tokens: np.ndarray
     latency_ps: np.ndarray
-
-
-class PoolFit(NamedTuple):
-    """Coefficients of one, tokens, tokens squared, requests, float64[4] in ps; and the mean absolute percentage error
-    on samples left out of the fit (0.01 is 1 %)."""
-
-    coefficients: np.ndarray
-    mape: float
 
 
 def _log_uniform(draws: np.random.Generator, most: float, size: int) -> np.ndarray:
@@ -81,12 +73,7 @@ def _prefill_profile(table: CostTable, tokens: int) -> Profile:
     return Profile(prompts, total, latency.astype(np.float64))
 
 
-def fit_pool(profile: Profile) -> PoolFit:
-    """Linear regression on all but the last samples, which the error is measured on."""
+def fit_pool(profile: Profile) -> Fit:
+    """Fits the four columns of a profile, in ps: coefficients of one, tokens, tokens squared, requests, float64[4]."""
     tokens = profile.tokens.astype(np.float64)
-    columns = np.stack([np.ones_like(tokens), tokens, tokens**2, profile.requests], axis=1)
-    held = max(1, int(HELD_OUT * len(tokens)))
-    scale = np.abs(columns).max(axis=0)  # squares of tokens are 10^8 and more: unscaled, they drown the others
-    solved = np.linalg.lstsq(columns[:-held] / scale, profile.latency_ps[:-held], rcond=None)[0] / scale
-    error = np.abs(columns[-held:] @ solved / profile.latency_ps[-held:] - 1.0)
-    return PoolFit(solved, float(error.mean()))
+    return fit(np.stack([np.ones_like(tokens), tokens, tokens**2, profile.requests], axis=1), profile.latency_ps)

@@ -7,6 +7,7 @@ or such prompts wait until nothing online is about (`idle`).
 """
 
 from ooco_gym.compile import inner
+from ooco_gym.policy.bundle import Param
 from ooco_gym.policy.rules import length, route_by_class, settle
 from ooco_gym.sim.state import (
     DEFAULT_TPOT_PS,
@@ -20,6 +21,11 @@ from ooco_gym.sim.state import (
     STAY,
     STOP,
     WAIT,
+)
+
+PREFILL_PARAMS = (  # of prefill instances: what the simulator itself reads
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+    Param("layer_resume", "an interrupted prefill goes on at the layer reached", 0, 1),
 )
 
 

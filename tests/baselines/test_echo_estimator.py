@@ -16,7 +16,7 @@ from baselines.echo_fit import (
     fit,
     fit_decode,
     fit_prefill,
-    iteration_ps,
+    latency_ps,
     predict,
     prompt_lengths,
 )
@@ -96,7 +96,7 @@ def test_exact_is_the_simulators_table(table: CostTable) -> None:
     own = cost_table(one.machines[0].deployment, 64, 16_384)
     for done, new, contexts in ((0, 512, ()), (3000, 200, (100, 900)), (0, 0, (50, 700, 800))):
         chunks = np.array([[done, new]] if new else np.zeros((0, 2)), np.int64).reshape(-1, 2)
-        expected = iteration_ps(own, (done, new), np.array(contexts, np.int64))
+        expected = latency_ps(own, np.array([[done, new]]), [np.array(contexts, np.int64)])[0]
         assert time_of(one.state, np.array(contexts, np.int64), chunks) == pytest.approx(expected, rel=1e-9)
 
 
