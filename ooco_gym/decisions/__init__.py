@@ -17,6 +17,7 @@ from numba import types
 
 from ooco_gym.compile import address_of, jit
 from ooco_gym.sim import state as s
+from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import View, rule_at
 
 
@@ -82,7 +83,7 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
 
 @jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64))
 def _call(state, address, instance, request, count):
-    return rule_at(address)(View(state, instance, request, state.picks[:count]))
+    return rule_at(address)(View(refer(state), instance, request, state.picks[:count]))
 
 
 def call_rule(state: s.State, rule: Any, instance: int, request: int, count: int) -> int:

@@ -7,6 +7,7 @@ from ooco_gym.compile import inner, jit
 from ooco_gym.envs.features import CANDIDATE_SIZE, fill_candidate, fill_cluster
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.loop import run_at
+from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import (
     ASKED,
     NOW,
@@ -127,8 +128,8 @@ def step_gate(state, run_address, rules, until_ps, answer, start_day_s, weights,
     """
     why = run_at(run_address)(state, rules, until_ps, answer)
     if why == ASKED:
-        observe(state, start_day_s, cluster, candidates, mask, chosen)
-    settle_account(state, weights, account)
+        observe(refer(state), start_day_s, cluster, candidates, mask, chosen)
+    settle_account(refer(state), weights, account)
     return why
 
 

@@ -18,6 +18,7 @@ from ooco_gym.sim.memory import TTFT_BIT, change_outstanding, charge_miss, count
 from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
+from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
@@ -291,5 +292,5 @@ def run(state, rules, until_ps, answer):
         LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
         or missed its SLO.
     """
-    return run_loop(state, rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
+    return run_loop(refer(state), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                     rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)

@@ -11,6 +11,7 @@ from numba import typeof, types
 
 from ooco_gym.compile import function_at
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
+from ooco_gym.sim.reference import Reference
 
 PS_PER_S = 1_000_000_000_000
 CACHE_LINE = 64
@@ -369,7 +370,7 @@ class View(NamedTuple):
     candidates: np.ndarray  # int32[k], what may be chosen; its meaning depends on the point
 
 
-VIEW_TYPE = types.NamedTuple([STATE_TYPE, types.int64, types.int64, types.Array(types.int32, 1, "C")], View)
+VIEW_TYPE = types.NamedTuple([Reference(STATE_TYPE), types.int64, types.int64, types.Array(types.int32, 1, "C")], View)
 HOOK_SIGNATURE = types.int64(VIEW_TYPE)
 HOOK_TYPE = types.FunctionType(HOOK_SIGNATURE)
 RULES_TYPE = types.Array(types.int64, 1, "C")  # addresses of the six rules, in the order of the decision points
