@@ -72,7 +72,7 @@ def inner(function: Callable[..., Any]) -> Any:
 def inlined(function: Callable[..., Any]) -> Any:
     """As `inner`, and always inlined: for short functions in the hottest loops.
 
-    There a call, which passes the whole state, costs more than what it does.
+    There the call costs more than what it does.
     """
     options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
     return njit(forceinline=True, **options)(function)

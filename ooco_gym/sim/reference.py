@@ -1,7 +1,7 @@
 """The state by reference: compiled functions get its address rather than a copy of all its arrays' descriptors.
 
-Numba passes a NamedTuple by value, a word for each field of each array: a call would copy some two hundred, and so would
-the code that is compiled for it. Attributes of a reference are read where they are used, and never change.
+Numba passes a NamedTuple by value, a word for each field of each array: every call would copy some two hundred.
+Attributes of a reference are read where they are used, and never change.
 """
 
 from typing import Any
@@ -52,15 +52,13 @@ def _load_parts(builder: Any, pointer: Any) -> Any:
         loaded = builder.load(pointer)
         loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
         return loaded
-    parts = len(kind.elements) if isinstance(kind, ir.BaseStructType) else kind.count
     whole = cgutils.get_null_value(kind)
-    for part in range(parts):
+    for part in range(len(kind.elements)):
         whole = builder.insert_value(whole, _load_parts(builder, cgutils.gep_inbounds(builder, pointer, 0, part)), part)
     return whole
 
 
-@intrinsic
-def refer(typing_context, value):
+def _refer(typing_context, value):
     """Reference to a NamedTuple that a compiled function was given, for the time of its call."""
 
     def build(context, builder, signature, arguments):
@@ -71,3 +69,6 @@ def refer(typing_context, value):
         return builder.asm(kind, "", "=r,0,~{memory}", [address], True)
 
     return Reference(value)(value), build
+
+
+refer: Any = intrinsic(_refer)
