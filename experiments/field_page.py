@@ -9,6 +9,7 @@ from typing import Any
 
 from experiments.field_plot import field_figure, field_svg
 from experiments.field_tables import cells, columns, markdown, overview
+from experiments.marked_page import merged
 from experiments.plots import write_page
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval_words
@@ -33,23 +34,12 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None) -> li
     beside = path.with_suffix("")
     write_page(field_figure(summary), out / "compare.html")
     write_json(beside / "results.json", rounded(summary))
-    texts = {beside / "sustained.svg": field_svg(summary), path: _merged(path, body(summary, beside.name))}
+    texts = {beside / "sustained.svg": field_svg(summary),
+             path: merged(path, "Sustainable offline load", body(summary, beside.name), (BEGIN, END))}
     for file, text in texts.items():
         with atomic_write(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
     return [out / "compare.html", path, beside / "sustained.svg", beside / "results.json"]
-
-
-def _merged(path: Path, results: str) -> str:
-    """The page with new results: what a person wrote outside the marked part stays."""
-    block = f"{BEGIN}\n\n{results}\n\n{END}"
-    if not path.is_file():
-        return f"# Sustainable offline load\n\n{block}\n"
-    text = path.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        return f"{text.rstrip()}\n\n{block}\n"
-    before, rest = text.split(BEGIN, 1)
-    return before + block + rest.split(END, 1)[1]
 
 
 def body(summary: Mapping[str, Any], folder: str) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 
 from experiments.echo.tables import TITLES, blocks, cells, name_of
 from experiments.field_page import rounded
+from experiments.marked_page import merged
 from experiments.plots import COLOURS, write_page
 from experiments.validity.markdown import table as markdown_table
 from experiments.validity.svg import Axis, Panel, Series, draw
@@ -36,7 +37,7 @@ def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
     figure = figure_of(summary)
     options = {key: value for key, value in summary["options"].items() if key != "page"}
     write_json(beside / "results.json", rounded({**summary, "options": options}))
-    texts = {path: merged(path, body(summary, beside.name))}
+    texts = {path: merged(path, "Echo", body(summary, beside.name), (BEGIN, END))}
     day = summary["results"].get("hit_rate")
     if day:
         texts[beside / "day.svg"] = draw(day_panels(day))
@@ -46,18 +47,6 @@ def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
     if figure is not None:
         write_page(figure, out / "echo.html")
     return [*texts, beside / "results.json", *([out / "echo.html"] if figure is not None else [])]
-
-
-def merged(path: Path, results: str) -> str:
-    """The page with new results: what a person wrote outside the marked part stays."""
-    block = f"{BEGIN}\n\n{results}\n\n{END}"
-    if not path.is_file():
-        return f"# Echo\n\n{block}\n"
-    text = path.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        return f"{text.rstrip()}\n\n{block}\n"
-    before, rest = text.split(BEGIN, 1)
-    return before + block + rest.split(END, 1)[1]
 
 
 def body(summary: Mapping[str, Any], folder: str) -> str:

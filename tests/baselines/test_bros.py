@@ -11,6 +11,7 @@ from episodes import traces
 from harness import Episode, Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iterations import iterations
 
 from baselines.bros_cost import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
 from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
@@ -35,20 +36,6 @@ def episode_of(rows: Any, kv_tokens: int | None = None, tpot_s: float = 0.05, tt
     return Episode(Setup(tuple(rows), relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="bros",
                          kv_tokens=kv_tokens, values=tuple(values.items()), window_s=(0.0, 20.0),
                          rules={"tpot_s": tpot_s, "ttft_s": ttft_s}))
-
-
-def iterations(episode: Episode):
-    """Plays on event by event; yields each iteration's tokens by slot, as it begins."""
-    state, begun = episode.state, -1
-    spec = state.instances[0]
-    while (at_ps := episode.next_event_ps()) < s.NEVER:
-        if episode.advance(at_ps) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            running = state.members[s.BATCH, 0, : spec["running"]]
-            yield {int(slot): int(state.requests[slot]["scheduled_tokens"]) for slot in running
-                   if state.requests[slot]["scheduled_tokens"]}
 
 
 def restated(episode: Episode) -> Scheduler:

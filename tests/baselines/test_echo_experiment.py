@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from experiments.echo.bench import load_alone, pool, row_of
-from experiments.echo.page import merged, write_results
+from experiments.echo.page import BEGIN, END, write_results
 from experiments.echo.served import simulate_served
 from experiments.echo.tables import name_of
 from experiments.jobs import Jobs
@@ -66,7 +66,7 @@ def test_speed_ups_are_paired() -> None:
 
 def test_the_page_keeps_what_stands_outside(tmp_path: Path) -> None:
     page = tmp_path / "echo.md"
-    page.write_text("before\n" + merged(tmp_path / "none", "old").split("\n", 2)[2] + "after\n", encoding="utf-8")
+    page.write_text("\n".join(["before", BEGIN, "old", END, "after\n"]), encoding="utf-8")
     curves = {"t_s": [450.0, 1350.0], "hit_rate": [0.5, None], "online_per_s": [1.0, 2.0],
               "offline_active": [3, 4], "online_active": [1, 2], "kv_share": [0.2, 0.3]}
     base, other = [run(100.0)] * 3, [run(300.0)] * 3

@@ -10,6 +10,7 @@ from echo_schedule import Request, Schedule
 from harness import Episode, Setup, differences, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iterations import given_tokens, steps
 
 from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
@@ -45,17 +46,6 @@ def setups(draw: st.DrawFn, **fixed: Any) -> Setup:
         rules={"ttft_s": draw(st.sampled_from((0.1, 2.0))), "tpot_s": draw(st.sampled_from((0.02, 0.05)))})
 
 
-def iterations(episode: Episode):
-    """Plays on event by event; yields at the beginning of each iteration of the only instance."""
-    spec, begun = episode.state.instances[0], -1
-    while (at_ps := episode.next_event_ps()) < s.NEVER:
-        if episode.advance(at_ps) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            yield spec
-
-
 def restated(episode: Episode) -> Schedule:
     """The restatement with the episode's memory, parameters and coefficients."""
     usable = int(episode.state.instances[0]["total_blocks"] - episode.state.counters[s.RESERVED_BLOCKS])
@@ -68,7 +58,7 @@ def test_every_iteration_is_the_restated_one(setup: Setup) -> None:
     episode = Episode(setup)
     state, other, arrived = episode.state, restated(episode), 0
     requests = state.requests
-    for spec in iterations(episode):
+    for spec in steps(episode):
         now = int(spec["start_ps"])
         while arrived < state.counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= now:
             row = requests[arrived]
@@ -79,9 +69,8 @@ def test_every_iteration_is_the_restated_one(setup: Setup) -> None:
             arrived += 1
         expected = other.step(now)
         running = state.members[s.BATCH, 0, : spec["running"]]
-        assert {int(i): int(requests[i]["scheduled_tokens"]) for i in running if requests[i]["scheduled_tokens"]} == (
-            expected)
-        assert [int(i) for i in running] == [one.slot for one in other.running]
+        assert given_tokens(episode) == expected
+        assert running.tolist() == [one.slot for one in other.running]
         assert requests["evictions"].sum() == other.preemptions
         assert spec["free_blocks"] - state.counters[s.RESERVED_BLOCKS] == other.free
         other.end(int(spec["end_ps"]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ from episodes import traces
 from harness import Episode, Setup, differences, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iterations import iterations
 from pool_checks import check_pool
 from test_blocks import shared_trace
 
@@ -26,22 +27,13 @@ FREE = ("latency_budget_s", math.inf)
 MS = 1e9  # picoseconds
 # A predictor by hand: 10 ms, 0.02 ms a prefill token, 0.001 ms a token of decode context, 0.1 ms a decode.
 BY_HAND = {"one_ps": 10 * MS, "prefill_token_ps": 0.02 * MS, "decode_token_ps": 0.001 * MS, "decode_ps": 0.1 * MS}
-NEVER_ENDING = 10_000
 
 
-def batches(setup: Setup, most: int = NEVER_ENDING, trace: Any = None):
+def batches(setup: Setup, trace: Any = None):
     """Yields each iteration as it begins: {slot: new tokens}, in the order of admission; those without any left out."""
     episode = Episode(setup, trace=trace)
-    spec, begun = episode.state.instances[0], -1
-    for _ in range(most):
-        at_ps = episode.next_event_ps()
-        if at_ps >= s.NEVER or episode.advance(at_ps) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            new = episode.state.requests["scheduled_tokens"]
-            running = episode.state.members[s.BATCH, 0, : spec["running"]].tolist()
-            yield {slot: int(new[slot]) for slot in running if new[slot]}, episode.state
+    for batch in iterations(episode):
+        yield batch, episode.state
 
 
 def first(setup: Setup, count: int, trace: Any = None) -> list[dict[int, int]]:
@@ -191,7 +183,7 @@ def test_offline_work_stays_within_the_budget(rows: Any, values: dict[str, Any],
     one request that nothing else would let go on."""
     setup = Setup(rows, policy="hygen", values=(*values.items(), ("latency_budget_s", budget), *BY_HAND.items()),
                   kv_tokens=memory, **MIXED)
-    for batch, state in batches(setup, most=400):
+    for batch, state in islice(batches(setup), 200):
         requests, cost, online = state.requests, 10 * MS, True
         for slot, tokens in batch.items():
             request = requests[slot]

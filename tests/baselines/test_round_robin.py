@@ -8,6 +8,7 @@ from episodes import traces
 from harness import Episode, Setup
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iterations import iterations
 
 from ooco_gym.sim import state as s
 
@@ -17,20 +18,6 @@ def episode_of(rows: Any, kv_tokens: int | None = None, **values: Any) -> Episod
     return Episode(Setup(tuple(rows), relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="round_robin",
                          kv_tokens=kv_tokens, values=tuple({"max_num_seqs": 63, **values}.items()),
                          window_s=(0.0, 20.0)))
-
-
-def iterations(episode: Episode):
-    """Plays on event by event; yields each iteration's tokens by slot, as it begins."""
-    state, begun = episode.state, -1
-    spec = state.instances[0]
-    while (at_ps := episode.next_event_ps()) < s.NEVER:
-        if episode.advance(at_ps) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            running = state.members[s.BATCH, 0, : spec["running"]]
-            yield {int(slot): int(state.requests[slot]["scheduled_tokens"]) for slot in running
-                   if state.requests[slot]["scheduled_tokens"]}
 
 
 def test_the_classes_take_turns() -> None:

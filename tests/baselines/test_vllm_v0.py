@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from episodes import traces
 from harness import Episode, Setup, differences, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from iterations import given_tokens, iterations, steps
 from vllm_v0_restated import Request, Schedule
 
 from ooco_gym.sim import state as s
@@ -32,17 +34,6 @@ def setups(draw: st.DrawFn, instances: int = 1, **fixed: Any) -> Setup:
                  values=tuple(sorted(values.items())), window_s=(0.0, 20.0)).with_(**fixed)
 
 
-def steps(episode: Episode):
-    """Plays on event by event; yields at the beginning of each iteration of the only instance."""
-    spec, begun = episode.state.instances[0], -1
-    while (at_ps := episode.next_event_ps()) < s.NEVER:
-        if episode.advance(at_ps) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            yield spec
-
-
 def check_against_restatement(setup: Setup) -> Schedule:
     """Plays an episode of one instance beside the restated scheduler; returns that."""
     episode = Episode(setup)
@@ -60,10 +51,9 @@ def check_against_restatement(setup: Setup) -> Schedule:
                 other.add(Request(arrived, int(row["prompt_tokens"]), int(row["output_tokens"]), bool(row["urgent"])))
             arrived += 1
         last = other.step()
+        assert given_tokens(episode) == last
         running = state.members[s.BATCH, 0, : spec["running"]]
-        found = {int(slot): int(requests[slot]["scheduled_tokens"]) for slot in running}
-        assert {slot: tokens for slot, tokens in found.items() if tokens} == last
-        assert sorted(found) == sorted(request.slot for request in other.running)
+        assert sorted(running.tolist()) == sorted(request.slot for request in other.running)
         assert requests["evictions"].sum() == other.preemptions
         assert spec["free_blocks"] == other.free
     return other
@@ -98,19 +88,12 @@ def test_horizons_change_nothing(setup: Setup, horizons: list[float]) -> None:
 
 
 # --- By hand --------------------------------------------------------------------------------------------------------
-def run(rows: tuple[tuple[float, int, int, bool], ...], iterations: int, policy: str = "vllm_v0",
+def run(rows: tuple[tuple[float, int, int, bool], ...], count: int, policy: str = "vllm_v0",
         kv_tokens: int | None = None, **values: Any) -> list[dict[int, int]]:
     """New tokens of each request in the first iterations of one instance."""
     setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy, kv_tokens=kv_tokens,
                   values=(*values.items(), ("max_num_seqs", values.pop("max_num_seqs", 63))))
-    episode, found = Episode(setup), []
-    for spec in steps(episode):
-        slots = episode.state.members[s.BATCH, 0, : spec["running"]]
-        tokens = episode.state.requests["scheduled_tokens"]
-        found.append({int(slot): int(tokens[slot]) for slot in slots if tokens[slot]})
-        if len(found) == iterations:
-            break
-    return found
+    return list(islice(iterations(Episode(setup)), count))
 
 
 def test_prompts_go_first_and_whole_and_decodes_wait_for_them() -> None:

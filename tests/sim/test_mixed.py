@@ -10,6 +10,7 @@ from episodes import traces
 from harness import Episode, Setup, differences, play
 from hypothesis import given
 from hypothesis import strategies as st
+from iterations import given_tokens, steps
 from vllm_schedule import Request, Schedule
 
 from ooco_gym.errors import UserError
@@ -35,17 +36,6 @@ def mixed_setups(draw: st.DrawFn, instances: int = 1, **fixed: Any) -> Setup:
                  values=values, window_s=(0.0, 20.0)).with_(**fixed)
 
 
-def steps(episode: Episode):
-    """Plays on event by event; yields at the beginning of each iteration of the only instance."""
-    spec, begun = episode.state.instances[0], -1
-    while (at_ps := episode.next_event_ps()) < s.NEVER:
-        if episode.advance(at_ps) == s.DONE:
-            return
-        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
-            begun = int(spec["steps_begun"])
-            yield spec
-
-
 @given(mixed_setups())
 def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
     """Tokens of each request and preemptions equal those of the restated scheduler, in every iteration."""
@@ -66,10 +56,9 @@ def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
         before, last = other.preemptions, other.step()
         while not last and other.preemptions > before:  # where all it did was to take memory, it is asked again
             before, last = other.preemptions, other.step()
+        assert given_tokens(episode) == last
         running = episode.state.members[s.BATCH, 0, : spec["running"]]
-        found = {int(slot): int(requests[slot]["scheduled_tokens"]) for slot in running}
-        assert {slot: tokens for slot, tokens in found.items() if tokens} == last
-        assert list(found) == [request.slot for request in other.running]
+        assert running.tolist() == [request.slot for request in other.running]
         assert requests["evictions"].sum() == other.preemptions
         assert spec["free_blocks"] - counters[s.RESERVED_BLOCKS] == other.free
 
