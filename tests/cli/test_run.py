@@ -211,3 +211,21 @@ def test_sweep_over_policies_with_parameters_and_ranges(toy: SimpleNamespace) ->
     found = {(str(v["fruit"]), v["seed"]) for v in map(values, sorted((toy.cwd / "sweep").glob("*/")))}
     assert {seed for _, seed in found} == {1, 2}
     assert {fruit for fruit, _ in found if fruit.startswith("apple")} == {"apple:a=1,b=2"}
+
+
+def test_every_study_is_named_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
+    from experiments.command import NAMES
+    from ooco_gym.cli import main
+    from ooco_gym.cli.commands import commands, find
+
+    assert main(["--help"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert all(f" {name}" in listed.partition(" experiment ")[2].partition(" export ")[0] for name in NAMES)
+    assert main(["experiment", "--help"]) == 0
+    printed = capsys.readouterr().out
+    keys = printed.partition("(experiment.yaml):\n\n")[2]
+    assert keys.startswith("  positional:")
+    assert all(name in keys.partition("measured:")[0] for name in NAMES)
+    for name in commands():  # a description of two lines would leave its second one over
+        if (found := find(name)).roots[-1].joinpath(f"{name}.yaml").is_file():
+            assert not found.config.read_text().splitlines()[1].startswith("#"), name
