@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import Command, commands, find
 from ooco_gym.cli.notes import notes
+from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
 from ooco_gym.errors import UserError
 
-MISTAKE, INTERRUPTED = 2, 130
+MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
 USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--config-dir DIR] [--help]"
 
 
@@ -23,25 +24,31 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code: 0, 1 after a bug, 2 after a mistake, 130 after Ctrl-C.
+    """Runs the command line and returns the exit code: 0, 1 after a bug, 2 after a mistake, 130 after Ctrl-C,
+    143 after SIGTERM.
 
     Args:
         argv: the words after the program's name; those of this process by default.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    with quiet_pipes():
+        return _main(words)
+
+
+def _main(words: list[str]) -> int:
     try:
-        with notes():
+        with notes(), tidy_end():
             return _dispatch(words)
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return MISTAKE
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         print("\ninterrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        sys.stderr.close()
-        return 0
 
 
 def _dispatch(words: list[str]) -> int:

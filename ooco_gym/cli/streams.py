@@ -1,0 +1,85 @@
+"""What the command line does when whoever reads its output, or lets it run, has had enough."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception: what tidies up after Ctrl-C tidies up after it."""
+
+
+class Outlet:
+    """A text stream that goes on without a word once nobody reads it (`ooco-gym perf | head`): files are still made."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        """Writes, or drops what nobody reads."""
+        try:
+            return self._stream.write(text)
+        except BrokenPipeError:
+            self._close()
+            return len(text)
+
+    def flush(self) -> None:
+        """Flushes, or drops what nobody reads."""
+        try:
+            self._stream.flush()
+        except BrokenPipeError:
+            self._close()
+
+    def _close(self) -> None:
+        """Lets all that follows, what is buffered included, go nowhere."""
+        with suppress(OSError):  # a stream without a descriptor of its own
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())
+            os.close(nowhere)
+
+
+@contextmanager
+def quiet_pipes() -> Iterator[None]:
+    """Output and errors of this process may be read to their end, or not."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = (stream and Outlet(stream) for stream in before)  # pyright: ignore
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, Outlet):
+                stream.flush()
+        sys.stdout, sys.stderr = before
+
+
+@contextmanager
+def tidy_end() -> Iterator[None]:
+    """SIGTERM raises `Terminated` while the body runs, so that no temporary file stays; worker processes end at once.
+
+    Signals are the main thread's: elsewhere nothing is changed.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
+
+
+def _terminate(number: int, frame: Any) -> None:
+    signal.signal(number, signal.SIG_IGN)  # a second one would cut the tidying short
+    for worker in multiprocessing.active_children():
+        worker.terminate()
+    raise Terminated

@@ -1,0 +1,73 @@
+"""A reader who goes away, and SIGTERM: commands go on or end quietly, and leave nothing half-written."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ooco_gym.cli.streams import Terminated, tidy_end
+from ooco_gym.files import atomic_write
+
+WAITS = """
+import sys, time
+from pathlib import Path
+from ooco_gym.files import atomic_write
+
+def {name}(cfg):
+    with atomic_write(Path(cfg.out) / "big.bin") as temporary:
+        temporary.write_text("half")
+        Path("begun").touch()
+        time.sleep(60)
+"""
+
+
+def command(*words: str) -> list[str]:
+    return [sys.executable, "-m", "ooco_gym.cli", *words]
+
+
+@pytest.mark.parametrize("words", [("perf", "out=there"), ("--help",), ("experiment", "--help")])
+def test_a_closed_pipe_is_no_event(tmp_path: Path, words: tuple[str, ...]) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)  # nobody reads: every write fails
+    try:
+        done = subprocess.run(command(*words), stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stderr) == (0, b"")
+    if "out=there" in words:
+        assert {"summary.json", "perf.html"} <= {path.name for path in (tmp_path / "there").iterdir()}
+
+
+def test_sigterm_leaves_nothing_half_written(toy: SimpleNamespace) -> None:
+    (toy.site / "toy_commands" / "functions.py").write_text(WAITS.format(name="quiet"))
+    (toy.site / "toy_commands" / "conf" / "quiet.yaml").write_text("# ooco-gym quiet: waits.\nout: null\n")
+    process = subprocess.Popen(command("quiet", "out=there"), cwd=toy.cwd, stderr=subprocess.PIPE)
+    try:
+        while not (toy.cwd / "begun").exists():
+            assert process.poll() is None, process.communicate()
+        process.terminate()
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, said.strip()) == (143, b"terminated")
+    assert [path.name for path in toy.cwd.rglob("*")] == ["begun"]
+
+
+def test_sigterm_is_an_exception_only_while_a_command_runs(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+
+    def write() -> None:
+        with tidy_end(), atomic_write(tmp_path / "x.txt") as temporary:
+            temporary.write_text("half")
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(Terminated):
+        write()
+    assert not list(tmp_path.iterdir())
+    assert signal.getsignal(signal.SIGTERM) == before
