@@ -27,11 +27,13 @@ from experiments.search import Limits, Plan, Point
 from experiments.sustain import Bench, Sustained, placed, sustain
 from experiments.tables import show_notes, waiting
 from experiments.tuning import candidates_of, spelled, tune
+from ooco_gym.cli.choices import read_choice
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label
 from ooco_gym.policy import get_policy
+from ooco_gym.resources import conf_root
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         if not isinstance(given, Mapping):
             raise UserError(f"cells[{place}]={given!r}: expected a workload, or such as {{workload: ooc, slo: xllm}}")
         check_keys(f"cells[{place}]", given, CELL_KEYS)
+        _check_names(f"cells[{place}]", given)
         own = given.get("search") or {}
         check_keys(f"cells[{place}].search", own, Plan.__dataclass_fields__)
         scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo") if key in given})
@@ -146,6 +149,16 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         if names.count(name) > 1:
             raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
     return cells
+
+
+def _check_names(where: str, given: Mapping[str, Any]) -> None:
+    """Refuses a cell's workload, cluster or SLO that is neither a known name nor a file."""
+    for group in ("workload", "cluster", "slo"):
+        if isinstance(given.get(group), str):
+            try:
+                read_choice([conf_root()], group, given[group])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
 
 
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],

@@ -19,26 +19,34 @@ def field_table(summary: Mapping[str, Any]) -> None:
 
     screen = console()
     for cell in summary["cells"]:
-        table = Table(title=cell["name"], title_justify="left", caption_justify="left",
+        table = Table(title=heading(cell, summary["results"]), title_justify="left", caption_justify="left",
                       caption=interval_words(len(summary["seeds"])))
-        for head in ("policy", "offline\nrequests/s", "\n95 %", "offline\ntokens/s", f"over {summary['baseline']}'s\n"
-                     "tokens/s (95 %)", "wasted\ntokens/s", "\nhit rate", "\nviolations", "\nlimited by"):
-            left = head in ("policy", "\nlimited by")
-            table.add_column(head, justify="left" if left else "right", no_wrap=head == "policy")
+        for head in ("policy", "\ncluster", "offline\nrequests/s", "\n95 %", "offline\ntokens/s",
+                     f"over {summary['baseline']}'s\ntokens/s (95 %)", "wasted\ntokens/s", "\nhit rate",
+                     "\nviolations", "\nlimited by"):
+            left = head in ("policy", "\ncluster", "\nlimited by")
+            table.add_column(head, justify="left" if left else "right", no_wrap=head in ("policy", "\ncluster"))
         for row in summary["results"]:
             if row["cell"] == cell["name"]:
                 found = row["max_offline_rate"]
-                table.add_row(name_of(row), number(found["mean"]), _between(found),
+                table.add_row(name_of(row), row["cluster"], number(found["mean"]), _between(found),
                               whole(row["offline_tokens_per_s"]["mean"]), ratio(row),
                               whole(row["wasted_tokens_per_s"]["mean"]), percent(row["hit_rate"]["mean"], 0),
                               percent(row["violations"]["mean"]), row["limited_by"])
         screen.print(table)
 
 
+def heading(cell: Row, rows: Sequence[Row]) -> str:
+    """A cell's title: its name, and the twin of equal hardware that some of its rows ran on."""
+    twins = sorted({row["cluster"] for row in rows if row["cell"] == cell["name"]} - {cell["cluster"]})
+    return f"{cell['name']} or, of equal hardware, {', '.join(twins)}" if twins else str(cell["name"])
+
+
 def columns(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
     """Heads of the columns of a cell's table, each with whether it is set flush left."""
     other = [f"from {name.replace('_', ' ')}" for name in others(summary)]
-    return [("policy", True), ("offline requests/s (95 %)", False), *((f"TPOT {name}", False) for name in other),
+    return [("policy", True), ("cluster", True), ("offline requests/s (95 %)", False),
+            *((f"TPOT {name}", False) for name in other),
             ("reference GPU-s/s", False), ("offline tokens/s", False), ("all tokens/s", False),
             (f"tokens over {summary['baseline']}'s (95 %)", False), ("wasted tokens/s", False),
             ("of GPU time", False), ("hit rate", False), ("violations", False), ("TTFT", False), ("TPOT", False),
@@ -47,7 +55,7 @@ def columns(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
 
 def cells(row: Row, summary: Mapping[str, Any]) -> list[str]:
     """A row of a cell's table, under `columns`."""
-    return [name_of(row), rate(row["max_offline_rate"]),
+    return [name_of(row), row["cluster"], rate(row["max_offline_rate"]),
             *(number(row[f"max_offline_rate_{name}"]["mean"]) for name in others(summary)),
             number(row["offline_reference_gpu_s_per_s"]["mean"]), whole(row["offline_tokens_per_s"]["mean"]),
             whole(row["overall_tokens_per_s"]["mean"]), ratio(row), whole(row["wasted_tokens_per_s"]["mean"]),

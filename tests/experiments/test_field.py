@@ -141,6 +141,8 @@ def test_the_page_says_what_it_shows(summary):
     assert "Policies that know it have `prefix_caching=on`" in detail
     lines = [line for line in detail.splitlines() if line.startswith("|")]
     assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 5
+    ran_on = {line.split(" | ")[0].strip("| `"): line.split(" | ")[1] for line in lines[2:]}
+    assert (ran_on["vllm_priority"], ran_on["base_pd"]) == ("mixed_7b", "pair_7b")
 
 
 def test_a_page_keeps_what_people_wrote(summary, tmp_path):
@@ -191,7 +193,9 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     assert all(row["max_offline_rate"]["mean"] > 0 for row in first["results"])
     assert all(row["max_offline_rate_first_decode"]["mean"] > 0 for row in first["results"])
     assert Path("first/compare.md").is_file() and "plotly" in Path("first/compare.html").read_text().lower()
-    assert "azure_conv on pair_7b" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "azure_conv on pair_7b or, of equal hardware, mixed_7b" in printed
+    assert {"pair_7b", "mixed_7b"} <= {line.split()[3] for line in printed.splitlines() if line.startswith("│")}
     assert main([*arguments, policies, settings, "out=again"]) == 0
     assert read("again")["simulated_anew"] == 0 and read("again")["results"] == first["results"]
     # What is there is not simulated again when a policy joins.
@@ -207,7 +211,11 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
     (["cells=[{workload: ooc, search: {frist: 1}}]"], "cells[0].search: unknown key 'frist'"),
     (["cells=[ooc,ooc]"], "cells: 'ooc on pair_7b' is there twice"),
-    (["cells=[ooo]"], "unknown workload 'ooo'"),
+    (["cells=[ooo]"], "cells[0]: unknown workload 'ooo'"),
+    (["cells=[ooc,nope]"], "cells[1]: unknown workload 'nope'; expected one of: azure_code, azure_conv"),
+    (["cells=[{cluster: pair_8b}]"], "cells[0]: unknown cluster 'pair_8b' (did you mean 'pair_7b'?)"),
+    (["cells=[{slo: chatty}]"], "cells[0]: unknown slo 'chatty' (did you mean 'chat'?)"),
+    (["cells=[loogle_short]"], "cells[0]: workload 'loogle_short' is an offline dataset"),
     (["baseline=ooco"], "unknown baseline (one of policies) 'ooco'"),
     (["tpot_from=middle"], "unknown tpot_from 'middle'"),
     (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
