@@ -21,6 +21,7 @@ from experiments.tables import compare_table, show_notes, waiting
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
+from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import workload_name
 
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SCHEMA = "ooco-gym/compare/1"
+# Shown besides where a policy keeps blocks of prompts that begin alike.
+CACHE_METRICS = ("online.hit_rate", "offline.hit_rate", "offline.prompt_tokens_per_s",
+                 "offline.computed_prompt_tokens_per_s")
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -48,13 +52,20 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
         asked = {name: [jobs.submit(placed[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
-    rows = compare(summaries, options["metrics"], baseline, float(options["violation_budget"]))
+    metrics = metrics_of(options["metrics"], policies)
+    rows = compare(summaries, metrics, baseline, float(options["violation_budget"]))
     title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
     compare_table(rows, baseline, title, _caption(rows, summaries))
     show_notes([f"{note}."] if note else [])
-    write_page(compare_figure(rows, options["metrics"], baseline, title), Path(options["out"]) / "compare.html")
+    write_page(compare_figure(rows, metrics, baseline, title), Path(options["out"]) / "compare.html")
     return {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
             "results": rows, "runs": summaries}
+
+
+def metrics_of(wanted: Sequence[str], policies: Sequence[str]) -> list[str]:
+    """The metrics to compare: those wanted, and what the prefix cache found where a policy has one."""
+    cached = any(keeps_prefixes(get_policy(name).values) for name in policies)
+    return list(dict.fromkeys([*wanted, *(CACHE_METRICS if cached else ())]))
 
 
 def compare(summaries: Mapping[str, Sequence[Mapping[str, Any]]], metrics: Sequence[str], baseline: str,

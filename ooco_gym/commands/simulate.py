@@ -93,6 +93,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
             ("TTFT", "ttft"), ("TPOT from first token", "tpot"), ("TPOT from first decode", "tpot_decode"))),
         ("offline requests", f"{offline['arrived']:,} arrived, {offline['finished']:,} finished in the window"),
         ("offline prompt tokens", f"{offline['prompt_tokens_per_s']:,.0f} per second"),
+        *_cache_rows(summary),
         ("offline output tokens", f"{offline['output_tokens_per_s']:,.0f} per second"),
         ("offline reference GPU time", f"{offline['reference_gpu_s_per_s']:.3f} s per second"),
         ("recomputed tokens", f"{offline['wasted_tokens_per_s']:,.0f} per second"),
@@ -105,6 +106,27 @@ def result_table(summary: Mapping[str, Any]) -> Table:
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _cache_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What the prefix cache found, where blocks are kept; nothing where they are not."""
+    from ooco_gym.metrics.summary import keeps_prefixes
+
+    if not keeps_prefixes(summary["params"]):
+        return []
+    return [(f"prefix cache, {room}", _cached(summary[room])) for room in ("online", "offline")]
+
+
+def _cached(one: Mapping[str, Any]) -> str:
+    """The hits of what arrived in the window; of a backlog, which came before, of what was completed in it."""
+    looked, missed = one["looked_up_prompt_tokens"], one["missed_prompt_tokens"]
+    if looked:
+        return f"{_percent(one['hit_rate'])} found: {missed:,} of {looked:,} looked-up prompt tokens computed"
+    prompts, computed = one["prompt_tokens_per_s"], one["computed_prompt_tokens_per_s"]
+    if prompts:
+        return (f"{_percent(1 - computed / prompts)} found of what was completed: {computed:,.0f} of {prompts:,.0f} "
+                "prompt tokens per second computed")
+    return "nothing was looked up"
 
 
 def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
@@ -131,8 +153,27 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
         lines.append("more offline requests were finished in the window than arrived in it: the others arrived before "
                      "it. Service counts where it is completed.")
     if offline["arrived"] == 0 and offline["finished"] == 0:
-        lines.append("no offline request arrived; offline.rate=1.0 would ask for one a second.")
+        lines.append(_nothing_offline(summary["scenario"]["offline"], offline))
     return lines
+
+
+def _nothing_offline(asked: Mapping[str, Any], offline: Mapping[str, Any]) -> str:
+    """Why no offline request is counted, and what to do about it, by the mode in which they come."""
+    mode = asked.get("mode") or "rate"
+    if mode == "rate" and not asked.get("rate"):
+        return "no offline work was asked for (offline.rate=0); offline.rate=1.0 would ask for one request a second."
+    if mode == "rate":
+        return (f"at offline.rate={asked['rate']:g} a second no offline request arrived in the window and none was "
+                "finished in it: raise offline.rate or duration_s.")
+    if mode == "jobs" and not offline["left"]:
+        return "no offline work was asked for (offline.mode=jobs); offline.jobs=100 would ask for a hundred requests."
+    if offline["left"]:
+        return (f"of the offline {mode}, there from the start, none was finished in the window and "
+                f"{offline['left']:,} requests were left at its end.")
+    if offline["last_finish_s"] is None:
+        return "the offline backlog is empty; offline.jobs=1000 would ask for a thousand requests from the start on."
+    return ("all of the offline backlog was done before the window began; offline.jobs=… sets a larger one (left out: "
+            "more than can be served).")
 
 
 def _instance(one: Mapping[str, Any]) -> str:

@@ -41,6 +41,11 @@ def summarise(run: Run) -> dict[str, Any]:
     }
 
 
+def keeps_prefixes(params: Mapping[str, Any]) -> bool:
+    """Whether a policy with these parameters has blocks of prompts that begin alike kept and found again."""
+    return params.get("prefix_caching") == "on"
+
+
 def rules_of(run: Run) -> Rules:
     """The judging rules that a run's scenario sets."""
     slo = run.scenario.load_slo()
@@ -92,7 +97,9 @@ def offline_figures(run: Run) -> dict[str, Any]:
 
     `arrived` counts arrivals in the window, `finished` completions in it; rates are over the window. `age_p99_s` is the
     queueing age, from arrival to the first token, of the requests that arrived in the window; what still waits is as
-    old as it is at the end.
+    old as it is at the end. `left` are those that had arrived and were not finished when the window ended: 0 where
+    work that was to be more than can be served ran out, and then `last_finish_s`, the last completion on the window's
+    clock, says when (negative: in the warm-up).
     """
     window_s = run.window_s[1] - run.window_s[0]
     offline = run.requests[run.requests["online"] == 0]
@@ -109,7 +116,17 @@ def offline_figures(run: Run) -> dict[str, Any]:
         **waste_figures(run.counters, window_s),
         "age_p99_s": _quantile(age_s, 0.99),
         "age_max_s": _quantile(age_s, 1.0),
+        **_what_is_left(offline, run.window_s),
     }
+
+
+def _what_is_left(offline: np.ndarray, window_s: tuple[float, float]) -> dict[str, Any]:
+    """How many offline requests were unfinished when the window ended, and when the last before then was finished."""
+    start_ps, end_ps = (round(edge * PS_PER_S) for edge in window_s)
+    done = (offline["status"] == FINISHED) & (offline["finish_ps"] < end_ps)
+    last_ps = int(offline["finish_ps"][done].max()) if done.any() else None
+    return {"left": int((~done & (offline["arrival_ps"] < end_ps)).sum()),
+            "last_finish_s": None if last_ps is None else (last_ps - start_ps) / PS_PER_S}
 
 
 def _served(run: Run, online: bool) -> dict[str, Any]:
@@ -117,19 +134,23 @@ def _served(run: Run, online: bool) -> dict[str, Any]:
     the prefix cache spared.
 
     Of the prompt tokens, `computed_prompt_tokens_per_s` is what a request's first prefill had to compute, the rest was
-    found in the cache. `hit_rate` is the share found of the prompts of those that arrived in the window and were
-    admitted (None on pools, which keep no prefixes). What a preempted request finds again of its own is no hit.
+    found in the cache. `looked_up_prompt_tokens` are the prompts of those that arrived in the window and were admitted
+    (0 on pools, which keep no prefixes), `missed_prompt_tokens` what of these was not in the cache and had to be
+    computed, and `hit_rate` the share that was (None on pools). What a preempted request finds again of its own is no
+    hit.
     """
     window_s = run.window_s[1] - run.window_s[0]
     mine = run.requests[run.requests["online"] == int(online)]
     done = mine[completed_within(mine, run.window_s)]
     computed = done["prompt_tokens"] - np.maximum(done["cached_tokens"], 0)
     looked = mine[(mine["counted"] == 1) & (mine["cached_tokens"] >= 0)]
-    prompts = int(looked["prompt_tokens"].sum())
+    prompts, hits = int(looked["prompt_tokens"].sum()), int(looked["cached_tokens"].sum())
     return {"prompt_tokens_per_s": float(done["prompt_tokens"].sum() / window_s),
             "computed_prompt_tokens_per_s": float(computed.sum() / window_s),
             "output_tokens_per_s": float(done["output_tokens"].sum() / window_s),
-            "hit_rate": int(looked["cached_tokens"].sum()) / prompts if prompts else None}
+            "looked_up_prompt_tokens": prompts,
+            "missed_prompt_tokens": prompts - hits,
+            "hit_rate": hits / prompts if prompts else None}
 
 
 def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float]) -> dict[str, float | None]:

@@ -21,7 +21,7 @@ from ooco_gym.render.record import (
     scenario_name,
     with_distinct_labels,
 )
-from ooco_gym.render.tables import Table, comparison_table, difference_table
+from ooco_gym.render.tables import Table, cache_table, comparison_table, difference_table
 from ooco_gym.version import __version__
 
 if TYPE_CHECKING:
@@ -86,7 +86,8 @@ def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ())
     warning = ("" if not differing else f"The runs differ in more than policy and seed ({', '.join(differing)}): "
                "figures beside each other are not a comparison of policies.")
     again = list(commands) or simulate_commands(records)
-    rows = [table for table in (comparison_table(groups, budget), difference_table(groups)) if table is not None]
+    tables = (comparison_table(groups, budget), cache_table(groups), difference_table(groups))
+    rows = [table for table in tables if table is not None]
     sections = [
         Section("Headline", words.violation_words(groups, budget) + words.service_words(groups, budget), rows,
                 commands=again, warning=warning),

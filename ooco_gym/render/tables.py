@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval
+from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.render.record import Record
 from ooco_gym.render.totals import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 
@@ -72,6 +73,8 @@ FIGURES: tuple[tuple[str, str, str, Show], ...] = (
     ("recomputed tokens/s", "offline", "wasted_tokens_per_s", _number),
     ("offline queueing P99", "offline", "age_p99_s", _seconds),
 )
+CACHE_FIGURES: tuple[tuple[str, Show], ...] = (
+    ("hit_rate", _percent), ("prompt_tokens_per_s", _number), ("computed_prompt_tokens_per_s", _number))
 DIFFERENCES = (0, 5, 6, 7)  # of FIGURES
 WITH_INTERVAL = (0, 5, 6)
 
@@ -98,6 +101,27 @@ def _ranked(members: Sequence[Record], budget: float) -> str:
     if idle:
         return f"no: {NO_ONLINE}" + ("" if len(idle) == len(members) else f" on seed {', '.join(map(str, idle))}")
     return "yes" if within_budget(members, budget) else "no"
+
+
+def cache_table(groups: Groups) -> Table | None:
+    """What the prefix cache found under the policies that keep blocks: means over seeds; None where none does."""
+    head = ("policy", *(f"{room} {what}" for room in ("online", "offline") for what in (
+        "hit rate", "prompt tokens/s", "of them computed")))
+    rows = []
+    for label, members in groups.items():
+        if any(keeps_prefixes(record.summary.get("params", {})) for record in members):
+            cells = [_cell(interval(_cached(members, room, name)), show, name == "hit_rate")
+                     for room in ("online", "offline") for name, show in CACHE_FIGURES]
+            rows.append((label, *cells))
+    note = ("Hit rates are of the prompts that arrived in the window and were admitted; tokens of those completed in "
+            "it, whenever they arrived.")
+    return Table("Prefix cache", head, tuple(rows), note) if rows else None
+
+
+def _cached(members: Sequence[Record], room: str, name: str) -> np.ndarray:
+    """A figure of the cache, NaN where a run was simulated before it was kept: float64[records]."""
+    figures = [record.summary[room].get(name) for record in members]
+    return np.array([np.nan if value is None else value for value in figures], float)
 
 
 def difference_table(groups: Groups) -> Table | None:

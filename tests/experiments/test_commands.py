@@ -187,3 +187,38 @@ def test_mistakes_are_one_sentence(arguments, sentence, capsys):
     assert sentence in error
     assert len(error.splitlines()) == 1
     assert not Path("bad/summary.json").exists()
+
+
+def test_the_prefix_cache_is_in_table_summary_comparison_and_report(capsys):
+    few = ["workload=few_shot", *LOAD[1:], "cluster=mixed_7b", "seed=1"]
+    for folder, caching in (("on", "on"), ("off", "off")):
+        assert main(["simulate", "policy=vllm_fcfs", f"policy.prefix_caching='{caching}'", *few, f"out={folder}"]) == 0
+        printed, online = capsys.readouterr().out, summary(folder)["online"]
+        assert ("prefix cache, online" in printed) == (caching == "on")
+        if caching == "on":
+            looked, missed = online["looked_up_prompt_tokens"], online["missed_prompt_tokens"]
+            assert 0 < missed < looked and online["hit_rate"] == 1 - missed / looked
+            assert f"{missed:,} of {looked:,} looked-up" in " ".join(printed.split())
+    assert main(["report", "runs=[on,off]", "out=page"]) == 0
+    page = Path("page/report.html").read_text()
+    assert "<h3>Prefix cache</h3>" in page and f"{100 * summary('on')['online']['hit_rate']:.2f} %" in page
+    assert main(["report", "runs=[off]", "out=without"]) == 0
+    assert "<h3>Prefix cache</h3>" not in Path("without/report.html").read_text()
+    policies = "policies=[\"vllm_fcfs:prefix_caching='on'\",base_pd]"
+    assert main(["compare", policies, "seeds=1", "workers=1", *few[:-1], "out=compared"]) == 0
+    rows = {(row["metric"], row["policy"]): row["mean"] for row in summary("compared")["results"]}
+    hits = rows["online.hit_rate", "vllm_fcfs:prefix_caching='on'"]
+    assert hits == summary("on")["online"]["hit_rate"] and rows["online.hit_rate", "base_pd"] is None
+    assert rows["offline.prompt_tokens_per_s", "base_pd"] > 0
+
+
+@pytest.mark.parametrize(("offline", "said", "unsaid"), [
+    (["offline.rate=0"], "offline.rate=1.0 would ask for one request a second", "backlog"),
+    (["offline.rate=0.0001"], "at offline.rate=0.0001 a second no offline request arrived", "would ask"),
+    (["offline.mode=backlog", "offline.jobs=2"], "all of the offline backlog was done before the", "offline.rate"),
+    (["offline.mode=jobs", "offline.jobs=0"], "offline.jobs=100 would ask for a hundred requests", "offline.rate"),
+])
+def test_no_offline_work_is_explained_by_its_mode(offline, said, unsaid, capsys):
+    assert main(["simulate", "policy=base_pd", *LOAD, *offline, "out=out"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert said in printed and unsaid not in printed

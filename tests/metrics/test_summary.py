@@ -73,6 +73,17 @@ def test_keeping_up_by_requests_and_by_service():
     assert none["kept_up_share"] is None
 
 
+def test_offline_work_that_runs_out_is_seen():
+    early = request(online=0, arrival_s=0.0, first_s=20.0, finish_s=40.0, counted=0)
+    drained = request(online=0, arrival_s=0.0, first_s=3500.0, finish_s=3700.0, counted=0)
+    late = request(online=0, arrival_s=3650.0)
+    over, some, none = (summarise(run_of(table(*rows), window_s=(60.0, 3600.0)))["offline"] for rows in (
+        (early, late), (early, drained), (drained,)))
+    assert (over["left"], over["last_finish_s"]) == (0, pytest.approx(-20.0))
+    assert (some["left"], some["last_finish_s"]) == (1, pytest.approx(-20.0))
+    assert (none["left"], none["last_finish_s"]) == (1, None)
+
+
 def test_nothing_arrived_gives_nulls_not_zeros():
     summary = summarise(run_of(table(request(online=0, counted=0))))
     assert summary["online"]["violation_rate"] is None
@@ -112,12 +123,16 @@ def test_what_the_prefix_cache_spared():
     assert summary["online"]["prompt_tokens_per_s"] == pytest.approx(2500 / 3600)
     assert summary["online"]["computed_prompt_tokens_per_s"] == pytest.approx((2500 - 1012) / 3600)
     assert summary["offline"]["hit_rate"] == pytest.approx(1536 / 2000)
+    counts = [(summary[room]["looked_up_prompt_tokens"], summary[room]["missed_prompt_tokens"])
+              for room in ("online", "offline")]
+    assert counts == [(2000, 1488), (2000, 464)]
     assert summary["offline"]["computed_prompt_tokens_per_s"] == pytest.approx(464 / 3600)
 
 
 def test_pools_keep_no_prefixes():
     pools = summarise(run_of(table(good(10.0, cached_tokens=-1))))
     assert pools["online"]["hit_rate"] is None and pools["offline"]["hit_rate"] is None
+    assert pools["online"]["looked_up_prompt_tokens"] == pools["online"]["missed_prompt_tokens"] == 0
     assert pools["online"]["computed_prompt_tokens_per_s"] == pools["online"]["prompt_tokens_per_s"] > 0
 
 
