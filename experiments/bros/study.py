@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             differences += [{"cluster": cluster, "workload": workload, **change_of(mine, *pair, options["rates"])}
                             for pair in pairs_of(policies)]
     show(rows, differences, interval_words(len(seeds)))
-    write_page(bros_figure(rows), Path(str(cfg.out)) / "bros.html")
+    write_page(bros_figure(rows, interval_words(len(seeds))), Path(str(cfg.out)) / "bros.html")
     return {"schema": SCHEMA, "seeds": list(seeds), "batch": options["batch"], "results": rows, "changes": differences,
             "paper": PAPER}
 
@@ -142,14 +142,23 @@ def show(rows: Sequence[Mapping[str, Any]], differences: Sequence[Mapping[str, A
         for row in (row for row in rows if (row["cluster"], row["workload"]) == (cluster, workload)):
             table.add_row(f"{row['rate']:g}", row["policy"], _cell(row, "normalized_latency_s", 1.0, 3),
                           _cell(row, "ttft_attainment", 100.0, 1), _cell(row, "tpot_attainment", 100.0, 1),
-                          _cell(row, "best_effort_per_s", 1.0, 2), f"{100 * row['finished_share']:.1f}")
+                          _cell(row, "best_effort_per_s", 1.0, 2),
+                          _spread(100 * row["finished_share"], np.nan, np.nan, ".1f"))
         screen.print(table)
     show_notes([*(_sentence(row) for row in differences), words])
 
 
 def _cell(row: Mapping[str, Any], name: str, factor: float, digits: int) -> str:
-    low, high = (factor * row[f"{name}_{end}"] for end in ("low", "high"))
-    return f"{factor * row[name]:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+    mean, low, high = (factor * row[f"{name}{end}"] for end in ("", "_low", "_high"))
+    return _spread(mean, low, high, f".{digits}f")
+
+
+def _spread(mean: float, low: float, high: float, form: str, unit: str = "", more: str = "") -> str:
+    """A mean with its interval and what else is in the brackets; one seed gives no interval, no value a dash."""
+    if not np.isfinite(mean):
+        return "–"
+    inside = [*([f"{low:{form}} to {high:{form}}"] if np.isfinite(low) else []), *([more] if more else [])]
+    return f"{mean:{form}}{unit}" + (f" ({'; '.join(inside)})" if inside else "")
 
 
 def _sentence(row: Mapping[str, Any]) -> str:
@@ -158,7 +167,8 @@ def _sentence(row: Mapping[str, Any]) -> str:
     paper = PAPER.get(row["workload"], {}).get(row["against"].partition(":")[0])
     beside = f" (paper: {100 * paper[0]:+.1f} % and {100 * paper[1]:+.1f} %)" if paper else ""
     whole = row["normalized_latency_s"]["change_of_means"]
+    averages = f"of the averages {100 * whole[0]:+.1f} %" if np.isfinite(whole[0]) else ""
+    changes = [_spread(100 * one[0], 100 * one[1], 100 * one[2], "+.1f", " %", more)
+               for one, more in ((latency, averages), (work, ""))]
     return (f"{row['cluster']}, {row['workload']}: {row['policy']} against {row['against']}, mean over rates: "
-            f"normalised latency {100 * latency[0]:+.1f} % ({100 * latency[1]:+.1f} to {100 * latency[2]:+.1f}; of the "
-            f"averages {100 * whole[0]:+.1f} %), best-effort throughput {100 * work[0]:+.1f} % "
-            f"({100 * work[1]:+.1f} to {100 * work[2]:+.1f}){beside}.")
+            f"normalised latency {changes[0]}, best-effort throughput {changes[1]}{beside}.")

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from experiments.bros.closed_loop import POLL_S, simulate_batches
-from experiments.bros.study import change_of, pairs_of
+from experiments.bros.figure import bros_figure
+from experiments.bros.study import METRICS, change_of, pairs_of, row_of, show
+from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 
@@ -53,3 +55,23 @@ def test_changes_are_paired_and_averaged_over_rates() -> None:
     assert row["by_rate"] == pytest.approx([-0.5, -0.25])
     assert pairs_of(["bros", "vllm_v0", "bros:late=last"]) == [("bros", "vllm_v0"), ("bros:late=last", "vllm_v0"),
                                                               ("bros", "bros:late=last")]
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_one_seed_has_no_interval(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
+    found = {(1.0, who): [{name: factor * (seed + 1) for name in METRICS} for seed in range(seeds)]
+             for who, factor in (("bros", 1.0), ("vllm_v0", 2.0))}
+    rows = [row_of(("bros_opt_13b", "bros_sharegpt", *key), one) for key, one in found.items()]
+    rows.append({**rows[0], "policy": "idle", **dict.fromkeys(
+        (f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")), float("nan"))})
+    change = {"cluster": "bros_opt_13b", "workload": "bros_sharegpt", **change_of(found, "bros", "vllm_v0", [1.0])}
+    words = interval_words(seeds)
+    show(rows, [change], words)
+    printed = capsys.readouterr().out
+    assert "nan" not in printed and ("One seed gives no interval" in printed) == (seeds == 1)
+    assert ("(1.0 to" in printed or " to 3.000)" in printed) == (seeds > 1)
+    assert "normalised latency -50.0 %" in printed
+    figure = bros_figure(rows, words)
+    assert figure.layout.title.subtitle.text == words
+    bars = [trace.error_y.array is not None for trace in figure.data]
+    assert any(bars) == (seeds > 1)

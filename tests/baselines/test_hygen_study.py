@@ -13,6 +13,7 @@ from experiments.hygen.bench import Bench, named
 from experiments.hygen.latency import READINGS, compared, rates, readings
 from experiments.hygen.sharing import fairness, shared
 from experiments.hygen.tables import TABLES, markdown
+from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import Scenario
 
@@ -23,8 +24,9 @@ SCENARIO = Scenario(cluster="a100_llama2_7b", workload="azure_conv_2023", rate_s
 class Formula:
     """Stands in for `Jobs`: offline work lengthens every metric and brings tokens, both in proportion."""
 
-    def __init__(self) -> None:
+    def __init__(self, left: int = 500) -> None:
         self.asked: list[tuple[int, str]] = []
+        self.left = left
 
     def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
         self.asked.append((scenario.seed, policy))
@@ -35,10 +37,11 @@ class Formula:
         slower = 1.0 + work * (1.0 + 0.01 * (scenario.seed % 3))
         shares = 4.0 if bundle.values.get("waiting_order") == "prefix" else 1.0
         answer.set_result({
-            "window_s": 600.0, "instances": [{}],
+            "window_s": 600.0, "instances": [{}], "seed": scenario.seed,
             "online": {**dict.fromkeys(METRICS.values(), slower), "finished": 9, "prompt_tokens_per_s": 90.0,
                        "output_tokens_per_s": 10.0},
             "offline": {"prompt_tokens_per_s": 300.0 * work * shares, "output_tokens_per_s": 0.0, "finished": 1200,
+                        "left": self.left, "last_finish_s": 200.0,
                         "evictions": 3, "wasted_tokens_per_s": 1.5, "age_p99_s": 5.0, "age_max_s": 9.0}})
         return answer
 
@@ -73,6 +76,15 @@ def test_profiling_on_the_run_itself_uses_its_seed(bench: Bench) -> None:
     found = bench.profiled("hygen", {"slo_metric": "p99_tbt", "tolerance": 0.1}, {"profile_seed": -1})
     assert {seed for seed, _ in bench.jobs.asked} == {1, 2, 3}  # pyright: ignore[reportAttributeAccessIssue]
     assert found.setting == pytest.approx(0.005 / 1.01, abs=1e-4)
+
+
+def test_offline_work_that_runs_out_is_refused_with_how_much_would_do() -> None:
+    scenario = SCENARIO.with_(offline={**SCENARIO.offline, "jobs": 1000}, warmup_s=100.0)
+    short = Bench(Formula(left=0), scenario, (1, 2), 1.0, 3)  # pyright: ignore[reportArgumentType]
+    for part in (lambda: shared(short, 0.02, "p99_tbt"), lambda: fairness(short, short, 0.02, [0.0])):
+        # 1000 in 300 s would be 2,333 in 700 s: half as many more, in whole thousands
+        with pytest.raises(UserError, match=r"shared_jobs=1000 are too few.* 300 s .* 700 s.*shared_jobs=4000"):
+            part()
 
 
 def test_every_part_is_written(bench: Bench) -> None:
