@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ooco_gym.calibrate import engine_fits, step_fits
+from ooco_gym.calibrate.error_table import STYLE, error_html, error_rows
 from ooco_gym.calibrate.fitting import sample
 from ooco_gym.calibrate.operators import FORMS
 from ooco_gym.calibrate.rows import Rows
@@ -29,10 +31,14 @@ _LABELS = {"gemm": ("n_tokens", "d_in", "d_out"), "attn_prefill": ("batch", "q_l
 
 
 def write_page(result: Calibration, path: Path) -> None:
-    """Writes the page: a row of two panels for each operator, and for iterations."""
-    figure = build_figure(result)
+    """Writes the page: a table of errors, then a row of two panels for each operator, and for iterations."""
+    plots = build_figure(result).to_html(include_plotlyjs=True, full_html=False)
+    title = f"Calibration of {html.escape(result.device)}"
+    text = (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
+            f"<style>{STYLE}</style>\n</head>\n<body>\n{error_html(error_rows(_panels(result, None)))}\n{plots}\n"
+            "</body>\n</html>\n")
     with atomic_write(path) as temporary:
-        figure.write_html(temporary, include_plotlyjs=True, full_html=True)
+        temporary.write_text(text, encoding="utf-8")
 
 
 def build_figure(result: Calibration) -> Any:
@@ -40,7 +46,7 @@ def build_figure(result: Calibration) -> Any:
     import plotly.graph_objects as go
     from plotly.subplots import make_subplots
 
-    panels = _panels(result)
+    panels = _panels(result, POINTS)
     titles = [title for panel in panels for title in (
         f"{panel['name']}: predicted by measured time (µs)", f"{panel['name']}: error (%) by {panel['by']}")]
     figure = make_subplots(rows=max(len(panels), 1), cols=2, subplot_titles=titles or None,
@@ -71,7 +77,8 @@ def build_figure(result: Calibration) -> Any:
     return figure
 
 
-def _panels(result: Calibration) -> list[dict[str, Any]]:
+def _panels(result: Calibration, most: int | None) -> list[dict[str, Any]]:
+    """What is shown of each operator and of iterations: at most so many points of each, None for all."""
     panels = []
     for op in result.shapes:
         if op not in _SIZE:
@@ -79,25 +86,25 @@ def _panels(result: Calibration) -> list[dict[str, Any]]:
         rows = result.rows.of_kind(op)
         if op == "elementwise":
             rows = rows.select(rows["bytes"] > 0)
-        index = sample(len(rows), POINTS, 0)
+        index = sample(len(rows), most or len(rows), 0)
         part = rows.select(index)
         panels.append({
             "name": op, "by": _SIZE[op][0], "size": _SIZE[op][1](part), "seconds": part.seconds,
             "labels": _labels(part, op),
             "predicted": {form: result.unseen[form][op][index] for form in FORMS if op in result.unseen[form]}})
     if result.steps is not None:
-        panels.append(_step_panel(result))
+        panels.append(_step_panel(result, most))
     if result.engine:
-        panels.append(_engine_panel(result))
+        panels.append(_engine_panel(result, most))
     return panels
 
 
-def _engine_panel(result: Calibration) -> dict[str, Any]:
+def _engine_panel(result: Calibration, most: int | None) -> dict[str, Any]:
     from ooco_gym.calibrate.run import engine_s
 
     rows = [one.rows for one in result.engine]
     seconds = engine_fits.measured(result.engine)
-    index = sample(len(seconds), POINTS, 0)
+    index = sample(len(seconds), most or len(seconds), 0)
     tokens = np.concatenate([part.tokens for part in rows])
     labels = [f"{one.model.name}, tp {one.tp}<br>{decodes:g} decode, {prompts:g} prompts<br>{label}"
               for one in result.engine for decodes, prompts, label in zip(
@@ -107,7 +114,7 @@ def _engine_panel(result: Calibration) -> dict[str, Any]:
             "predicted": {form: engine_s(result, form)[index] for form in FORMS if "engine" in result.fits[form]}}
 
 
-def _step_panel(result: Calibration) -> dict[str, Any]:
+def _step_panel(result: Calibration, most: int | None) -> dict[str, Any]:
     steps = result.steps
     assert steps is not None
     start = {item.name: item.start for item in step_fits.roofline_free(result.base)}
@@ -119,7 +126,7 @@ def _step_panel(result: Calibration) -> dict[str, Any]:
     labels = [f"{steps.architectures[arch].name}, {'prefill' if prefill else 'decode'}<br>batch {batch:g}, {q:g} new "
               f"tokens, context {context:g}" for arch, prefill, batch, q, context in zip(
                   steps.arch, steps.prefill, steps.batch, steps.q, steps.context, strict=True)]
-    index = sample(len(steps), POINTS, 0)
+    index = sample(len(steps), most or len(steps), 0)
     return {"name": "iterations", "by": "tokens of the iteration", "size": steps.tokens[index],
             "seconds": steps.seconds[index], "labels": [labels[number] for number in index],
             "predicted": {form: values[index] for form, values in predicted.items()}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -73,6 +74,18 @@ def test_tables_have_the_schema(run: Path) -> None:
 def test_the_page_needs_no_network(run: Path) -> None:
     page = (run / "calibration.html").read_text()
     assert "plotly" in page and 'src="http' not in page
+
+
+def test_the_page_has_errors_by_operation_and_comments_poor_fits(run: Path) -> None:
+    page = (run / "calibration.html").read_text()
+    table = page.partition("<table>")[2].partition("</table>")[0]
+    lines = [re.findall(r"<td>(.*?)</td>", line) for line in table.split("<tr")[2:]]
+    cells = {tuple(line[:2]): line[2:] for line in lines}
+    summary = json.loads((run / "summary.json").read_text())
+    for op in ("gemm", "attn_prefill", "attn_decode", "all_reduce"):
+        for form in ("ooco", "extended"):
+            assert cells[op, form][0] == f"{summary['held_out_shapes'][op][form]['rows']:,}"
+            assert float(cells[op, form][2].split()[0]) <= summary["held_out_shapes"][op][form]["p95"]
 
 
 def test_numbers_are_read_back_as_numbers(run: Path) -> None:
