@@ -32,8 +32,7 @@ def shared(bench: Bench, budget_s: float, metric: str) -> list[dict[str, Any]]:
     alone = bench.runs("sarathi")
     runs = dict(zip(ORDERS, at_once([lambda changed=changed: bench.runs("hygen", {
         **changed, "latency_budget_s": budget_s}) for changed in ORDERS.values()]), strict=True))
-    for name, mine in runs.items():
-        check_lasts(bench, name, mine)
+    check_lasts(bench, runs)
     tokens = {name: offline_tokens(mine) for name, mine in runs.items()}
     return [{"order": name, "latency_budget_s": budget_s, "offline": spread(tokens[name]),
              "requests": spread(_served(mine)), "ratio": ratio(tokens[name], tokens["FCFS"]),
@@ -60,28 +59,30 @@ def fairness(full: Bench, steady: Bench, budget_s: float, utilities: Sequence[fl
               for u in utilities]
     most, waits = (at_once([lambda bench=bench, one=one: bench.runs("hygen", one) for one in values])
                    for bench in (full, steady))
-    for u, mine in zip(utilities, most, strict=True):
-        check_lasts(full, f"u = {float(u):g}", mine)
+    check_lasts(full, {f"u = {float(u):g}": mine for u, mine in zip(utilities, most, strict=True)})
     return [{"utility": float(u), "offline": spread(offline_tokens(mine)), "requests": spread(_served(mine)),
              **{key: spread(np.array([one["offline"][key] for one in waiting], float))
                 for key in ("age_p99_s", "age_max_s")}}
             for u, mine, waiting in zip(utilities, most, waits, strict=True)]
 
 
-def check_lasts(bench: Bench, name: str, runs: Sequence[Mapping[str, Any]]) -> None:
+def check_lasts(bench: Bench, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
     """Refuses runs whose offline work, which is to be more than can be served, ran out before the window ended.
 
     Raises:
-        UserError: says how many requests would have lasted, at the mean rate at which they were served.
+        UserError: says how many requests would have lasted, at the mean rate at which they were served at most.
     """
-    for run in (one for one in runs if not one["offline"]["left"]):
-        jobs, warmup_s = int(bench.scenario.offline["jobs"]), float(bench.scenario.load_protocol()["warmup_s"])
-        offline = run["offline"]
-        total_s, served_s = warmup_s + run["window_s"], warmup_s + (offline["last_finish_s"] or 0.0)
-        least = MARGIN * jobs * total_s / max(served_s, 1.0)
-        raise UserError(f"hygen.shared_jobs={jobs} are too few: under '{name}' on seed {run['seed']} all were served "
-                        f"{served_s:,.0f} s after the start, and the window ends at {total_s:,.0f} s; expected more "
-                        f"than can be served, such as hygen.shared_jobs={math.ceil(least / 1000) * 1000}")
+    over = [(one["offline"]["last_finish_s"] or 0.0, name, one) for name, some in runs.items() for one in some
+            if not one["offline"]["left"]]
+    if not over:
+        return
+    last_s, name, run = min(over, key=lambda one: one[0])
+    jobs, warmup_s = int(bench.scenario.offline["jobs"]), float(bench.scenario.load_protocol()["warmup_s"])
+    total_s, served_s = warmup_s + run["window_s"], warmup_s + last_s
+    least = MARGIN * jobs * total_s / max(served_s, 1.0)
+    raise UserError(f"hygen.shared_jobs={jobs} are too few: under '{name}' on seed {run['seed']} all were served "
+                    f"{served_s:,.0f} s after the start, and the window ends at {total_s:,.0f} s; expected more "
+                    f"than can be served, such as hygen.shared_jobs={math.ceil(least / 1000) * 1000}")
 
 
 def _served(runs: Sequence[Mapping[str, Any]]) -> np.ndarray:
