@@ -60,7 +60,7 @@ PARAMS = (
     Param("max_pull", "requests in one pull (Algorithm 1 leaves the number open)", 1, 1024),
     Param("interrupt", "3.4.1: stop offline work for an online arrival", choices=("always", "slack", "never")),
     Param("interrupt_decode", "whether offline decode is interrupted too, or only prefill", 0, 1),
-    Param("slack_factor", "interrupt=slack: predicted TTFT is stretched by this before comparing", 0, 100),
+    Param("slack_factor", "interrupt=slack: predicted TTFT is stretched by this before comparing", 0.0, 100.0),
     Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
     Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
     Param("overload", "3.4.4: online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),

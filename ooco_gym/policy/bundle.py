@@ -26,6 +26,7 @@ class Param:
     """One parameter of a policy: bounds or choices, and what it means (with the paper's section).
 
     Its value is in `conf/policy/<name>.yaml`; the rules see it as a number: of a choice its position, of a flag 0 or 1.
+    Bounds that are both written as whole numbers (`1, 64`, not `1.0, 64.0`) make it a whole number.
     """
 
     name: str
@@ -34,11 +35,16 @@ class Param:
     high: float = np.inf
     choices: tuple[str, ...] = ()
 
+    @property
+    def whole(self) -> bool:
+        """Whether its value is a whole number."""
+        return isinstance(self.low, int) and isinstance(self.high, int)
+
     def number(self, value: Any, where: str) -> float:
         """Checks a value and turns it into the number that the rules read.
 
         Raises:
-            UserError: not one of the choices, not a number, or out of bounds.
+            UserError: not one of the choices, not a number, a fraction of a whole number, or out of bounds.
         """
         if self.choices:
             if isinstance(value, bool):  # YAML's on and off
@@ -49,7 +55,10 @@ class Param:
             return float(self.choices.index(value))
         if isinstance(value, bool):
             value = int(value)
-        if not isinstance(value, (int, float)) or not self.low <= value <= self.high:
+        known = isinstance(value, (int, float)) and self.low <= value <= self.high
+        if self.whole and not (known and value == int(value)):
+            raise UserError(f"{where}: {self.name}={value!r} must be a whole number from {self.low} to {self.high}")
+        if not known:
             raise UserError(f"{where}: {self.name}={value!r} must be a number from {self.low:g} to {self.high:g}")
         return float(value)
 

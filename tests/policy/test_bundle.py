@@ -32,10 +32,22 @@ def test_parameters_reach_the_rules_as_numbers() -> None:
     assert get_policy("ooco").settings()[s.PREFILL_TOKENS] == 2048
 
 
+def test_whole_bounds_make_a_whole_number() -> None:
+    """As a search draws them: 8.0 is one; a parameter with other bounds takes fractions."""
+    whole, other = Param("tries", "of something", 1, 64), Param("factor", "of something", 1.0, 64.0)
+    assert whole.whole and not other.whole
+    assert whole.number(8.0, "mine") == 8.0 and other.number(8.5, "mine") == 8.5
+    for value in (8.5, float("inf"), float("nan"), "8"):
+        with pytest.raises(UserError, match="mine: tries=.* must be a whole number from 1 to 64"):
+            whole.number(value, "mine")
+
+
 @pytest.mark.parametrize("wrong,words", [
     ("oocoo", ("oocoo", "ooco")),
     ("ooco:slo_margn=0.8", ("slo_margn", "slo_margin")),
     ("ooco:slo_margin=-1", ("slo_margin", "0.01")),
+    ("vllm_fcfs:max_num_seqs=3.5", ("max_num_seqs=3.5", "whole number from 1 to 1000000")),
+    ("vllm_fcfs:max_num_seqs=0", ("max_num_seqs=0", "whole number from 1 to 1000000")),
     ("ooco:interrupt=neverr", ("neverr", "never")),
     ("ooco:interrupt", ("interrupt", "parameter=value")),
     ({"slo_margin": 0.8}, ("name",)),
