@@ -289,12 +289,15 @@ def victim(view):
     """The candidate whose loss leaves the best (benefit - punishment) / time: the rest decodes, its context is computed
     again."""
     state, p = view.state, view.state.params
-    best, most, count, context = 0, -1e300, view.candidates.size, 0
-    for i in range(count):
-        context += length(state, view.candidates[i])
+    best, most, count, context, longest, second = 0, -1e300, view.candidates.size, 0, 0, 0
     for i in range(count):
         tokens = length(state, view.candidates[i])
-        time_ps = max(1.0, decode_ps(state, count - 1, context - tokens, 0))
+        context += tokens
+        longest, second = max(longest, tokens), max(second, min(longest, tokens))
+    for i in range(count):
+        tokens = length(state, view.candidates[i])
+        left = second if tokens == longest else longest  # the longest context of the rest
+        time_ps = max(1.0, decode_ps(state, count - 1, context - tokens, left))
         ratio = (p[P.decode_benefit] * (count - 1) - p[P.prefill_benefit] * tokens) / time_ps
         if ratio > most:
             best, most = i, ratio

@@ -117,19 +117,29 @@ def route(view):
     return room_for(view.state, view.request) if chosen == STAY else chosen
 
 
-@hook(GATE)
-def gate(view):
-    """First come, first served: the head starts if it could go on decoding, and if its prefill keeps the budget."""
-    state = view.state
-    if state.counters[OFFLINE_PUSH_HEAD] >= 0 or room_for(state, view.candidates[0]) == WAIT:
-        return HOLD
+@inner
+def first_within_budget(state, instance, candidates):
+    """The first candidate whose prefill keeps the budget; HOLD if none. Where prompts go in chunks, or nobody online
+    waits for them, that is the head."""
     if state.params[P.long_prefill] == 0 or nobody_online(state):
         return 0
-    for i in range(view.candidates.size):
-        size, tokens = batch_with(state, view.instance, view.candidates[i])
+    for i in range(candidates.size):
+        size, tokens = batch_with(state, instance, candidates[i])
         if prefill_ps(state, size, tokens) <= prefill_budget(state):
             return i
     return HOLD
+
+
+@hook(GATE)
+def gate(view):
+    """First come, first served: the first whose prefill keeps the budget starts, if it could go on decoding."""
+    state = view.state
+    if state.counters[OFFLINE_PUSH_HEAD] >= 0:
+        return HOLD
+    chosen = first_within_budget(state, view.instance, view.candidates)
+    if chosen == HOLD or room_for(state, view.candidates[chosen]) == WAIT:
+        return HOLD
+    return chosen
 
 
 @hook(INTERRUPT)

@@ -84,6 +84,18 @@ def test_hygen_starts_no_prefill_beyond_its_budget_beside_online_work() -> None:
     assert chunked.ask("gate", chunked.slots["waiting"], RELAXED) == 0
 
 
+def test_hygen_asks_whether_the_prefill_that_it_would_start_can_go_on() -> None:
+    """The head is too long beside online work: its lack of room stops nobody, the next one's does."""
+    lengths = {"online": [MEAN], "waiting": [12_000, 300]}
+    for free_tokens, answer in ((640, 1), (160, s.HOLD)):
+        desk = Desk("hygen_pd", lengths, long_prefill="idle", prefill_share=0.1, gate_window=8,
+                    free_tokens=free_tokens)
+        assert desk.ask("gate", desk.slots["waiting"], RELAXED) == answer
+    swapped = Desk("hygen_pd", {"online": [MEAN], "waiting": [12_000, 11_000, 300]}, long_prefill="idle",
+                   prefill_share=0.1, gate_window=8, free_tokens=13_000)
+    assert swapped.ask("gate", swapped.slots["waiting"], RELAXED) == 2
+
+
 @pytest.mark.parametrize("policy", ["hygen_pd", "echo_pd"])
 def test_a_long_offline_prefill_makes_room_within_the_budget_and_loses_nothing(policy: str) -> None:
     rows = ((0.0, 30_000, 4, False), (0.1, 200, 4, True))
@@ -217,9 +229,18 @@ def test_echo_evicts_whom_the_rest_is_best_off_without(worth: float) -> None:
     ratios = []
     for i, length in enumerate(offline):
         rest = [one for j, one in enumerate(offline) if j != i]
-        time_ps = echo_ps(desk, rest) - desk.policy.values["longest_ps"] * max(rest)
-        ratios.append((2.0 - worth * length) / time_ps)
+        ratios.append((2.0 - worth * length) / echo_ps(desk, rest))
     assert desk.ask("evict", desk.slots["offline"]) == int(np.argmax(ratios)) == (1 if worth else 2)
+
+
+@pytest.mark.parametrize("offline,answer", [([700, 300, 900, 400], 2), ([900, 300, 900, 100], 3), ([500], 0)])
+def test_echo_counts_the_longest_context_that_is_left(offline: list[int], answer: int) -> None:
+    """T_d = g max(l): without the longest the rest is quicker, unless another is as long; then the shortest's loss
+    costs least."""
+    none = dict.fromkeys(("square_ps", "token_ps", "least_ps", "mean_ps", "base_ps", "request_ps", "context_ps"), 0.0)
+    desk = Desk("echo_pd", {"offline": offline}, fitted=1, reserve_tokens=1.0, longest_ps=1e6, prefill_benefit=1e-4,
+                **none)
+    assert desk.ask("evict", desk.slots["offline"]) == answer
 
 
 # --- Both -----------------------------------------------------------------------------------------------------------
