@@ -61,7 +61,6 @@ PARAMS = (
     Param("utility", "u: how often the next by prefix is taken rather than the one that waits longest", 0.0, 1.0),
     Param("decode_tokens", "S_d: sum of the decodes' contexts, or of their new tokens", choices=("context", "new")),
     *(Param(name, "coefficient of Equation 1; all 0: trained") for name in COEFFICIENTS),
-    Param("predictor_mape", "error of the trained predictor on batches that it has not seen; set by training", 0.0),
     *PROFILE_PARAMS,
 )
 P = slots(PARAMS)
@@ -286,7 +285,7 @@ def prepare(policy, facts):
     if any(policy.values[name] for name in COEFFICIENTS):
         return {}
     fit = trained(facts.strict, int(policy.values["chunk_size"]), policy.values["decode_tokens"])
-    return {**dict(zip(COEFFICIENTS, map(float, fit.coefficients), strict=True)), "predictor_mape": fit.mape}
+    return {name: float(number) for name, number in zip(COEFFICIENTS, fit.coefficients, strict=True)}
 
 
 # --- HyGen* (5.1) ---------------------------------------------------------------------------------------------------

@@ -7,6 +7,10 @@ latency budget of an iteration, or HyGen*'s rate of offline requests.
 Whether the paper's profiler saw the hour that it was then measured on is not said. Here it does not: the test runs have
 seeds of their own, `profile_seed` and those after it, windows of at most `profile_duration_s`, and an SLO holds if it
 does in each of `profile_windows` of them. With `profile_seed` -1 the one test run is the measured one's own.
+
+A trace file is the same under every seed. Its test runs have windows of their own besides: those just before the
+measured one, the nearest first, then those just after it; there are fewer where the file has fewer. Where it has none,
+the test runs are on the measured window after all, and a warning says so.
 """
 
 from __future__ import annotations
@@ -16,10 +20,15 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from ooco_gym.errors import UserError
+from ooco_gym.peak import short_name
 from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
+from ooco_gym.perf.validity import warn_once
 from ooco_gym.policy.bundle import Param, Policy
+from ooco_gym.workload import trace_files, workload_peak_start_s
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -57,7 +66,11 @@ def slos_of(values: Mapping[str, Any]) -> tuple[Slo, ...]:
 
 
 def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> float:
-    """By how much, as a share, a metric of one run's `online` figures exceeds another's; infinite where it has none.
+    """By how much, as a share, a metric of one run's `online` figures exceeds another's.
+
+    Infinite where it has none, or where fewer requests finish than keep their promise without offline work: figures
+    are of what was served, and starving somebody must not mend them. Those that miss it anyway may be left at the end,
+    which a run comes to once all others are done.
 
     Raises:
         UserError: the run without offline work has no value to compare with.
@@ -66,7 +79,8 @@ def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> 
     if not before:
         raise UserError(f"HyGen's profiler cannot compare {metric}: the test run without offline work has none, as no "
                         "online request got so far; raise rate_scale or move the window (start_s, duration_s)")
-    return math.inf if now is None or shared["finished"] < quiet["finished"] else now / before - 1.0
+    kept = quiet["arrived"] - round(quiet["arrived"] * quiet["violation_rate"])
+    return math.inf if now is None or shared["finished"] < min(kept, quiet["finished"]) else now / before - 1.0
 
 
 def keeps(slos: tuple[Slo, ...], shared: Mapping[str, Any], before: Mapping[str, Any]) -> bool:
@@ -116,12 +130,50 @@ def alone(scenario: Scenario) -> Scenario:
 
 
 def trials_of(scenario: Scenario, values: Mapping[str, Any]) -> list[Scenario]:
-    """The scenarios of the test runs."""
+    """The scenarios of the test runs.
+
+    Warns:
+        UserWarning: they are on the measured window, as the trace file has no other.
+    """
     shorter = scenario.with_(duration_s=min(scenario.duration_s, float(values["profile_duration_s"])))
-    first = int(values["profile_seed"])
+    first, count = int(values["profile_seed"]), int(values["profile_windows"])
     if first == OWN_SEED:
         return [shorter]
-    return [shorter.with_(seed=first + i) for i in range(int(values["profile_windows"]))]
+    if not scenario.from_file:
+        return [shorter.with_(seed=first + i) for i in range(count)]
+    start_s = scenario.start_s
+    if start_s is None:
+        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
+    starts = windows_beside(scenario.workload, start_s, scenario.duration_s, shorter.duration_s, count)
+    if not starts:
+        warn_once([f"HyGen's profiler test-runs the measured window: trace file of workload "
+                   f"'{short_name(scenario.workload)}' has no other of {shorter.duration_s:g} s; a longer file, or "
+                   "a lower profile_duration_s, lets it look elsewhere"])
+        return [shorter.with_(seed=first + i, start_s=start_s) for i in range(count)]
+    return [shorter.with_(seed=first + i, start_s=start) for i, start in enumerate(starts)]
+
+
+def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: float, most: int) -> list[float]:
+    """Where windows of a workload's trace files begin in which each file has a request, other than a measured one.
+
+    Args:
+        workload: as `load_workload` takes it.
+        start_s: start of the measured window, seconds from the first request.
+        duration_s: its length.
+        length_s: theirs.
+        most: how many are wanted.
+
+    Returns:
+        Up to `most` of them: back to back before the measured window, the nearest first, then on from its end.
+    """
+    files = trace_files(workload)
+    before, until_s = int(start_s // length_s), min(file.last_s for file in files)
+    behind = max(0, int((until_s - start_s - duration_s) // length_s))
+    starts = [start_s - (i + 1) * length_s for i in range(before)]
+    starts += [start_s + duration_s + i * length_s for i in range(behind)]
+    edges = np.array([(one, one + length_s) for one in starts]).reshape(-1, 2)
+    some = np.all([np.diff(file.counts_before(edges), axis=1)[:, 0] > 0 for file in files], axis=0)
+    return [one for one, full in zip(starts, some, strict=True) if full][:most]
 
 
 def test_run(scenario: Scenario, policy: Policy) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from ooco_gym.workload.load import (
     load_workload,
     parse_workload,
     split_workload,
+    trace_files,
     workload_mean_rate,
     workload_peak_start_s,
     workload_window_rate,
@@ -27,7 +28,6 @@ __all__ = [
     "OFFLINE_MODES", "TimeBlock", "Trace", "TraceFile", "WorkloadSpec", "generate", "generate_lengths",
     "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load",
     "offline_trace", "open_trace", "parse_workload", "read_trace", "scale", "sharing_ratio", "split",
-    "split_workload", "thin", "time_blocks", "window", "with_dataset", "workload_mean_rate",
-    "workload_peak_start_s", "workload_window_rate",
-    "write_trace",
+    "split_workload", "thin", "time_blocks", "trace_files", "window", "with_dataset", "workload_mean_rate",
+    "workload_peak_start_s", "workload_window_rate", "write_trace",
 ]

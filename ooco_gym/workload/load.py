@@ -150,6 +150,11 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
     return traces[0] if len(traces) == 1 else merge(*told_apart(traces), name=text)
 
 
+def trace_files(spec: Source) -> list[TraceFile]:
+    """Returns the trace files of a workload, open: its own, or those among the parts of a mix; none of a generator."""
+    return [open_trace(source, form) for source, _, file, form in _resolve(spec) if file]
+
+
 def workload_mean_rate(spec: Source) -> float:
     """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
     return sum(weight * (open_trace(source, form).mean_rate if file else load_spec(source).arrivals.mean_rate_per_s)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
+from harness import Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines.hygen_batches import Batches, latency_ps, sample_batches, trained
 from baselines.hygen_profile import Slo, excess, keeps, largest_that_holds, search, slos_of, trials_of
+from baselines.hygen_profile import test_run as profiled_run
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, load_chip, load_model, prefill_latency_ps
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import Scenario
+from ooco_gym.sim import state as s
 
 SLOS = {"slo_metric": "p99_tbt", "tolerance": 0.05, "second_metric": "none", "second_tolerance": 0.0,
         "profile_steps": 20}
@@ -73,9 +77,10 @@ def test_search_ends_at_the_bound(bound: float, steps: int) -> None:
     assert len(asked) <= steps + 1 and (found == 0.0 or found in asked)
 
 
-def summary(tbt: float, ttft: float = 1.0, finished: int = 10) -> dict:
-    """A test run's summary, as far as the profiler reads it."""
-    return {"online": {"itl_p99_s": tbt, "ttft_mean_s": ttft, "finished": finished}}
+def summary(tbt: float, ttft: float = 1.0, finished: int = 10, violation_rate: float = 0.0) -> dict:
+    """A test run's summary of 10 online requests, as far as the profiler reads it."""
+    return {"online": {"itl_p99_s": tbt, "ttft_mean_s": ttft, "finished": finished, "arrived": 10,
+                       "violation_rate": violation_rate}}
 
 
 def load(trial: Scenario, value: float) -> float:
@@ -103,6 +108,49 @@ def test_test_runs_have_seeds_and_windows_of_their_own() -> None:
     assert trials_of(scenario, {**values, "profile_seed": -1}) == [scenario.with_(duration_s=3600.0)]
 
 
+def write_trace_file(path: Path, times: np.ndarray) -> Scenario:
+    """A scenario whose online requests, of 200 tokens and 20 more, come at these times."""
+    rows = "".join(f"{one},200,20\n" for one in times)
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + rows, encoding="utf-8")
+    return Scenario(cluster="a100_llama2_7b", workload=str(path), start_s=4000.0, duration_s=600.0)
+
+
+def test_a_trace_files_test_runs_are_on_other_windows(tmp_path: Path) -> None:
+    """A seed alone would not change them. Nobody comes between 3,000 and 3,500 s: no window lies there."""
+    times = np.arange(0.0, 6000.0, 5.0)
+    scenario = write_trace_file(tmp_path / "day.csv", times[(times < 3000.0) | (times >= 3500.0)])
+    values = {**get_policy("hygen").values, "profile_duration_s": 500.0, "profile_windows": 8}
+
+    def starts(start_s: float | None, **changed: float) -> list[float | None]:
+        return [one.start_s for one in trials_of(scenario.with_(start_s=start_s), {**values, **changed})]
+
+    assert starts(4000.0) == [3500.0, 2500.0, 2000.0, 1500.0, 1000.0, 500.0, 0.0, 4600.0]
+    assert starts(300.0, profile_windows=2) == [900.0, 1400.0], "nothing before it"
+    assert starts(4000.0, profile_seed=-1) == [4000.0]
+    mixed = Scenario(workload=f"{tmp_path / 'day.csv'}+ooc", rate_scale=0.1, start_s=4000.0, duration_s=600.0)
+    assert [(one.start_s, one.seed) for one in trials_of(mixed, {**values, "profile_windows": 2})] == [
+        (3500.0, 1009), (2500.0, 1010)]
+
+
+def test_a_trace_file_without_another_window_is_profiled_on_the_measured_one_and_said_so(tmp_path: Path) -> None:
+    scenario = write_trace_file(tmp_path / "short.csv", np.arange(0.0, 700.0, 5.0)).with_(start_s=50.0)
+    with pytest.warns(UserWarning, match="short.* has no other of 600 s"):
+        trials = trials_of(scenario, get_policy("hygen").values)
+    assert {one.start_s for one in trials} == {50.0}
+
+
+def test_windows_of_a_trace_file_find_different_budgets(tmp_path: Path) -> None:
+    """Before the measured window requests come one at a time, in it twelve at once: the test runs see the former."""
+    quiet, busy = np.arange(0.0, 120.0, 4.0), np.repeat(np.arange(120.0, 240.0, 4.0), 12)
+    scenario = write_trace_file(tmp_path / "grows.csv", np.concatenate([quiet, busy])).with_(
+        start_s=120.0, duration_s=60.0, warmup_s=0.0, drain_s=60.0)
+    policy = get_policy("hygen", {"latency_budget_s": 0.02, "profile_windows": 1})
+    (trial,) = trials_of(scenario, policy.values)
+    assert profiled_run(trial, policy)["online"]["arrived"] == 15
+    (own,) = trials_of(scenario, {**policy.values, "profile_seed": -1})
+    assert profiled_run(own, policy)["online"]["arrived"] == 15 * 12
+
+
 def test_all_slos_hold_at_once() -> None:
     values = {**SLOS, "tolerance": 0.5, "second_metric": "mean_ttft", "second_tolerance": 0.1}
     assert slos_of(values) == (Slo("p99_tbt", 0.5), Slo("mean_ttft", 0.1))
@@ -120,6 +168,31 @@ def test_requests_that_do_not_finish_keep_no_slo() -> None:
     alone, starved = summary(1.0), summary(0.5, finished=9)
     assert excess("p99_tbt", starved["online"], alone["online"]) == math.inf
     assert not keeps(slos_of(SLOS), starved, alone) and keeps(slos_of(SLOS), alone, alone)
+
+
+def test_requests_that_miss_their_promise_anyway_may_be_left() -> None:
+    """A run ends when all others are done: whether those are finished by then says nothing of offline work."""
+    alone = summary(1.0, violation_rate=0.2)
+    assert keeps(slos_of(SLOS), summary(1.0, finished=8), alone)
+    assert not keeps(slos_of(SLOS), summary(1.0, finished=7), alone)
+
+
+def test_a_miss_that_is_certain_at_the_start_is_not_held_against_offline_work() -> None:
+    """The last prompt cannot keep its TTFT. Alone it is done before the window ends, beside offline work it is not, and
+    the run does not wait for it."""
+    online = [(0.5 * i, 200, 20, True) for i in range(36)] + [(19.0, 6000, 20, True)]
+    found = []
+    for rows in (online, sorted(online + [(0.0, 600, 200, False)] * 900)):
+        state = play(Setup(tuple(rows), policy="hygen", relaxed=(), strict=(), mixed=(("a100_40g_sxm", 1),),
+                           values=(("latency_budget_s", 0.06),), window_s=(0.0, 20.0),
+                           rules={"max_batch": 300, "ttft_s": 0.2})).state
+        requests = state.requests[state.requests["online"] == 1]
+        assert (requests["violated"] > 0).tolist() == [False] * 36 + [True]
+        found.append({"ttft_mean_s": 1.0, "arrived": 37, "violation_rate": 1 / 37,
+                      "finished": int((requests["status"] == s.FINISHED).sum())})
+    quiet, shared = found
+    assert (quiet["finished"], shared["finished"]) == (37, 36)
+    assert excess("mean_ttft", shared, quiet) == 0.0
 
 
 def test_nothing_to_compare_with_is_the_users_mistake() -> None:
