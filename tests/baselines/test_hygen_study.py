@@ -38,8 +38,8 @@ class Formula:
         shares = 4.0 if bundle.values.get("waiting_order") == "prefix" else 1.0
         answer.set_result({
             "window_s": 600.0, "instances": [{}], "seed": scenario.seed,
-            "online": {**dict.fromkeys(METRICS.values(), slower), "finished": 9, "prompt_tokens_per_s": 90.0,
-                       "output_tokens_per_s": 10.0},
+            "online": {**dict.fromkeys(METRICS.values(), slower), "arrived": 9, "finished": 9,
+                       "violation_rate": 0.0, "prompt_tokens_per_s": 90.0, "output_tokens_per_s": 10.0},
             "offline": {"prompt_tokens_per_s": 300.0 * work * shares, "output_tokens_per_s": 0.0, "finished": 1200,
                         "left": self.left, "last_finish_s": 200.0,
                         "evictions": 3, "wasted_tokens_per_s": 1.5, "age_p99_s": 5.0, "age_max_s": 9.0}})
