@@ -134,7 +134,7 @@ def test_a_trace_files_test_runs_are_on_other_windows(tmp_path: Path) -> None:
 
 def test_a_trace_file_without_another_window_is_profiled_on_the_measured_one_and_said_so(tmp_path: Path) -> None:
     scenario = write_trace_file(tmp_path / "short.csv", np.arange(0.0, 700.0, 5.0)).with_(start_s=50.0)
-    with pytest.warns(UserWarning, match="short.* has no other of 600 s"):
+    with pytest.warns(RuntimeWarning, match="short.* has no other of 600 s"):
         trials = trials_of(scenario, get_policy("hygen").values)
     assert {one.start_s for one in trials} == {50.0}
 
