@@ -18,6 +18,7 @@ CROWD = 1000  # the one that targets are for
 DECISIONS, WARM_DECISIONS = 300, 5  # timed, and taken before
 HOUR_S = 3600.0
 MOST_ASKED = 20_000  # decisions taken to find those to be timed
+MORE_RUN = (1000, 2000, 4000)  # than there are seats, where their number does not bind
 
 
 # --- Mixed iterations -----------------------------------------------------------------------------------------------
@@ -98,14 +99,24 @@ def decision_us(policy: str, waiting: int) -> tuple[float, float] | None:
     Each is the time of a compiled rule called from Python less that of a rule that does nothing, in processor time of
     the thread: wall time on a machine that does nothing else.
     """
+    from ooco_gym.policy import policy_of
+
+    seats = int(policy_of(policy).values.get("max_num_seqs", 0))
+    for running in (seats, 0, *(seats + more for more in MORE_RUN)):  # how many leave the queue at once
+        found = _timed_decisions(policy, waiting, running)
+        if found is not None:
+            return found
+    return None  # it never has so many waiting, as it drops or ignores them
+
+
+def _timed_decisions(policy: str, waiting: int, running: int) -> tuple[float, float] | None:
     import numpy as np
 
     from ooco_gym.decisions import POINTS, call_rule
-    from ooco_gym.policy import policy_of, rules
+    from ooco_gym.policy import rules
     from ooco_gym.sim import state as s
 
-    seats = int(policy_of(policy).values.get("max_num_seqs", 0))  # taken first
-    simulation = _simulation(crowd(waiting + seats, 1.0, 600.0), policy, tuple(point.name for point in POINTS))
+    simulation = _simulation(crowd(waiting + running, 1.0, 600.0), policy, tuple(point.name for point in POINTS))
     state, times, idle = simulation.state, {}, []
     for asked in range(MOST_ASKED):
         if not simulation.advance() or sum(map(len, times.values())) >= DECISIONS:
@@ -121,7 +132,7 @@ def decision_us(policy: str, waiting: int) -> tuple[float, float] | None:
             times.setdefault(point, []).append(took)
     nothing = float(np.median(idle))
     if not times:
-        return None  # it never has so many waiting, as it drops or ignores them
+        return None
     found = [np.maximum(0.0, np.array(one) - nothing) / 1000.0 for one in times.values()]
     return max(float(one.mean()) for one in found), max(float(one.max()) for one in found)
 
