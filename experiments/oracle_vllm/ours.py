@@ -95,9 +95,9 @@ def simulate(case: Case, tables: dict[str, Any] | None = None) -> dict[str, np.n
 
 def _iterations(state: s.State, rules: Any) -> Iterator[Any]:
     """Plays on event by event; yields the instance at the beginning of each iteration."""
-    spec, begun = state.instances[0], -1
+    spec, begun, handle = state.instances[0], -1, s.handle_of(state)
     while (at_ps := _next_event_ps(state)) < s.NEVER:
-        if run_loop(state, rules, at_ps, s.ASK) == s.DONE:
+        if run_loop(handle.address, rules, at_ps, s.ASK) == s.DONE:
             return
         if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
             begun = int(spec["steps_begun"])

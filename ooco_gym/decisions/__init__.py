@@ -45,7 +45,7 @@ COMPOSE = Point("compose", s.COMPOSE, "an instance is free to start its next dec
                 "ALL, or how many slots were written to state.picks; sets instances[i].bound_ps, the believed latency "
                 "up to which the same answer would come out again (0: ask at every step)")
 EVICT = Point("evict", s.EVICT, "KV memory is short", "residents that may lose their memory",
-              "the position of the one that gives way")
+              "the position of the one that gives way; DECLINE where the memory is for an online request that can wait")
 PULL = Point("pull", s.PULL, "a strict instance has composed its next step and something has changed",
              "none: the residents of the relaxed instances",
              "how many slots were written to state.picks, 0 (nobody suits), or FULL (no room); may set "

@@ -1,138 +1,223 @@
-"""One call across the border for each decision: answer, run on to the next, observe, account."""
+"""N episodes in one call: answer each open decision, run on to the next one, observe, account."""
 
 import numpy as np
 from numba import types
 
 from ooco_gym.compile import inner, jit
-from ooco_gym.envs.features import CANDIDATE_SIZE, fill_candidate, fill_cluster
-from ooco_gym.sim.costs import length
+from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
+from ooco_gym.envs.job import (
+    CONTROL,
+    CONTROL_INTERVAL_PS,
+    KIND,
+    KIND_ORDER,
+    MORE,
+    MOST_PICKS,
+    NEXT_CONTROL_PS,
+    NO_KIND,
+    OPEN,
+    PACK,
+    PACK_PARAM,
+    PACK_SCALE,
+    PACK_TUNED,
+    PARTNER_ACTION,
+    PICKED,
+    PLANNED,
+    STEP_KIND,
+    UNTIL_PS,
+    job_at,
+    offer_at,
+)
+from ooco_gym.envs.reward import open_account, recent_violations, settle_account
+from ooco_gym.sim.decode import cut, settle
 from ooco_gym.sim.loop import run_at
-from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import (
+    ASK,
     ASKED,
+    NEVER,
     NOW,
-    OUTSTANDING_PS,
-    OUTSTANDING_SINCE_PS,
+    PENDING,
     PENDING_COUNT,
     PENDING_INSTANCE,
+    PENDING_REQUEST,
     PS_PER_S,
-    RULES_TYPE,
-    SERVICE_PS,
-    STATE_TYPE,
-    TPOT_MISSES,
-    TTFT_MISSES,
-    VIOLATIONS,
-    WAITING_AREA,
-    WASTED_PS,
+    RELAXED_COUNT,
+    View,
+    rule_at,
+    state_at,
 )
 
-# What the account of a step holds: the sums of the previous decision (to take differences of), then this step's parts.
-(OLD_SERVICE, OLD_WAITING, OLD_TTFT, OLD_TPOT, OLD_WASTE, OLD_VIOLATIONS, OLD_TIME,
- SERVICE, WAITING_COST, TTFT_COST, TPOT_COST, WASTE_COST, REWARD, COST, ELAPSED, ACCOUNT) = range(16)
-PARTS = ("service", "waiting", "ttft", "tpot", "waste")
-
-_float32_1d = types.Array(types.float32, 1, "C")
-_float32_2d = types.Array(types.float32, 2, "C")
-_float64_1d = types.Array(types.float64, 1, "C")
-_int8_1d = types.Array(types.int8, 1, "C")
-_int32_1d = types.Array(types.int32, 1, "C")
+ORDER = tuple(int(place) for place in KIND_ORDER)
+OVER = 0  # kind of an episode that has ended: NO_KIND
 
 
 @inner
-def choose_candidates(state, count, chosen):
-    """Picks what is offered: the head of the queue (what every published gate takes), then length quantiles.
-
-    Writes positions among the decision's candidates to `chosen` (-1 where there are fewer), shortest quantile first.
-    """
-    size = chosen.size
-    chosen[:] = -1
-    chosen[0] = 0
-    others = count - 1
-    if others <= 0:
-        return
-    keys, order = state.scratch[0], state.scratch[1]
-    for i in range(others):
-        key = length(state, state.picks[i + 1])
-        j = i
-        while j > 0 and keys[j - 1] > key:
-            keys[j], order[j] = keys[j - 1], order[j - 1]
-            j -= 1
-        keys[j], order[j] = key, i + 1
-    offered = min(size - 1, others)
-    for k in range(offered):
-        place = k if offered == others else (k * (others - 1)) // max(1, offered - 1)
-        chosen[k + 1] = order[place]
-
-
-@inner
-def observe(state, start_day_s, cluster, candidates, mask, chosen):
-    """Fills the observation of the gate decision that is open."""
-    instance, count = state.counters[PENDING_INSTANCE], state.counters[PENDING_COUNT]
-    choose_candidates(state, count, chosen)
-    fill_cluster(state, instance, start_day_s + state.counters[NOW] / PS_PER_S, cluster)
-    candidates[:] = 0.0
-    mask[:] = 0
-    mask[0] = 1
-    size = chosen.size
-    for k in range(size):
-        if chosen[k] >= 0:
-            mask[k + 1] = 1
-            fill_candidate(state, instance, state.picks[chosen[k]], candidates[k])
-    for k in range(size):
-        shorter, others = 0, 0
-        for j in range(size):
-            if chosen[k] >= 0 and chosen[j] >= 0 and j != k:
-                others += 1
-                shorter += candidates[j, 1] < candidates[k, 1]
-        candidates[k, CANDIDATE_SIZE - 1] = shorter / max(1, others)
-
-
-@inner
-def settle_account(state, weights, account):
-    """Parts of the reward since the last decision: differences of sums that the simulator keeps."""
+def pending_view(state):
+    """The open decision as a rule sees it."""
     counters = state.counters
-    span = (counters[NOW] - counters[OUTSTANDING_SINCE_PS]) / PS_PER_S
-    waiting = state.stats[WAITING_AREA] + counters[OUTSTANDING_PS] / PS_PER_S * span
-    now = counters[NOW] / PS_PER_S
-    service, waste = counters[SERVICE_PS] / PS_PER_S, counters[WASTED_PS] / PS_PER_S
-    ttft, tpot, violations = float(counters[TTFT_MISSES]), float(counters[TPOT_MISSES]), float(counters[VIOLATIONS])
-    account[SERVICE] = weights[0] * (service - account[OLD_SERVICE])
-    account[WAITING_COST] = -weights[1] * (waiting - account[OLD_WAITING])
-    account[TTFT_COST] = -weights[2] * (ttft - account[OLD_TTFT])
-    account[TPOT_COST] = -weights[3] * (tpot - account[OLD_TPOT])
-    account[WASTE_COST] = -weights[4] * (waste - account[OLD_WASTE])
-    account[REWARD] = (account[SERVICE] + account[WAITING_COST] + account[TTFT_COST] + account[TPOT_COST]
-                       + account[WASTE_COST])
-    account[COST] = violations - account[OLD_VIOLATIONS]
-    account[ELAPSED] = now - account[OLD_TIME]
-    account[OLD_SERVICE], account[OLD_WAITING], account[OLD_TTFT] = service, waiting, ttft
-    account[OLD_TPOT], account[OLD_WASTE], account[OLD_VIOLATIONS], account[OLD_TIME] = tpot, waste, violations, now
+    return View(state, counters[PENDING_INSTANCE], counters[PENDING_REQUEST], state.picks[: counters[PENDING_COUNT]])
 
 
-@jit(types.int64(STATE_TYPE, types.int64, RULES_TYPE, types.int64, types.int64, types.float64, _float64_1d, _float64_1d,
-                 _float32_1d, _float32_2d, _int8_1d, _int32_1d))
-def step_gate(state, run_address, rules, until_ps, answer, start_day_s, weights, account, cluster, candidates, mask,
-              chosen):
-    """Answers the open decision, runs to the next one or to `until_ps`, observes and accounts. Returns why it stopped.
+@inner
+def partner_answer(state, job, kind):
+    """What the partner's own rule answers to the open decision; by the clock, it leaves its parameters as tuned."""
+    if kind == PACK:
+        set_margin(state, job, job.settings[PACK_TUNED])
+        return ASK
+    if kind == CONTROL:
+        return ASK
+    return rule_at(job.rules[1, kind - 1])(pending_view(state))
+
+
+@inner
+def set_margin(state, job, value):
+    """Sets the partner's margin on the latency of strict (or mixed) steps; runs that counted on the old one end."""
+    place = np.int64(job.settings[PACK_PARAM])
+    if place < 0 or state.params[place] == value:
+        return
+    state.params[place] = value
+    end_runs(state)
+
+
+@inner
+def end_runs(state):
+    """Lets what strict instances run end with its step: the next one is composed under other parameters."""
+    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+        settle(state, instance)
+        cut(state, instance)
+
+
+@inner
+def advance(state, job, i, run_address, answer):
+    """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
+    turn = job.turns[i]
+    while True:
+        until_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS])
+        why = run_at(run_address)(job.handles[i], job.rules[0], until_ps, answer)
+        if why == ASKED:
+            kind = state.counters[PENDING]
+        elif until_ps < turn[UNTIL_PS] and state.counters[NOW] >= until_ps:
+            kind = turn[STEP_KIND]
+            turn[NEXT_CONTROL_PS] += np.int64(job.settings[CONTROL_INTERVAL_PS])
+        else:
+            turn[KIND] = OVER
+            return False
+        turn[KIND], turn[PICKED], turn[PLANNED] = kind, 0, 0
+        if offer(state, job, i):
+            return True
+        answer = partner_answer(state, job, kind)
+
+
+@inner
+def offer(state, job, i):
+    """Offers the candidates of the open decision. Returns whether there are two actions at least."""
+    job.chosen[i, :] = -1
+    job.candidates[i, :, :] = 0.0
+    job.mask[i, :] = 0
+    return offer_at(job.offers[job.turns[i, KIND]])(state, job, i) >= 2
+
+
+@inner
+def answer_of(state, job, i):
+    """The answer for the simulator, or MORE; an action that is not legal does what the partner would do."""
+    kind, action = job.turns[i, KIND], job.actions[i, 0]
+    if kind != CONTROL:
+        size = job.mask.shape[1]
+        if action == PARTNER_ACTION or not 0 <= action < size or job.mask[i, action] == 0:
+            return partner_answer(state, job, kind)
+    return offer_at(job.answers[kind])(state, job, i)
+
+
+@inner
+def observe(state, job, i):
+    """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
+    kind, instance = job.turns[i, KIND], np.int64(0)
+    if kind < PACK:
+        instance = state.counters[PENDING_INSTANCE]
+        slot = state.counters[PENDING_REQUEST]
+        if instance < 0:
+            instance = np.int64(max(0, state.requests[slot].instance)) if slot >= 0 else np.int64(0)
+    else:
+        instance = min(state.counters[RELAXED_COUNT], state.instances.size - 1)
+    out = job.cluster[i]
+    fill_cluster(state, instance, job.days[i] + state.counters[NOW] / PS_PER_S, out)
+    place = np.int64(job.settings[PACK_PARAM])
+    out[32] = share(state.params[place] * job.settings[PACK_SCALE], 2.0) if place >= 0 else 0.0
+    out[34] = share(recent_violations(state, job.account[i]), 0.06)
+    out[35] = share(float(job.turns[i, PICKED]), float(MOST_PICKS))
+    job.decision[i, :] = 0.0
+    job.decision[i, ORDER[kind]] = 1.0
+    rank_candidates(job.candidates[i])
+
+
+@inner
+def blank(job, i):
+    """The observation of an episode that is over: nothing but the partner's action."""
+    job.cluster[i, :] = 0.0
+    job.candidates[i, :, :] = 0.0
+    job.decision[i, :] = 0.0
+    job.mask[i, :] = 0
+    if job.mask.shape[1] > PARTNER_ACTION:
+        job.mask[i, PARTNER_ACTION] = 1
+
+
+@inner
+def _step(state, job, i, run_address):
+    answer = answer_of(state, job, i)
+    if answer == MORE:
+        if offer(state, job, i):
+            observe(state, job, i)
+            settle_account(state, job.weights, job.account[i])
+            return True
+        job.actions[i, 0] = 0  # nobody is left to pick: what has been picked is the answer
+        answer = offer_at(job.answers[job.turns[i, KIND]])(state, job, i)
+    goes_on = advance(state, job, i, run_address, answer)
+    settle_account(state, job.weights, job.account[i])
+    if goes_on:
+        observe(state, job, i)
+    else:
+        blank(job, i)
+    return goes_on
+
+
+@jit(types.int64(types.int64, types.int64, types.int64, types.int64))
+def step_all(job_address, run_address, first, last):
+    """Takes `Job.actions` in the episodes first … last - 1 that are open. Returns how many came to their end.
 
     Args:
-        state: the episode.
+        job_address: address of the job (`job.job_handle`).
         run_address: address of `sim.loop.run`.
-        rules: addresses of the rules, the gate's asking outside.
-        until_ps: end of the window.
-        answer: to the open decision, or ASK.
-        start_day_s: time of day at time 0 of the episode, in seconds.
-        weights: float64[5], of the reward's parts.
-        account: float64[ACCOUNT], this function's own books.
-        cluster, candidates, mask, chosen: written: the observation, and positions of the offered candidates.
+        first, last: the episodes.
     """
-    why = run_at(run_address)(state, rules, until_ps, answer)
-    if why == ASKED:
-        observe(refer(state), start_day_s, cluster, candidates, mask, chosen)
-    settle_account(refer(state), weights, account)
-    return why
+    job, ended = job_at(job_address), 0
+    for i in range(first, last):
+        if job.turns[i, OPEN]:
+            ended += not _step(state_at(job.handles[i]), job, i, run_address)
+    return ended
 
 
-def new_account() -> np.ndarray:
-    """Empty books: float64[ACCOUNT]."""
-    return np.zeros(ACCOUNT)
+@jit(types.boolean(types.int64, types.int64, types.int64))
+def begin(job_address, run_address, i):
+    """Opens the books of an episode and runs it to its first decision. Returns whether there is one."""
+    job = job_at(job_address)
+    state, turn = state_at(job.handles[i]), job.turns[i]
+    turn[NEXT_CONTROL_PS] = NEVER
+    if turn[STEP_KIND] != NO_KIND:
+        turn[NEXT_CONTROL_PS] = state.counters[NOW]
+    open_account(state, job.weights, job.account[i])
+    goes_on = advance(state, job, i, run_address, ASK)
+    if goes_on:
+        observe(state, job, i)
+    else:
+        blank(job, i)
+    return goes_on
+
+
+@jit(types.void(types.int64, types.int64, types.int64, types.int64))
+def drain(job_address, run_address, i, end_ps):
+    """Plays an episode on under the partner, until its online requests are settled, and accounts for it."""
+    job = job_at(job_address)
+    state = state_at(job.handles[i])
+    set_margin(state, job, job.settings[PACK_TUNED])
+    run_at(run_address)(job.handles[i], job.rules[1], end_ps, ASK)
+    settle_account(state, job.weights, job.account[i])
+

@@ -21,6 +21,7 @@ from ooco_gym.sim.state import (
     BATCH,
     COMPOSE,
     DECISIONS,
+    DECLINE,
     EVICT,
     GATE,
     GATE_POLL_PS,
@@ -52,7 +53,7 @@ from ooco_gym.sim.state import (
 )
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 
-DONE, UNANSWERED = 1, 0
+DONE, UNANSWERED, DECLINED = 1, 0, -2
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 
@@ -129,7 +130,9 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
         if spec.stage == CHOOSE:
             if spec.role == RELAXED:
                 done = _start_online(state, instance, evict_hook)
-                if done < 0:
+                if done == DECLINED:
+                    spec.hold = HOLD  # whoever was refused asks again at the next step
+                elif done < 0:
                     done = _start_offline(state, instance, gate)
                 if done >= 0:
                     return done
@@ -205,7 +208,10 @@ def _rest(state, instance):
 
 @inner
 def _start_online(state, instance, evict_hook):
-    """Online prefill first; offline residents give way to it. Returns -1 where there is none that can start."""
+    """Online prefill first; offline residents give way to it.
+
+    Returns -1 where there is none that can start, DECLINED where nobody is to give way.
+    """
     spec = state.instances[instance]
     while spec.online_waiting > 0:
         head = spec.online_head
@@ -221,6 +227,8 @@ def _start_online(state, instance, evict_hook):
         answer = ask(state, EVICT, instance, head, found, evict_hook)
         if answer == ASK:
             return UNANSWERED
+        if answer == DECLINE:
+            return DECLINED
         evict_from(state, instance, state.picks[legal(answer, found)])
     return -1
 
@@ -317,6 +325,9 @@ def place(state, slot, queued, route, evict_hook):
         answer = ask(state, EVICT, target, slot, found, evict_hook)
         if answer == ASK:
             return UNANSWERED
+        if answer == DECLINE:
+            request.target = -1
+            return -1
         evict_from(state, target, state.picks[legal(answer, found)])
     if queued:
         leave_push_queue(state, slot)

@@ -18,6 +18,7 @@ from ooco_gym.scenario import DAY_S, Predictor, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
+from ooco_gym.sim.reference import Handle
 from ooco_gym.workload import Trace, load_workload, merge, offline_trace, workload_peak_start_s
 
 LOG_ENTRIES = 65_536
@@ -129,6 +130,7 @@ class Simulation:
     bulk: bool = True
     log: bool = False
     state: s.State = field(init=False)
+    _handle: Handle | None = field(init=False, default=None, repr=False)
 
     def __post_init__(self) -> None:
         trace, self.window_s = requests_of(self.scenario)
@@ -136,8 +138,9 @@ class Simulation:
         rules = rules_of(self.scenario)
         cluster = self.scenario.load_cluster()
         machines = [Machine(role, deployment) for role, deployment in cluster.deployments(self.scenario.timing)]
-        self.policy = prepared(profiled(policy_of(self.policy), self.scenario), facts_of(machines, trace, rules))
-        _check_architecture(self.policy, machines, cluster.name)
+        policy = policy_of(self.policy)
+        _check_architecture(policy, machines, cluster.name)
+        self.policy = prepared(profiled(policy, self.scenario), facts_of(machines, trace, rules))
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=self.bulk,
@@ -155,6 +158,17 @@ class Simulation:
         self.end_ps = round((self.window_s[1] + drain_s) * s.PS_PER_S)
 
     @property
+    def handle(self) -> Handle:
+        """The state laid down for compiled code."""
+        if self._handle is None or self._handle.value is not self.state:
+            self._handle = s.handle_of(self.state)
+        return self._handle
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the handle: a copy lays its own state down."""
+        return {**self.__dict__, "_handle": None}
+
+    @property
     def now_s(self) -> float:
         """The clock, in seconds since the start of the warm-up."""
         return int(self.state.counters[s.NOW]) / s.PS_PER_S
@@ -170,7 +184,7 @@ class Simulation:
         """Runs until a decision is open (True), or until `until_s` or the end (False)."""
         until_ps = self.end_ps if until_s is None else min(self.end_ps, round(until_s * s.PS_PER_S))
         while True:
-            why = run_loop(self.state, self._hooks, until_ps, self._answer)
+            why = run_loop(self.handle.address, self._hooks, until_ps, self._answer)
             self._answer = s.ASK
             if why != s.LOG_FULL:
                 return why == s.ASKED

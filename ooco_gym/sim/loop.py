@@ -14,11 +14,10 @@ from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
-from ooco_gym.sim.memory import TTFT_BIT, change_outstanding, charge_miss, count
+from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, count
 from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
-from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
@@ -45,6 +44,8 @@ from ooco_gym.sim.state import (
     OFFLINE_ARRIVED,
     ONLINE_ARRIVED,
     ONLINE_RATE_FAST,
+    ONLINE_RATE_HALF_HOUR,
+    ONLINE_RATE_MINUTE,
     ONLINE_RATE_SLOW,
     OPEN_ONLINE,
     PENDING,
@@ -62,7 +63,6 @@ from ooco_gym.sim.state import (
     RULES_TYPE,
     SETTLED_PS,
     SOURCE,
-    STATE_TYPE,
     STOP,
     TASK_HEAD,
     TASK_TAIL,
@@ -70,10 +70,11 @@ from ooco_gym.sim.state import (
     WAITING,
     WINDOW_END,
     rule_at,
+    state_at,
 )
 from ooco_gym.sim.transfers import end_transfer, send_leaving
 
-FAST_S, SLOW_S = 10.0, 300.0  # horizons of the moving online arrival rates
+FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of the moving online arrival rates
 LOG_MARGIN = 4096  # entries that one event may write at most
 
 
@@ -105,9 +106,15 @@ def _observe_arrival(state):
     """Moving averages of the online arrival rate, in requests a second."""
     elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
     state.counters[RATE_PS] = state.counters[NOW]
-    fast, slow = state.stats[ONLINE_RATE_FAST], state.stats[ONLINE_RATE_SLOW]
-    state.stats[ONLINE_RATE_FAST] = fast * math.exp(-elapsed / FAST_S) + 1.0 / FAST_S
-    state.stats[ONLINE_RATE_SLOW] = slow * math.exp(-elapsed / SLOW_S) + 1.0 / SLOW_S
+    _fade(state.stats, ONLINE_RATE_FAST, elapsed, FAST_S)
+    _fade(state.stats, ONLINE_RATE_MINUTE, elapsed, MINUTE_S)
+    _fade(state.stats, ONLINE_RATE_SLOW, elapsed, SLOW_S)
+    _fade(state.stats, ONLINE_RATE_HALF_HOUR, elapsed, HALF_HOUR_S)
+
+
+@inner
+def _fade(stats, slot, elapsed, horizon_s):
+    stats[slot] = stats[slot] * math.exp(-elapsed / horizon_s) + 1.0 / horizon_s
 
 
 @inner
@@ -134,6 +141,8 @@ def _arrive(state, slot, route):
         request.status = REJECTED
         if request.online:
             charge_miss(state, slot, TTFT_BIT, counters[NOW])
+            if request.counted:
+                change_late(state, -1)  # it is late for ever, and nothing can be done about it
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)
@@ -271,17 +280,17 @@ def settle_all(state):
         settle(state, instance)
 
 
-RUN_SIGNATURE = types.int64(STATE_TYPE, RULES_TYPE, types.int64, types.int64)
+RUN_SIGNATURE = types.int64(types.int64, RULES_TYPE, types.int64, types.int64)
 RUN_TYPE = types.FunctionType(RUN_SIGNATURE)
 run_at = function_at(RUN_TYPE)
 
 
 @jit(RUN_SIGNATURE)
-def run(state, rules, until_ps, answer):
+def run(handle, rules, until_ps, answer):
     """Advances the episode until a decision is asked outside, `until_ps`, or its end.
 
     Args:
-        state: the episode.
+        handle: address of the episode (`state.handle_of`).
         rules: int64[6], addresses of the compiled rules for route, interrupt, gate, compose, evict and pull
             (`decisions.addresses`).
         until_ps: the horizon; events at that very time still happen.
@@ -292,5 +301,5 @@ def run(state, rules, until_ps, answer):
         LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
         or missed its SLO.
     """
-    return run_loop(refer(state), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
+    return run_loop(state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                     rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)

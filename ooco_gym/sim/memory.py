@@ -19,6 +19,9 @@ from ooco_gym.sim.queues import (
 from ooco_gym.sim.state import (
     EVICTIONS,
     FINISHED,
+    LATE_AREA,
+    LATE_OPEN,
+    LATE_SINCE_PS,
     NEVER,
     NOW,
     OFFLINE_EVICTED_SHARE,
@@ -70,6 +73,16 @@ def change_outstanding(state, service_ps):
     state.stats[WAITING_AREA] += counters[OUTSTANDING_PS] / PS_PER_S * span
     counters[OUTSTANDING_SINCE_PS] = counters[NOW]
     counters[OUTSTANDING_PS] += service_ps
+
+
+@inner
+def change_late(state, requests):
+    """Adds to the online requests that are late and unfinished, and keeps the integral of their number over time."""
+    counters = state.counters
+    span = (counters[NOW] - counters[LATE_SINCE_PS]) / PS_PER_S
+    state.stats[LATE_AREA] += counters[LATE_OPEN] * span
+    counters[LATE_SINCE_PS] = counters[NOW]
+    counters[LATE_OPEN] += requests
 
 
 @inner
@@ -155,6 +168,7 @@ def charge_miss(state, slot, bit, time_ps):
     if clean:
         counters[VIOLATIONS] += 1
         settle_online(state, time_ps)
+        change_late(state, 1)
 
 
 @inner
@@ -197,6 +211,8 @@ def finish(state, slot):
             counters[ONLINE_FINISHED] += 1
             if request.violated == 0:
                 settle_online(state, now)
+            else:
+                change_late(state, -1)
     else:
         change_outstanding(state, -request.service_ps)
         count(state, OFFLINE_FINISHED, 1)

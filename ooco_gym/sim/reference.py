@@ -1,17 +1,23 @@
 """The state by reference: compiled functions get its address rather than a copy of all its arrays' descriptors.
 
-Numba passes a NamedTuple by value, a word for each field of each array: every call would copy some two hundred.
-Attributes of a reference are read where they are used, and never change.
+Numba passes a NamedTuple by value, a word for each field of each array: every call would copy some two hundred, and to
+unpack one that comes from Python takes microseconds. So what crosses the border often is laid down once (`Handle`), and
+only its address crosses. Attributes of a reference are read where they are used, and never change.
 """
 
-from typing import Any
+from __future__ import annotations
 
+from typing import Any, NamedTuple
+
+import numpy as np
 from llvmlite import ir
 from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, register_model
+
+from ooco_gym.compile import jit
 
 
 class Reference(types.Type):
@@ -53,7 +59,7 @@ def _load_parts(builder: Any, pointer: Any) -> Any:
         loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
         return loaded
     whole = cgutils.get_null_value(kind)
-    for part in range(len(kind.elements)):
+    for part in range(len(getattr(kind, "elements"))):  # noqa: B009 (of structs and arrays, in llvmlite's own words)
         whole = builder.insert_value(whole, _load_parts(builder, cgutils.gep_inbounds(builder, pointer, 0, part)), part)
     return whole
 
@@ -72,3 +78,54 @@ def _refer(typing_context, value):
 
 
 refer: Any = intrinsic(_refer)
+
+
+def _lay_down(typing_context, value, address):
+    """Writes a NamedTuple to where a Handle keeps it."""
+
+    def build(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.args[0]).as_pointer()
+        builder.store(arguments[0], builder.inttoptr(arguments[1], kind))
+        return context.get_dummy_value()
+
+    return types.void(value, types.int64), build
+
+
+_write: Any = intrinsic(_lay_down)
+
+
+def reference_at(target: Any) -> Any:
+    """Builds a compiled helper that turns the address of a `Handle` (int64) into a reference to its NamedTuple."""
+
+    @intrinsic
+    def value(typing_context, address):
+        def build(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+        return Reference(target)(types.int64), build
+
+    return value
+
+
+def layer(target: Any) -> Any:
+    """Compiles what lays a NamedTuple of this type down, for `Handle`."""
+
+    @jit(types.void(target, types.int64))
+    def lay(value, address):
+        _write(value, address)
+
+    return lay
+
+
+class Handle:
+    """A NamedTuple of arrays laid down for compiled code: `address` stays valid as long as the handle lives."""
+
+    def __init__(self, value: NamedTuple, lay: Any) -> None:
+        self.value = value  # its arrays must live as long as the address is used
+        words = sum(5 + 2 * array.ndim for array in value)
+        self._room = np.zeros(words, np.int64)
+        self.address = int(self._room.ctypes.data)
+        lay(value, self.address)
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a handle is an address in this process: copy or pickle what it was made of")

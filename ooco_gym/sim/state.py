@@ -11,7 +11,7 @@ from numba import typeof, types
 
 from ooco_gym.compile import function_at
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
-from ooco_gym.sim.reference import Reference
+from ooco_gym.sim.reference import Handle, Reference, layer, reference_at
 
 PS_PER_S = 1_000_000_000_000
 CACHE_LINE = 64
@@ -43,6 +43,7 @@ STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
 RECOMPUTE, SWAP = 0, 1  # what becomes of the memory of a request that is preempted on a mixed instance
 ALL = -2  # compose: everything decodable that is resident
+DECLINE = -2  # evict, where memory is short for somebody who could wait: nobody gives way
 FULL = -2  # pull: no room; ask again only after this instance's own residents have changed
 
 # --- Why the loop returned ------------------------------------------------------------------------------------------
@@ -254,12 +255,13 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, COUNTERS) = range(72)
+ INTERRUPTIONS, DECISIONS, EVENTS, LATE_OPEN, LATE_SINCE_PS, COUNTERS) = range(74)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
-# of offline work in the system, times seconds) -----------------------------------------
+# of offline work in the system, times seconds) and LATE_AREA (counted online requests past an SLO and unfinished, times
+# seconds) ------------------------------------------------------------------------------------------------------------
 (OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
- ONLINE_SEEN, WAITING_AREA, STATS) = range(9)
+ ONLINE_SEEN, WAITING_AREA, ONLINE_RATE_MINUTE, ONLINE_RATE_HALF_HOUR, LATE_AREA, STATS) = range(12)
 
 PARAMS = 48  # room for a policy's own parameters
 MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next
@@ -359,6 +361,13 @@ def copy_state(state: State) -> State:
 
 
 STATE_TYPE = typeof(empty_state(1, 1, 1, 1, 1, 1, 2))
+state_at = reference_at(STATE_TYPE)  # compiled: the state of a handle's address
+_lay_state = layer(STATE_TYPE)
+
+
+def handle_of(state: State) -> Handle:
+    """Lays a state down for `sim.loop.run`; arrays that are exchanged later are not seen."""
+    return Handle(state, _lay_state)
 
 
 class View(NamedTuple):

@@ -96,7 +96,8 @@ class Episode:
 
     def advance(self, until_ps: int | None = None, answer: int = s.ASK) -> int:
         """Calls the loop once; returns why it came back."""
-        return int(run_loop(self.state, self.rules, self.end_ps if until_ps is None else until_ps, answer))
+        handle = s.handle_of(self.state)
+        return int(run_loop(handle.address, self.rules, self.end_ps if until_ps is None else until_ps, answer))
 
     def rule_answer(self) -> int:
         """What the policy's own rule answers to the open decision."""

@@ -1,0 +1,218 @@
+"""The Gymnasium environment of any set of decisions; what is particular to one is in its own file."""
+
+from __future__ import annotations
+
+from operator import index as whole
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+from ooco_gym.envs import features
+from ooco_gym.envs.config import EpisodeConfig, episode_config
+from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.episodes import Episodes
+from ooco_gym.envs.job import FIXED, PARTNER_ACTION
+from ooco_gym.errors import UserError
+from ooco_gym.policy import list_policies
+from ooco_gym.sim import state as s
+
+
+class DecisionEnv(gym.Env):
+    """Decisions of a co-located cluster, one after the other; subclasses say which.
+
+    ## Observation Space
+    `Dict`: `cluster` float32 (C,), `candidates` float32 (K, F), `action_mask` int8 (A,), `decision` float32 (D,), one
+    hot. The tables of features, units and bounds are below. Nothing is clairvoyant: lengths of unfinished outputs are
+    hidden. What does not apply to a decision is 0. Each space flattens (`FlattenObservation`).
+
+    ## Rewards
+    The sum of named parts, each in `info["reward/<part>"]`, with weights from `conf/reward`: `service` (reference
+    GPU-seconds of the offline requests completed), `waiting` (reference GPU-seconds of offline work in the system times
+    seconds, negative), `ttft` and `tpot` (online requests that missed that SLO, negative, charged when the deadline
+    passes or the miss becomes certain), `late` (online requests past an SLO and unfinished, times seconds,
+    negative: one that is late anyway must still be served), `burst` (online requests that miss beyond the violation budget within ten
+    minutes, negative: the budget of a day is not for one peak), `waste` (instance time to be spent again, negative).
+    `info["cost"]` counts the online requests that missed an SLO for the first time, `cost_ttft` and `cost_tpot` by SLO.
+    The parts of an episode add up to the figures of `summary`.
+
+    ## Starting State
+    `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
+    a warm-up under the partner. Without options the window is drawn from the seed.
+
+    ## Episode End
+    Truncated after `window_s`; the load then goes on under the partner until every online request of the window has
+    finished or missed its SLO, and what that finds is in the last reward. Never terminated. A decision is asked only
+    where two answers at least are legal beside the partner's; all others the partner takes.
+
+    ## Information
+    `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
+    `cost`, `cost_ttft`, `cost_tpot`, `reward/<part>`; at the end `summary`, the protocol's figures of the episode.
+
+    ## Arguments
+    `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
+    these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or mapping of
+    weights), `interval_s` (of decisions by the clock), `shift` (one of the scenario's distribution shifts),
+    `render_mode` (`ansi`). An illegal action does what the partner would do.
+
+    ## References
+    OOCO (arXiv 2511.21862), HyGen (arXiv 2501.14808), Echo (arXiv 2504.03651), BROS (arXiv 2504.09590).
+
+    ## Version History
+    * v0: first version.
+    """
+
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
+    decisions: ClassVar[tuple[Decision, ...]] = ()
+    default_scenario: ClassVar[str] = ""
+    most_candidates: ClassVar[int] = 64
+
+    def __init__(self, scenario: Any = None, partner: str | None = None, window_s: float | None = None,
+                 warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
+                 interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
+                 shift: str | None = None, render_mode: str | None = None) -> None:
+        if render_mode not in (None, "ansi"):
+            raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
+        self.render_mode = render_mode
+        self.config: EpisodeConfig = episode_config(
+            self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
+            candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
+            shift=shift, most_candidates=self.most_candidates)
+        self.episodes = Episodes(self.config, self.decisions, 1)
+        self.observation_space, self.action_space = spaces_of(self.episodes)
+        self._attach()
+        self._started = False
+
+    def _attach(self) -> None:
+        """Names the arrays of the one episode."""
+        job = self.episodes.job
+        self._arrays = {"cluster": job.cluster[0], "candidates": job.candidates[0], "action_mask": job.mask[0],
+                        "decision": job.decision[0]}
+        self._actions, self._mask = job.actions[0], job.mask[0]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that a copy in another process needs to go on here."""
+        kept = {key: value for key, value in self.__dict__.items()
+                if key not in ("episodes", "_arrays", "_actions", "_mask")}
+        return {**kept, "_frozen": self.episodes.frozen(0)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        frozen = state.pop("_frozen")
+        self.__dict__.update(state)
+        self.episodes = Episodes(self.config, self.decisions, 1)
+        self.episodes.thaw(0, frozen)
+        self._attach()
+
+    # --- Gymnasium -------------------------------------------------------------------------------------------------
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None
+              ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Starts a window; see the class."""
+        super().reset(seed=seed)
+        played = seed if seed is not None else int(self.np_random.integers(2**31))
+        number = (options or {}).get("window")
+        self.window = (played, int(number) if number is not None else int(self.np_random.integers(1_000)))
+        self.episodes.start(0, *self.window)
+        self._started = True
+        return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
+
+    def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+        """Answers the decision and runs on to the next one; see the class.
+
+        Raises:
+            UserError: the action is no whole number (or vector of them), or the episode is over.
+        """
+        if not (self._started and self.episodes.open(0)):
+            raise UserError("the episode is over: call reset()" if self._started else "call reset() before step()")
+        self._take(action)
+        over = bool(self.episodes.step(0, 1))
+        info = self.episodes.info(0)
+        reward = info.pop("reward")
+        info["action_mask"] = self._mask.copy()
+        if over:
+            info["summary"] = self.summary()
+        return self._observation(), reward, False, over, info
+
+    def _take(self, action: Any) -> None:
+        try:
+            if self.episodes.controls is None:
+                self._actions[0] = whole(action)
+            else:
+                self._actions[:] = [whole(part) for part in action]
+        except (TypeError, ValueError):
+            raise UserError(f"step({action!r}): expected an action of {self.action_space}") from None
+
+    def action_masks(self) -> np.ndarray:
+        """Legality of each action, bool (A,), as sb3-contrib asks for it."""
+        return self._mask.astype(bool)
+
+    def render(self) -> str | None:
+        """One line of text on the instances (mode `ansi`)."""
+        simulation = self.episodes.simulations[0]
+        if self.render_mode is None or simulation is None:
+            return None
+        parts = [f"t={simulation.now_s:9.2f} s"]
+        for instance in simulation.state.instances:
+            free = instance["free_blocks"] / instance["total_blocks"]
+            parts.append(f"{s.ROLE_NAMES[instance['role']]}: {s.ACTIVITY_NAMES[instance['activity']]}, "
+                         f"{instance['urgent_members']} online, {instance['offline_members']} offline, "
+                         f"{instance['offline_waiting']} waiting, {free:.0%} KV free")
+        return " | ".join(parts) + "\n"
+
+    # --- For agents and evaluation ---------------------------------------------------------------------------------
+    def partner_action(self) -> Any:
+        """The action that does what the partner would do."""
+        controls = self.episodes.controls
+        return PARTNER_ACTION if controls is None else controls.tuned.copy()
+
+    def rule_action(self, name: str) -> Any:
+        """The action that expresses what another policy's rule would do now.
+
+        Raises:
+            UserError: no policy of that name.
+        """
+        if self.episodes.controls is not None:
+            return self.partner_action()
+        return self.episodes.rule_action(0, name)
+
+    @property
+    def rules(self) -> list[str]:
+        """Names that `rule_action` knows."""
+        return list_policies()
+
+    @staticmethod
+    def feature_tables() -> dict[str, list[dict[str, Any]]]:
+        """Name, unit, scale, bounds and meaning of every feature, by part of the observation."""
+        return {"cluster": [f._asdict() for f in features.CLUSTER],
+                "candidates": [f._asdict() for f in features.CANDIDATES]}
+
+    def summary(self) -> dict[str, float]:
+        """The protocol's figures of the episode so far."""
+        return self.episodes.summary(0)
+
+    @property
+    def simulation(self) -> Any:
+        """The simulation under way, for a look inside; None before the first reset."""
+        return self.episodes.simulations[0]
+
+    def _observation(self) -> dict[str, np.ndarray]:
+        return {key: array.copy() for key, array in self._arrays.items()}
+
+
+def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
+    """The observation and action space of one episode."""
+    job = episodes.job
+    size, actions = job.candidates.shape[1], job.mask.shape[1]
+    low, high = features.bounds(features.CLUSTER)
+    each_low, each_high = features.bounds(features.CANDIDATES)
+    observation = spaces.Dict({
+        "cluster": spaces.Box(low, high, dtype=np.float32),
+        "candidates": spaces.Box(np.tile(each_low, (size, 1)), np.tile(each_high, (size, 1)), dtype=np.float32),
+        "action_mask": spaces.MultiBinary(actions),
+        "decision": spaces.Box(0.0, 1.0, (features.DECISION_SIZE,), dtype=np.float32),
+    })
+    if episodes.controls is not None:
+        return observation, spaces.MultiDiscrete(episodes.controls.counts)
+    return observation, spaces.Discrete(FIXED + size)
+
+

@@ -1,0 +1,54 @@
+"""Which of many are offered as candidates: what rules would pick, then quantiles of length."""
+
+from ooco_gym.compile import inner
+from ooco_gym.envs.job import KIND, PLANNED
+from ooco_gym.envs.stepping import pending_view
+from ooco_gym.policy.rules import sort_ascending
+from ooco_gym.sim.state import rule_at
+
+
+@inner
+def add_choice(chosen, count, value):
+    """Adds a value to the `count` chosen ones, where it is new and there is room; returns how many there are."""
+    if value < 0 or count >= chosen.size:
+        return count
+    for k in range(count):
+        if chosen[k] == value:
+            return count
+    chosen[count] = value
+    return count + 1
+
+
+@inner
+def add_quantiles(state, chosen, count, found):
+    """Fills `chosen` up with quantiles of what is in State.scratch: `found` pairs of (length, value).
+
+    The first is the shortest, the last the longest. Returns how many are chosen.
+    """
+    keys, values, left = state.scratch[0], state.scratch[1], 0
+    for j in range(found):
+        new = True
+        for k in range(count):
+            if chosen[k] == values[j]:
+                new = False
+        if new:
+            keys[left], values[left] = keys[j], values[j]
+            left += 1
+    sort_ascending(keys, values, left)
+    offered = min(chosen.size - count, left)
+    for k in range(offered):
+        place = k if offered == left else (k * (left - 1)) // max(1, offered - 1)
+        chosen[count + k] = values[place]
+    return count + offered
+
+
+@inner
+def partner_pick(state, job, i):
+    """What the partner's rule answers to the open decision; Job.turns[i, PLANNED] keeps it."""
+    view = pending_view(state)
+    spec = state.instances[max(0, view.instance)]
+    wake_ps = spec.pull_wake_ps
+    answer = rule_at(job.rules[1, job.turns[i, KIND] - 1])(view)
+    spec.pull_wake_ps = wake_ps
+    job.turns[i, PLANNED] = answer
+    return answer

@@ -1,0 +1,30 @@
+"""`ooco_gym/Colocation-v0`: all decisions, each when it is due, by one agent."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.envs import eviction, gating, migration, packing, preemption, routing
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.decision import Decision
+
+
+class ColocationEnv(DecisionEnv):
+    """The whole of a co-located cluster by one agent; a partner policy only composes the batches.
+
+    ## Description
+    Gating, eviction, preemption, migration, packing and, where there is a choice, routing: each is asked when it is
+    due, and `decision` says which it is. What one decides, the others meet: pulls fill the memory that pushes need,
+    gates start what arrivals stop. The partner composes strict batches within the margin that packing sets.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 is the decision's own *no* (hold, let the newcomer wait, keep on, no more picks, stay), 1 does
+    what the partner would do, `2 + k` takes candidate k. See the pages of the single environments.
+
+    ## Candidates
+    Those of the decision that is due.
+    """
+
+    decisions: ClassVar[tuple[Decision, ...]] = (
+        gating.DECISION, eviction.DECISION, preemption.DECISION, migration.DECISION, packing.DECISION, routing.DECISION)
+    default_scenario: ClassVar[str] = "colocation"

@@ -1,0 +1,234 @@
+"""N episodes side by side: how they begin, step and end; the environments are thin skins over this."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.compile import address_of
+from ooco_gym.decisions import addresses, ask_outside, call_rule
+from ooco_gym.envs import job as j
+from ooco_gym.envs import reward as r
+from ooco_gym.envs.config import EpisodeConfig
+from ooco_gym.envs.controls import Controls, control_levels, pack_levels, pack_parameter
+from ooco_gym.envs.decision import Asked, Decision, address
+from ooco_gym.envs.stepping import begin, drain, step_all
+from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy
+from ooco_gym.policy.bundle import Policy
+from ooco_gym.sim import state as s
+from ooco_gym.sim.driver import Simulation
+from ooco_gym.sim.loop import RUN_SIGNATURE, run
+
+_INFO = slice(r.PART, r.ELAPSED + 1)
+INFO_KEYS = (*(f"reward/{part}" for part in r.PARTS), "reward", "cost", *(f"cost_{part}" for part in r.COSTS),
+             "elapsed_s")
+
+
+class Frozen(NamedTuple):
+    """Where an episode stands."""
+
+    seed: int
+    number: int
+    state: s.State
+    rows: dict[str, np.ndarray]  # of the job's arrays
+
+
+class Episodes:
+    """Episodes of one configuration that advance in one compiled call.
+
+    Attributes:
+        job: their arrays: observations, masks, accounts.
+        config: what an episode is made of.
+    """
+
+    def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int) -> None:
+        self.config, self.decisions = config, tuple(decisions)
+        self._by_kind = {decision.kind: decision for decision in decisions}
+        self._partner = self._prepared(get_policy(config.partner))
+        self._rules: dict[str, Policy] = {}
+        self._lay_out(count)
+        self.simulations: list[Simulation | None] = [None] * count
+        self.windows: list[tuple[int, int]] = [(-1, -1)] * count
+        self._set_up = False
+
+    def _prepared(self, partner: Policy) -> Policy:
+        """The partner, looking at as many waiting requests as there are to choose from."""
+        window = max(decision.window for decision in self.decisions)
+        if not window:
+            return partner
+        if any(param.name == "gate_window" for param in partner.params):
+            return replace(partner, values={**partner.values, "gate_window": window})
+        raise UserError(f"partner '{partner.name}' has no gate: its class-blind queue leaves nothing to decide")
+
+    def _lay_out(self, count: int) -> None:
+        config = self.config
+        parts, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
+        self.controls: Controls | None = None
+        if j.CONTROL in self._by_kind:
+            self.controls = control_levels(self._partner, config.controls)
+            levels, parts = self.controls.levels, len(self.controls.names)
+            size, actions = parts, int(self.controls.counts.sum())
+        elif j.PACK in self._by_kind:
+            levels = pack_levels(self._partner, config)
+            size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
+        self.job = j.empty_job(count, size, parts, levels.shape[1], actions)
+        self.job.levels[:] = levels
+        self.job.weights[:] = config.weights
+        for decision in self.decisions:
+            self.job.offers[decision.kind] = address(decision.offer)
+            self.job.answers[decision.kind] = address(decision.answer)
+        self._handle = j.job_handle(self.job)
+        self._run = address_of(run, RUN_SIGNATURE)
+
+    # --- Beginning, stepping, ending -------------------------------------------------------------------------------
+    def start(self, i: int, seed: int, number: int) -> None:
+        """Plays window `number` of `seed` in place i, as far as its first decision."""
+        job = self.job
+        simulation = self._build(i, seed, number)
+        simulation.advance(simulation.window_s[0])
+        job.handles[i] = simulation.handle.address
+        job.days[i] = float(simulation.scenario.start_s or 0.0) - simulation.window_s[0]
+        turn = job.turns[i]
+        turn[:] = 0
+        turn[j.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
+        clocks = [kind for kind in self._by_kind if kind >= j.PACK]
+        turn[j.STEP_KIND] = clocks[0] if clocks else j.NO_KIND
+        turn[j.OPEN] = 1
+        if not begin(self._handle.address, self._run, i):
+            self._finish(i)
+
+    def _build(self, i: int, seed: int, number: int) -> Simulation:
+        self.windows[i] = (seed, number)
+        simulation = self.simulations[i] = Simulation(self.config.window(seed, number), self._partner)
+        if not self._set_up:
+            self._set_rules(simulation)
+        return simulation
+
+    def _set_rules(self, simulation: Simulation) -> None:
+        """What depends on the partner as the scenario has prepared it."""
+        job, policy = self.job, simulation.policy
+        hooks = policy.hooks()
+        job.rules[1] = addresses(hooks)
+        job.rules[0] = addresses([ask_outside if place + 1 in self._by_kind else rule
+                                  for place, rule in enumerate(hooks)])
+        place, scale = pack_parameter(policy, self.config)
+        job.settings[j.PACK_PARAM], job.settings[j.PACK_SCALE] = place, scale
+        job.settings[j.PACK_TUNED] = policy.vector()[place] if place >= 0 else 0.0
+        job.settings[j.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
+        if self.controls is not None:
+            names = [param.name for param in policy.params]
+            job.params[:] = [names.index(name) for name in self.controls.names]
+        self._set_up = True
+
+    def step(self, first: int = 0, last: int | None = None) -> list[int]:
+        """Takes `job.actions` in the open episodes first … last - 1. Returns the places of those that ended."""
+        end = len(self.simulations) if last is None else last
+        if step_all(self._handle.address, self._run, first, end) == 0:
+            return []
+        turns = self.job.turns
+        ended = [i for i in range(first, end) if turns[i, j.OPEN] and turns[i, j.KIND] == j.NO_KIND]
+        for i in ended:
+            self._finish(i)
+        return ended
+
+    def _finish(self, i: int) -> None:
+        """Drains under the partner and adds what it finds out to the last step's account."""
+        simulation, job = self.simulations[i], self.job
+        assert simulation is not None
+        last = job.account[i].copy()
+        weights = job.weights.copy()
+        job.weights[r.WAITING] = 0.0  # the window is over: nothing waits on the agent's account
+        drain(self._handle.address, self._run, i, simulation.end_ps)
+        job.weights[:] = weights
+        job.account[i, r.PART:r.ELAPSED] += last[r.PART:r.ELAPSED]
+        job.account[i, r.ELAPSED] = last[r.ELAPSED]
+        job.turns[i, j.OPEN] = 0
+
+    def open(self, i: int) -> bool:
+        """Whether the episode in place i goes on."""
+        return bool(self.job.turns[i, j.OPEN])
+
+    # --- Copies ----------------------------------------------------------------------------------------------------
+    def frozen(self, i: int) -> Frozen | None:
+        """A copy of where episode i stands, which can be pickled and given to `thaw`; None before its start."""
+        simulation = self.simulations[i]
+        if simulation is None:
+            return None
+        rows = {name: getattr(self.job, name)[i].copy() for name in j.ROWS}
+        return Frozen(*self.windows[i], s.copy_state(simulation.state), rows)
+
+    def thaw(self, i: int, frozen: Frozen | None) -> None:
+        """Goes on in place i where a copy stands, of this configuration."""
+        if frozen is None:
+            return
+        simulation = self.simulations[i]
+        if simulation is None or self.windows[i] != (frozen.seed, frozen.number):
+            simulation = self._build(i, frozen.seed, frozen.number)
+        simulation.state = s.copy_state(frozen.state)
+        for name, row in frozen.rows.items():
+            getattr(self.job, name)[i] = row
+        self.job.handles[i] = simulation.handle.address
+
+    # --- What it looks like from outside ---------------------------------------------------------------------------
+    def info(self, i: int) -> dict[str, Any]:
+        """The step's information on episode i, without the mask."""
+        return dict(zip(INFO_KEYS, self.job.account[i, _INFO].tolist(), strict=True))
+
+    def summary(self, i: int) -> dict[str, float]:
+        """The protocol's figures of episode i so far."""
+        simulation, window_s = self.simulations[i], self.config.window_s
+        assert simulation is not None
+        counters, account = simulation.state.counters, self.job.account[i]
+        arrived = max(1, int(counters[s.ONLINE_ARRIVED]))
+        return {
+            "reward_total": float(account[r.TOTAL + r.REWARD - r.PART]),
+            "online_arrived": float(counters[s.ONLINE_ARRIVED]), "online_violated": float(counters[s.VIOLATIONS]),
+            "violation_rate": float(counters[s.VIOLATIONS] / arrived),
+            "offline_finished": float(counters[s.OFFLINE_FINISHED]),
+            "offline_reference_gpu_s_per_s": float(counters[s.SERVICE_PS] / s.PS_PER_S / window_s),
+            "output_tokens_per_s": float(counters[s.OFFLINE_OUTPUT_TOKENS] / window_s),
+            "wasted_tokens_per_s": float(counters[s.WASTED_TOKENS] / window_s),
+            "wasted_gpu_s_per_s": float(counters[s.WASTED_PS] / s.PS_PER_S / window_s),
+            "evictions": float(counters[s.EVICTIONS]), "interruptions": float(counters[s.INTERRUPTIONS]),
+            "migrations": float(counters[s.MIGRATIONS]),
+            **{f"reward/{part}": float(account[r.TOTAL + place]) for place, part in enumerate(r.PARTS)},
+        }
+
+    def rule_answer(self, i: int, name: str) -> tuple[int, np.ndarray]:
+        """What a policy's rule answers to the decision that is open in episode i, and the requests that it picks.
+
+        Raises:
+            UserError: no policy of that name.
+        """
+        if name not in self._rules:
+            self._rules[name] = get_policy(name)
+        policy, simulation = self._rules[name], self.simulations[i]
+        assert simulation is not None
+        state = simulation.state
+        counters = state.counters
+        params, picks = state.params.copy(), state.picks.copy()
+        memory, wake = state.memory.copy(), state.instances["pull_wake_ps"].copy()
+        state.params[:] = policy.vector()
+        answer = call_rule(state, policy.hooks()[int(counters[s.PENDING]) - 1], int(counters[s.PENDING_INSTANCE]),
+                           int(counters[s.PENDING_REQUEST]), int(counters[s.PENDING_COUNT]))
+        written = state.picks[: max(0, answer)].copy()
+        state.params[:], state.picks[:], state.memory[:] = params, picks, memory
+        state.instances["pull_wake_ps"] = wake
+        return answer, written
+
+    def rule_action(self, i: int, name: str) -> int:
+        """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
+        kind = int(self.job.turns[i, j.KIND])
+        if not self.open(i) or kind == j.NO_KIND:
+            return j.PARTNER_ACTION
+        if kind >= j.PACK:
+            return j.PARTNER_ACTION
+        answer, picks = self.rule_answer(i, name)
+        simulation = self.simulations[i]
+        assert simulation is not None
+        asked = Asked(simulation.state, answer, picks, self.job.chosen[i], self.job.turns[i])
+        return self._by_kind[kind].action_of(asked)

@@ -1,0 +1,89 @@
+"""`ooco_gym/Eviction-v0`: which resident request gives way where KV memory is short?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
+from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.filling import fill_request, fill_step, running
+from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
+from ooco_gym.envs.stepping import pending_view
+from ooco_gym.policy.rules import longest, shortest
+from ooco_gym.sim.costs import length
+from ooco_gym.sim.decode import settle
+from ooco_gym.sim.state import DECLINE, EVICT
+
+
+@part_of_a_step
+def offer_victims(state, job, i):
+    """The partner's choice, the longest, the shortest, who joined last, then quantiles of length."""
+    view = pending_view(state)
+    instance, count = view.instance, view.candidates.size
+    settle(state, instance)
+    chosen = job.chosen[i]
+    wanted = partner_pick(state, job, i)
+    offered = add_choice(chosen, 0, wanted if 0 <= wanted < count else 0)
+    offered = add_choice(chosen, offered, longest(view))
+    offered = add_choice(chosen, offered, shortest(view))
+    offered = add_choice(chosen, offered, count - 1)
+    for position in range(count):
+        state.scratch[0, position] = length(state, view.candidates[position])
+        state.scratch[1, position] = position
+    offered = add_quantiles(state, chosen, offered, count)
+    spec = state.instances[instance]
+    context = spec.urgent_context + spec.offline_context
+    for k in range(offered):
+        slot, out = view.candidates[chosen[k]], job.candidates[i, k]
+        fill_request(state, instance, slot, spec.total_blocks, out)
+        out[10] = running(state, instance, slot)
+        fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
+        out[15] = chosen[k] == wanted
+        job.mask[i, FIXED + k] = 1
+    job.mask[i, PARTNER_ACTION] = 1
+    may_wait = view.request >= 0
+    job.mask[i, DECLINE_ACTION] = may_wait
+    return offered + may_wait
+
+
+@part_of_a_step
+def answer_victim(state, job, i):
+    """The position of the one that gives way, or that nobody does."""
+    k = job.actions[i, 0] - FIXED
+    return job.chosen[i, k] if k >= 0 else DECLINE
+
+
+def action_of_victim(asked: Asked) -> int:
+    """The action for a rule's answer: its candidate, or the offered one closest in length."""
+    if asked.answer < 0:
+        return DECLINE_ACTION
+    picks = asked.state.picks
+    return asked.closest(picks[asked.offered()], picks[asked.answer])
+
+
+DECISION = Decision("evict", EVICT, offer_victims, answer_victim, action_of_victim)
+
+
+class EvictionEnv(DecisionEnv):
+    """Who loses its KV memory where memory is short; a partner policy takes all other decisions.
+
+    ## Description
+    Online requests need KV memory: to be prefilled on a relaxed instance, to move to a strict one, to grow while they
+    decode. Offline requests that are resident there give way (OOCO, arXiv 2511.21862, section 3.4.1): what they have
+    computed is lost, and they are prefilled anew with all that they had generated. One is chosen at a time until the
+    memory suffices. Where the memory is for a request that can wait, nobody need give way yet: it is asked again when
+    something has changed. On pools an evicted request keeps nothing; what a mixed instance keeps of a prefix is its
+    block manager's affair.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 lets the newcomer wait (not legal where a running batch needs the memory), 1 does what the
+    partner would do, `2 + k` evicts candidate k.
+
+    ## Candidates
+    The partner's choice, the longest, the shortest, the one that joined last (what vLLM preempts), then length
+    quantiles of the residents; each once.
+    """
+
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "eviction"

@@ -1,0 +1,249 @@
+"""The compiled code that fills observations (`features` has the tables, in the same order)."""
+
+import math
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.envs.features import CANDIDATE_SIZE
+from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
+from ooco_gym.sim.decode import settle
+from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
+from ooco_gym.sim.state import (
+    DECODE,
+    DEFAULT_TPOT_PS,
+    IDLE,
+    NOW,
+    OFFLINE_EVICTED_SHARE,
+    OFFLINE_OUTPUT_MEAN,
+    ONLINE_ARRIVED,
+    ONLINE_OUTPUT_MEAN,
+    ONLINE_RATE_FAST,
+    ONLINE_RATE_HALF_HOUR,
+    ONLINE_RATE_MINUTE,
+    ONLINE_RATE_SLOW,
+    PREFILL_OFFLINE,
+    PREFILL_ONLINE,
+    PS_PER_S,
+    PUSH_HEAD,
+    RATE_PS,
+    RELAXED_COUNT,
+    STRICT,
+    VIOLATIONS,
+)
+
+DAY_S = 86_400.0
+GUARD = 0.85  # of the TPOT SLO: OOCO's slo_margin less its pull_margin
+_10_MS, _1_S, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 1_000.0, 32_768.0, 16_384.0))
+_HOUR, _RATE, _QUEUE, _TOKENS, _MINUTE = (1.0 / math.log1p(x) for x in (3_600.0, 100.0, 4_096.0, 1e7, 60.0))
+_ONLINE, _ARRIVING, _CONTEXT = (1.0 / math.log1p(x) for x in (256.0, 64.0, 1e6))
+
+
+@inlined
+def log_scale(value, per_log):
+    """log(1 + value) times `per_log`, cut to 0 … 1."""
+    return min(1.0, math.log1p(max(0.0, value)) * per_log)
+
+
+@inlined
+def share(value, limit):
+    """value / limit, cut to 0 … 1."""
+    return min(1.0, max(0.0, value / limit))
+
+
+@inlined
+def signed(value, limit):
+    """value / limit, cut to -1 … 1."""
+    return min(1.0, max(-1.0, value / limit))
+
+
+@inner
+def online_rate(state, slot, horizon_s):
+    """A moving online arrival rate, faded to now, in requests a second."""
+    elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
+    return state.stats[slot] * math.exp(-elapsed / horizon_s)
+
+
+@inner
+def fill_cluster(state, instance, day_s, out):
+    """Writes the CLUSTER features of a decision on `instance`, but for those that the episode keeps (the last four).
+
+    Args:
+        state: settled where it matters: at a decision.
+        instance: where the decision is taken.
+        day_s: the time of day, in seconds.
+        out: float32[CLUSTER_SIZE].
+    """
+    spec, counters, stats = state.instances[instance], state.counters, state.stats
+    now = counters[NOW]
+    context = spec.urgent_context + spec.offline_context
+    out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
+    out[1] = log_scale(context / max(1, spec.decodable), _SHORT)
+    out[2] = spec.free_blocks / spec.total_blocks
+    out[3] = log_scale(predict_decode(state, instance, spec.decodable, context) / 1e9, _1_S)
+    _fill_queues(state, instance, out)
+    out[10] = 0.0
+    out[11] = 0.0
+    if spec.activity == DECODE and spec.steps > 1:  # when the run ends would tell how long the shortest output is
+        out[10] = out[3]
+    elif spec.activity != IDLE:
+        out[10] = log_scale((spec.end_ps - now) / 1e9, _10_MS)
+        out[11] = share((now - spec.start_ps) / max(1, spec.end_ps - spec.start_ps), 1.0)
+    out[12] = log_scale(online_rate(state, ONLINE_RATE_FAST, FAST_S), _RATE)
+    out[13] = log_scale(online_rate(state, ONLINE_RATE_MINUTE, MINUTE_S), _RATE)
+    out[14] = log_scale(online_rate(state, ONLINE_RATE_SLOW, SLOW_S), _RATE)
+    out[15] = log_scale(online_rate(state, ONLINE_RATE_HALF_HOUR, HALF_HOUR_S), _RATE)
+    out[16] = log_scale((now - counters[RATE_PS]) / PS_PER_S, _MINUTE)
+    angle = 2.0 * math.pi * day_s / DAY_S
+    out[17] = math.sin(angle)
+    out[18] = math.cos(angle)
+    out[19] = stats[OFFLINE_EVICTED_SHARE]
+    out[20] = log_scale(stats[OFFLINE_OUTPUT_MEAN], _LONG)
+    out[21] = log_scale(stats[ONLINE_OUTPUT_MEAN], _LONG)
+    _fill_strict(state, out)
+    out[30] = 1.0 if counters[PUSH_HEAD] >= 0 else 0.0
+    out[31] = _guard(state, instance)
+    out[33] = share(counters[VIOLATIONS] / max(1, counters[ONLINE_ARRIVED]), 0.06)
+
+
+@inner
+def _fill_queues(state, instance, out):
+    spec, now = state.instances[instance], state.counters[NOW]
+    out[4] = log_scale(float(spec.offline_waiting), _QUEUE)
+    out[5] = log_scale(float(spec.offline_waiting_tokens), _TOKENS)
+    out[6] = 0.0
+    if spec.offline_head >= 0:
+        out[6] = log_scale((now - state.requests[spec.offline_head].arrival_ps) / PS_PER_S, _HOUR)
+    out[7] = log_scale(float(spec.online_waiting), _ONLINE)
+    out[8] = 0.0
+    out[9] = 1.0
+    if spec.online_head >= 0:
+        first = state.requests[spec.online_head]
+        out[8] = log_scale(predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9, _10_MS)
+        out[9] = signed((first.arrival_ps + first.ttft_slo_ps - now) / PS_PER_S, 5.0)
+
+
+@inner
+def _fill_strict(state, out):
+    first, total = state.counters[RELAXED_COUNT], state.instances.size
+    latency = online = offline = free = hungry = arriving = context = 0.0
+    for instance in range(first, total):
+        settle(state, instance)
+        spec = state.instances[instance]
+        per_seat = 1.0 / state.tables[spec.belief].bs_sat
+        step = predict_decode(state, instance, spec.decodable, spec.urgent_context + spec.offline_context)
+        latency += step / state.counters[DEFAULT_TPOT_PS]
+        online += spec.urgent_decodable * per_seat
+        offline += (spec.decodable - spec.urgent_decodable) * per_seat
+        free += spec.free_blocks / spec.total_blocks
+        hungry += spec.hungry
+        arriving += spec.arriving
+        context += spec.arriving_context
+    size = max(1, total - first)
+    out[22] = share(latency / size, 2.0)
+    out[23] = share(online / size, 1.0)
+    out[24] = share(offline / size, 1.0)
+    out[25] = share(free / size, 1.0)
+    out[26] = hungry / size
+    out[27] = log_scale(arriving, _ARRIVING)
+    out[28] = log_scale(context, _CONTEXT)
+    busy = 0
+    for link in range(state.links.size):
+        busy += state.links[link].current >= 0
+    out[29] = busy / max(1, state.links.size)
+
+
+@inner
+def _guard(state, instance):
+    """Whether Algorithm 1 would think of a pull: everybody in the batch, latency and memory to spare (OOCO 3.4.3)."""
+    spec = state.instances[instance]
+    if spec.role != STRICT or spec.all_included == 0 or spec.arriving_pulls > 0 or spec.free_blocks <= 0:
+        return 0.0
+    context = spec.urgent_context + spec.offline_context + spec.arriving_context
+    latency = predict_decode(state, instance, spec.decodable + spec.arriving, context)
+    return 1.0 if latency < GUARD * state.counters[DEFAULT_TPOT_PS] else 0.0
+
+
+@inner
+def fill_request(state, instance, slot, blocks_of, out):
+    """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`.
+
+    Args:
+        state: the episode.
+        instance: whose believed prefill latency is meant.
+        slot: the request.
+        blocks_of: blocks that count as the whole of the memory.
+        out: float32[CANDIDATE_SIZE]; what does not apply is left 0.
+    """
+    request, now = state.requests[slot], state.counters[NOW]
+    tokens = length(state, slot)
+    prefill_ps = predict_prefill(state, instance, tokens)
+    out[0] = 1.0
+    out[1] = log_scale(float(tokens), _SHORT)
+    out[2] = log_scale(float(request.generated_tokens), _LONG)
+    out[3] = log_scale(prefill_ps / 1e9, _10_MS)
+    out[4] = log_scale((now - request.arrival_ps) / PS_PER_S, _HOUR)
+    out[5] = share(float(request.evictions), 4.0)
+    out[6] = share(float(request.interruptions), 8.0)
+    out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
+    out[8] = 1.0 - math.exp(-online_rate(state, ONLINE_RATE_FAST, FAST_S) * prefill_ps / PS_PER_S)
+    if request.online:
+        if request.first_token_ps == 0:
+            out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
+        else:
+            due_ps = request.first_token_ps + request.generated_tokens * request.tpot_slo_ps
+            out[9] = signed((due_ps - now) / PS_PER_S, 5.0)
+
+
+@inner
+def fill_step(state, instance, requests, context, out):
+    """Writes the believed latency of the decode step of an instance that results, over the TPOT SLO."""
+    out[11] = share(predict_decode(state, instance, requests, context) / state.counters[DEFAULT_TPOT_PS], 2.0)
+
+
+@inner
+def fill_instance(state, instance, slot, decodes, out):
+    """Writes the CANDIDATES features of an instance that a request may go to, for prefill or to decode."""
+    settle(state, instance)
+    spec, now = state.instances[instance], state.counters[NOW]
+    tokens = length(state, slot)
+    out[0] = 1.0
+    out[1] = log_scale(float(tokens), _SHORT)
+    out[2] = log_scale(float(state.requests[slot].generated_tokens), _LONG)
+    out[3] = log_scale(predict_prefill(state, instance, tokens) / 1e9, _10_MS)
+    out[7] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
+    requests = spec.decodable + spec.arriving + decodes
+    context = spec.urgent_context + spec.offline_context + spec.arriving_context + tokens * decodes
+    fill_step(state, instance, requests, context, out)
+    backlog_ps = 0
+    waiting = spec.online_waiting_tokens + spec.offline_waiting_tokens
+    if waiting > 0:
+        backlog_ps = predict_prefill(state, instance, waiting)
+    if spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
+        backlog_ps += spec.end_ps - now
+    out[12] = log_scale(backlog_ps / 1e9, _10_MS)
+    out[13] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
+
+
+@inner
+def rank_candidates(candidates):
+    """Writes to each candidate present which share of the others is shorter."""
+    size = candidates.shape[0]
+    for k in range(size):
+        shorter, others = 0, 0
+        if candidates[k, 0] > 0.0:
+            for j in range(size):
+                if candidates[j, 0] > 0.0 and j != k:
+                    others += 1
+                    shorter += candidates[j, 1] < candidates[k, 1]
+        candidates[k, CANDIDATE_SIZE - 1] = shorter / max(1, others)
+
+
+@inner
+def running(state, instance, slot):
+    """Whether a request is in the iteration in progress on its instance."""
+    batch = state.members[2, instance]
+    for i in range(state.instances[instance].running):
+        if batch[i] == slot:
+            return True
+    return False
+
+

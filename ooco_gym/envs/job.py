@@ -1,0 +1,98 @@
+"""What a compiled step of N episodes reads and writes, laid down once: see `stepping.step_all`."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numba import typeof, types
+
+from ooco_gym.compile import function_at, jit
+from ooco_gym.decisions import POINTS
+from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
+from ooco_gym.envs.reward import ACCOUNT, PARTS
+from ooco_gym.sim.reference import Handle, Reference, layer, reference_at
+from ooco_gym.sim.state import EVICT, GATE, INTERRUPT, PULL, ROUTE, STATE_TYPE
+
+# --- Kinds of decisions: the points of the simulator, and two by the clock ------------------------------------------
+NO_KIND, PACK, CONTROL, KINDS = 0, len(POINTS) + 1, len(POINTS) + 2, len(POINTS) + 3
+KIND_ORDER = np.zeros(KINDS, np.int64)  # place of a kind in features.DECISIONS
+for _place, _kind in enumerate((ROUTE, INTERRUPT, GATE, EVICT, PULL, PACK, CONTROL)):
+    KIND_ORDER[_kind] = _place
+
+# --- Actions that every environment of one choice has; candidates come after them -----------------------------------
+DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
+
+# --- Columns of Job.turns -------------------------------------------------------------------------------------------
+(KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, TURN) = range(8)
+MORE = -9  # an answer: the decision goes on with another pick
+MOST_PICKS = 16  # of one decision
+# --- Slots of Job.settings ------------------------------------------------------------------------------------------
+(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_TUNED, PACK_SCALE, SETTINGS) = range(5)
+
+
+class Job(NamedTuple):
+    """N episodes, K candidates, A = FIXED + K actions, P parts of an action. Everything is written in place."""
+
+    handles: np.ndarray  # int64[N], addresses of the episodes' states
+    rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the partner's
+    offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the partner decides
+    answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
+    actions: np.ndarray  # int64[N, P]
+    turns: np.ndarray  # int64[N, TURN], where each episode stands
+    chosen: np.ndarray  # int32[N, K], what the candidates are: positions, requests, instances or levels; -1: none
+    planned: np.ndarray  # int32[N, MOST_PICKS], what the partner would pick
+    picked: np.ndarray  # int32[N, MOST_PICKS], what has been picked
+    levels: np.ndarray  # float64[P, levels], values of what is controlled by the clock
+    params: np.ndarray  # int64[P], their places in State.params
+    settings: np.ndarray  # float64[SETTINGS]
+    weights: np.ndarray  # float64[parts of the reward]
+    account: np.ndarray  # float64[N, ACCOUNT]
+    days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
+    cluster: np.ndarray  # float32[N, CLUSTER_SIZE]
+    candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
+    mask: np.ndarray  # int8[N, A]
+    decision: np.ndarray  # float32[N, DECISION_SIZE]
+
+
+def empty_job(episodes: int, candidates: int, parts: int = 1, levels: int = 1, actions: int | None = None) -> Job:
+    """Allocates a job, zeroed."""
+    n = episodes
+    return Job(
+        np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
+        np.zeros(KINDS, np.int64), np.zeros((n, parts), np.int64), np.zeros((n, TURN), np.int64),
+        np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
+        np.zeros((n, MOST_PICKS), np.int32), np.zeros((parts, levels)), np.zeros(parts, np.int64),
+        np.zeros(SETTINGS), np.zeros(len(PARTS)), np.zeros((n, ACCOUNT)), np.zeros(n),
+        np.zeros((n, CLUSTER_SIZE), np.float32), np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
+        np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
+        np.zeros((n, DECISION_SIZE), np.float32),
+    )
+
+
+# What belongs to one episode, but for its address.
+ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "cluster", "candidates", "mask",
+        "decision")
+JOB_TYPE = typeof(empty_job(1, 1))
+job_at = reference_at(JOB_TYPE)  # compiled: the job of a handle's address
+_lay_job = layer(JOB_TYPE)
+
+STEP_SIGNATURE = types.int64(Reference(STATE_TYPE), Reference(JOB_TYPE), types.int64)
+offer_at = function_at(types.FunctionType(STEP_SIGNATURE))
+
+
+def job_handle(job: Job) -> Handle:
+    """Lays a job down for `stepping.step_all`."""
+    return Handle(job, _lay_job)
+
+
+def part_of_a_step(function: Any) -> Any:
+    """Compiles what an environment adds for one kind of decision: a function of (state, job, episode i).
+
+    An *offer* writes `job.chosen[i]`, the features of the candidates and what of the mask is legal beside the
+    partner's action, and returns how many actions that is. An *answer* turns the action `job.actions[i]` into an answer
+    for the simulator, or MORE where another pick follows.
+    """
+    return jit(STEP_SIGNATURE, no_cpython_wrapper=True)(function)
+
+

@@ -1,0 +1,138 @@
+"""`ooco_gym/Migration-v0`: which offline requests does a strict instance pull from the relaxed ones?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.compile import inner
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
+from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.filling import fill_request, fill_step, running
+from ooco_gym.envs.job import (
+    DECLINE_ACTION,
+    FIXED,
+    MORE,
+    MOST_PICKS,
+    PARTNER_ACTION,
+    PICKED,
+    PLANNED,
+    part_of_a_step,
+)
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.decode import settle
+from ooco_gym.sim.state import FULL, OFFLINE, PENDING_INSTANCE, PULL, RELAXED_COUNT, RESIDENT
+
+
+@inner
+def _plan(state, job, i):
+    """Notes what the partner would pull."""
+    planned = partner_pick(state, job, i)
+    for j in range(min(planned, MOST_PICKS)):
+        job.planned[i, j] = state.picks[j]
+
+
+@inner
+def _among(values, count, value):
+    for j in range(count):
+        if values[j] == value:
+            return True
+    return False
+
+
+@inner
+def _gather(state, job, i, free):
+    """Writes to State.scratch whom the instance could still pull: pairs of length and request. Returns how many."""
+    found, picked = 0, job.turns[i, PICKED]
+    for source in range(state.counters[RELAXED_COUNT]):
+        settle(state, source)
+        for j in range(state.instances[source].offline_members):
+            slot = state.members[OFFLINE, source, j]
+            request = state.requests[slot]
+            if request.status != RESIDENT or request.urgent or found >= state.scratch.shape[1]:
+                continue
+            if blocks_for(state, length(state, slot) + 1) > free or _among(job.picked[i], picked, slot):
+                continue
+            state.scratch[0, found] = length(state, slot)
+            state.scratch[1, found] = slot
+            found += 1
+    return found
+
+
+@part_of_a_step
+def offer_pulls(state, job, i):
+    """Whom the partner would pull next, then quantiles of length of those that fit."""
+    turn, chosen, picked = job.turns[i], job.chosen[i], job.picked[i]
+    instance = state.counters[PENDING_INSTANCE]
+    if turn[PICKED] == 0:
+        _plan(state, job, i)
+    settle(state, instance)
+    spec, more = state.instances[instance], turn[PICKED]
+    free, context = spec.free_blocks, spec.urgent_context + spec.offline_context + spec.arriving_context
+    for j in range(more):
+        free -= blocks_for(state, length(state, picked[j]) + 1)
+        context += length(state, picked[j])
+    found = _gather(state, job, i, free)
+    wanted = job.planned[i, more] if more < min(turn[PLANNED], MOST_PICKS) else -1
+    offered = 0
+    if wanted >= 0 and _among(state.scratch[1], found, wanted):
+        offered = add_choice(chosen, offered, wanted)
+    offered = add_quantiles(state, chosen, offered, found)
+    for k in range(offered):
+        slot, out = chosen[k], job.candidates[i, k]
+        source = state.requests[slot].instance
+        fill_request(state, source, slot, max(1, free), out)
+        out[10] = running(state, source, slot)
+        fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
+        out[15] = slot == wanted
+        job.mask[i, FIXED + k] = 1
+    job.mask[i, DECLINE_ACTION] = 1
+    job.mask[i, PARTNER_ACTION] = more == 0
+    return 1 + offered
+
+
+@part_of_a_step
+def answer_pull(state, job, i):
+    """One more pick, or, after the last one, all of them."""
+    turn, k = job.turns[i], job.actions[i, 0] - FIXED
+    if k >= 0:
+        job.picked[i, turn[PICKED]] = job.chosen[i, k]
+        turn[PICKED] += 1
+        if turn[PICKED] < MOST_PICKS:
+            return MORE
+    for j in range(turn[PICKED]):
+        state.picks[j] = job.picked[i, j]
+    return turn[PICKED] if turn[PICKED] > 0 else FULL
+
+
+def action_of_pull(asked: Asked) -> int:
+    """The action for a rule's answer: the next of its picks, or the end of them."""
+    if asked.answer <= asked.picked:
+        return DECLINE_ACTION
+    return asked.closest(asked.offered(), int(asked.picks[asked.picked]))
+
+
+DECISION = Decision("pull", PULL, offer_pulls, answer_pull, action_of_pull)
+
+
+class MigrationEnv(DecisionEnv):
+    """Whom a strict instance pulls from the relaxed ones; a partner policy takes all other decisions.
+
+    ## Description
+    Offline requests are prefilled on relaxed instances and decode there. A strict instance whose steps leave room
+    within the TPOT SLO may pull some of them over (OOCO, arXiv 2511.21862, section 3.4.3, Algorithm 1): they fill its
+    steps and free the relaxed instance. But what is pulled takes KV memory, and an online burst soon evicts it: then
+    all that it had is computed anew. Algorithm 1 asks for latency and memory to spare first; here the question comes
+    without that guard (`pull_guard` says how it stands), and the picks are made one by one.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 ends the picks (pulls nobody, or nobody more), 1 does what the partner would do (first pick
+    only), `2 + k` picks candidate k and is asked again, up to 16 times.
+
+    ## Candidates
+    The one that the partner would pick next, then length quantiles of the decoding offline requests of all relaxed
+    instances that fit the memory left. No time passes between the picks of one decision.
+    """
+
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "migration"

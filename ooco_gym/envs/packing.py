@@ -1,0 +1,78 @@
+"""`ooco_gym/Packing-v0`: how full are the steps of the next interval packed?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.filling import fill_step, share
+from ooco_gym.envs.job import (
+    FIXED,
+    PACK,
+    PACK_PARAM,
+    PACK_SCALE,
+    PACK_TUNED,
+    PARTNER_ACTION,
+    part_of_a_step,
+)
+from ooco_gym.envs.stepping import set_margin
+from ooco_gym.sim.state import ASK, RELAXED_COUNT
+
+
+@part_of_a_step
+def offer_levels(state, job, i):
+    """The levels that the margin may have, in ascending order."""
+    instance = min(state.counters[RELAXED_COUNT], state.instances.size - 1)
+    spec = state.instances[instance]
+    context = spec.urgent_context + spec.offline_context
+    place = int(job.settings[PACK_PARAM])
+    for k in range(job.levels.shape[1]):
+        value, out = job.levels[0, k], job.candidates[i, k]
+        out[0] = 1.0
+        fill_step(state, instance, spec.decodable, context, out)
+        out[10] = state.params[place] == value
+        out[14] = share(value * job.settings[PACK_SCALE], 2.0)
+        out[15] = value == job.settings[PACK_TUNED]
+        job.chosen[i, k] = k
+        job.mask[i, FIXED + k] = 1
+    job.mask[i, PARTNER_ACTION] = 1
+    return job.levels.shape[1]
+
+
+@part_of_a_step
+def answer_level(state, job, i):
+    """Sets the margin for the interval that begins."""
+    set_margin(state, job, job.levels[0, job.actions[i, 0] - FIXED])
+    return ASK
+
+
+def action_of_level(asked: Asked) -> int:
+    """Any rule: its margin stays as it was tuned."""
+    return PARTNER_ACTION
+
+
+DECISION = Decision("pack", PACK, offer_levels, answer_level, action_of_level)
+
+
+class PackingEnv(DecisionEnv):
+    """How full the steps of the next interval are packed; a partner policy takes all other decisions.
+
+    ## Description
+    OOCO's Algorithm 2 (arXiv 2511.21862, section 3.4.4) adds offline decodes to a strict step while its believed
+    latency stays within a share of the TPOT SLO; HyGen (arXiv 2501.14808) fills a mixed iteration up to a latency budget. That
+    share is a fixed figure there. TPOT is a mean over a request's life: a full step is safe while the requests that
+    decode are ahead of their promise, or few, or about to end, and an empty one buys back time after a burst. Here the
+    share is chosen anew at each control interval (`interval_s`), without looking at single requests.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 is never legal, 1 takes the partner's own value, `2 + k` takes level k.
+
+    ## Candidates
+    The levels of `conf/env` (`levels`: shares of the TPOT SLO), ascending; `step` is the believed latency of a step of
+    all that is resident on the first strict (or mixed) instance. The setting is the partner's `slo_margin`, or
+    `latency_budget_s` where it has that.
+    """
+
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "packing"

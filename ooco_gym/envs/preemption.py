@@ -1,0 +1,65 @@
+"""`ooco_gym/Preemption-v0`: an online request arrives while offline work runs: stop it, or let it finish?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.filling import fill_request, log_scale
+from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
+from ooco_gym.sim.costs import predict_prefill
+from ooco_gym.sim.state import INTERRUPT, KEEP, NOW, PENDING_INSTANCE, PENDING_REQUEST, STOP
+
+_10_MS = 1.0 / 9.210440366976517  # log(1 + 10 000)
+
+
+@part_of_a_step
+def offer_interrupt(state, job, i):
+    """The request that has arrived is the one candidate: to take it is to stop what runs."""
+    instance, slot = state.counters[PENDING_INSTANCE], state.counters[PENDING_REQUEST]
+    spec, out = state.instances[instance], job.candidates[i, 0]
+    fill_request(state, instance, slot, spec.free_blocks, out)
+    ahead_ps = spec.end_ps - state.counters[NOW] + predict_prefill(state, instance, spec.online_waiting_tokens)
+    out[12] = log_scale(ahead_ps / 1e9, _10_MS)
+    job.chosen[i, 0] = slot
+    job.mask[i, DECLINE_ACTION] = 1
+    job.mask[i, PARTNER_ACTION] = 1
+    job.mask[i, FIXED] = 1
+    return 2
+
+
+@part_of_a_step
+def answer_interrupt(state, job, i):
+    """Keep on, or stop at the next layer."""
+    return STOP if job.actions[i, 0] == FIXED else KEEP
+
+
+def action_of_interrupt(asked: Asked) -> int:
+    """The action for a rule's answer."""
+    return FIXED if asked.answer == STOP else DECLINE_ACTION
+
+
+DECISION = Decision("interrupt", INTERRUPT, offer_interrupt, answer_interrupt, action_of_interrupt)
+
+
+class PreemptionEnv(DecisionEnv):
+    """Whether an online arrival stops the offline work that runs; a partner policy takes all other decisions.
+
+    ## Description
+    An online request arrives at a relaxed instance that is in the midst of an offline prefill or decode step. OOCO
+    (arXiv 2511.21862, section 3.4.1) always stops at the next layer boundary, and what that iteration has computed is
+    lost. Where there is slack in the TTFT SLO, the iteration may as well finish: each one that does is work saved, each
+    promise that breaks is one of the few that may.
+
+    ## Action Space
+    `Discrete(3)`: 0 lets the iteration finish, 1 does what the partner would do, 2 stops it at the next layer.
+
+    ## Candidates
+    One: the online request that has arrived, with its slack, and `backlog`, the time until its prefill would be over
+    if nothing stops. What runs is among the cluster features (`busy`, `progress`, `online_waiting`, `online_slack`).
+    """
+
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "preemption"
+    most_candidates: ClassVar[int] = 1

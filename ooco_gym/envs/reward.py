@@ -1,0 +1,117 @@
+"""The reward in its parts, from sums that the simulator keeps: what each decision costs is a difference of them.
+
+| part | charged | when |
+|---|---|---|
+| service | reference GPU-seconds of offline requests, of prompt and output | at completion |
+| waiting | reference GPU-seconds of offline work in the system, times seconds | as time goes by |
+| ttft, tpot | online requests that missed that SLO | when the deadline passes, or the miss becomes certain |
+| late | online requests that are past an SLO and unfinished, times seconds | as time goes by |
+| burst | online requests beyond the violation budget within a block of time | when they miss |
+| waste | instance time to be spent again | when it is lost |
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.sim.state import (
+    LATE_AREA,
+    LATE_OPEN,
+    LATE_SINCE_PS,
+    NOW,
+    ONLINE_ARRIVED,
+    OUTSTANDING_PS,
+    OUTSTANDING_SINCE_PS,
+    PS_PER_S,
+    SERVICE_PS,
+    TPOT_MISSES,
+    TTFT_MISSES,
+    VIOLATIONS,
+    WAITING_AREA,
+    WASTED_PS,
+)
+
+PARTS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
+COSTS = ("ttft", "tpot")  # parts that are online requests beyond an SLO: info["cost_<part>"]
+BURST_S = 600.0  # a block of time within which the violation budget must hold, too
+BUDGET = 0.03  # of the online requests may miss an SLO (conf/protocol: violation_budget)
+_N = len(PARTS)
+# Columns of an account: sums at the last decision, the step's parts, their total, cost, costs by SLO, elapsed seconds,
+# then totals of the episode, and what was at the beginning of the present block of time.
+OLD, PART, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
+OLD_TIME, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS = range(2 * _N + 5, 2 * _N + 11)
+TOTAL = 2 * _N + 11  # and on, as from PART to COST
+ACCOUNT = TOTAL + _N + 2
+SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
+
+
+@inner
+def settle_account(state, weights, account):
+    """Writes the parts of the reward since the last call: differences of the simulator's sums, weighted.
+
+    Args:
+        state: the episode.
+        weights: float64[parts], at least 0.
+        account: float64[ACCOUNT], kept from call to call.
+    """
+    counters = state.counters
+    now = counters[NOW] / PS_PER_S
+    waited = (counters[NOW] - counters[OUTSTANDING_SINCE_PS]) / PS_PER_S
+    late = (counters[NOW] - counters[LATE_SINCE_PS]) / PS_PER_S
+    account[TTFT_COUNT] = counters[TTFT_MISSES] - account[OLD + TTFT]
+    account[TPOT_COUNT] = counters[TPOT_MISSES] - account[OLD + TPOT]
+    account[COST] = counters[VIOLATIONS] - account[OLD_VIOLATIONS]
+    account[OLD_VIOLATIONS] = counters[VIOLATIONS]
+    account[ELAPSED] = now - account[OLD_TIME]
+    account[OLD_TIME] = now
+    _book(account, weights, SERVICE, 1.0, counters[SERVICE_PS] / PS_PER_S)
+    _book(account, weights, WAITING, -1.0,
+          state.stats[WAITING_AREA] + counters[OUTSTANDING_PS] / PS_PER_S * waited)
+    _book(account, weights, TTFT, -1.0, float(counters[TTFT_MISSES]))
+    _book(account, weights, TPOT, -1.0, float(counters[TPOT_MISSES]))
+    _book(account, weights, LATE, -1.0, state.stats[LATE_AREA] + counters[LATE_OPEN] * late)
+    _book(account, weights, BURST, -1.0, _excess(state, account, now))
+    _book(account, weights, WASTE, -1.0, counters[WASTED_PS] / PS_PER_S)
+    account[REWARD] = 0.0
+    for part in range(_N):
+        account[REWARD] += account[PART + part]
+    for column in range(_N + 2):
+        account[TOTAL + column] += account[PART + column]
+
+
+@inner
+def _book(account, weights, part, sign, total):
+    account[PART + part] = sign * weights[part] * (total - account[OLD + part])
+    account[OLD + part] = total
+
+
+@inner
+def _excess(state, account, now):
+    """Online requests beyond the budget, summed over the blocks of time so far; of the present one, so far."""
+    arrived, violated = state.counters[ONLINE_ARRIVED], state.counters[VIOLATIONS]
+    block = np.floor(now / BURST_S)
+    if block != account[BLOCK]:
+        account[BLOCK_EXCESS] = account[OLD + BURST]
+        account[BLOCK], account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = block, arrived, violated
+    beyond = (violated - account[BLOCK_VIOLATED]) - BUDGET * (arrived - account[BLOCK_ARRIVED])
+    return account[BLOCK_EXCESS] + max(0.0, beyond)
+
+
+@inner
+def open_account(state, weights, account):
+    """Opens the books at the beginning of an episode: nothing before it counts."""
+    account[:] = 0.0
+    account[BLOCK] = np.floor(state.counters[NOW] / PS_PER_S / BURST_S)
+    settle_account(state, weights, account)
+    for column in range(_N + 2):
+        account[PART + column] = 0.0
+        account[TOTAL + column] = 0.0
+    account[ELAPSED] = 0.0
+
+
+@inner
+def recent_violations(state, account):
+    """Share of the online requests of the present block of time that missed an SLO."""
+    arrived = state.counters[ONLINE_ARRIVED] - account[BLOCK_ARRIVED]
+    return (state.counters[VIOLATIONS] - account[BLOCK_VIOLATED]) / max(1.0, arrived)

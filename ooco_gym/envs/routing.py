@@ -1,0 +1,96 @@
+"""`ooco_gym/Routing-v0`: to which of many instances does a request go?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.choosing import add_choice, partner_pick
+from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.filling import fill_instance
+from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
+from ooco_gym.policy.rules import sort_ascending
+from ooco_gym.sim.decode import urgent_load
+from ooco_gym.sim.state import (
+    PENDING_REQUEST,
+    PREFILL_OFFLINE,
+    PREFILL_ONLINE,
+    RELAXED_COUNT,
+    ROUTE,
+    STAY,
+    WAIT,
+    WAITING,
+)
+
+
+@part_of_a_step
+def offer_instances(state, job, i):
+    """The partner's choice, then the least loaded instances that a request may go to."""
+    slot, relaxed = state.counters[PENDING_REQUEST], state.counters[RELAXED_COUNT]
+    request, chosen = state.requests[slot], job.chosen[i]
+    arrives = request.status < WAITING
+    first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
+    wanted = partner_pick(state, job, i)
+    offered = add_choice(chosen, 0, wanted if first <= wanted < last else -1)
+    found = 0
+    for instance in range(first, min(last, first + state.scratch.shape[1])):
+        spec = state.instances[instance]
+        if arrives:
+            load = spec.online_waiting_tokens + (0 if request.urgent else spec.offline_waiting_tokens)
+            if spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
+                load += spec.context
+        else:
+            load = urgent_load(state, instance)[1] + spec.arriving_context
+        state.scratch[0, found] = load
+        state.scratch[1, found] = instance
+        found += 1
+    sort_ascending(state.scratch[0], state.scratch[1], found)
+    for j in range(found):
+        offered = add_choice(chosen, offered, state.scratch[1, j])
+    for k in range(offered):
+        fill_instance(state, chosen[k], slot, 0 if arrives else 1, job.candidates[i, k])
+        job.candidates[i, k, 15] = chosen[k] == wanted
+        job.mask[i, FIXED + k] = 1
+    job.mask[i, PARTNER_ACTION] = 1
+    job.mask[i, DECLINE_ACTION] = not arrives
+    return offered + (not arrives)
+
+
+@part_of_a_step
+def answer_instance(state, job, i):
+    """The instance, or to wait (online) or stay (offline) where the prefill ran."""
+    k = job.actions[i, 0] - FIXED
+    if k >= 0:
+        return job.chosen[i, k]
+    return WAIT if state.requests[state.counters[PENDING_REQUEST]].urgent else STAY
+
+
+def action_of_instance(asked: Asked) -> int:
+    """The action for a rule's answer: its instance, else to wait or stay."""
+    same = [k for k, instance in enumerate(asked.chosen) if 0 <= asked.answer == instance]
+    return FIXED + same[0] if same else DECLINE_ACTION
+
+
+DECISION = Decision("route", ROUTE, offer_instances, answer_instance, action_of_instance)
+
+
+class RoutingEnv(DecisionEnv):
+    """To which instance a request goes; a partner policy takes all other decisions.
+
+    ## Description
+    Of many latency-relaxed instances one must prefill an arriving request; then one of many latency-strict ones must
+    decode it, or it decodes where it is (offline requests), or waits for room (online ones). Published routers compare
+    backlogs (OOCO and xLLM) or counts (vLLM); lengths are skewed, so that both are wrong at times, and what is sent
+    together evicts or slows down what is there.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), 1 does what the partner would do, `2 + k` takes
+    instance k of the candidates.
+
+    ## Candidates
+    The partner's choice, then the instances in order of load: tokens waiting for prefill, or the online context that
+    decodes there. `memory`, `step`, `backlog` and `residents` are of the instance, `tokens` of the request.
+    """
+
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "routing"

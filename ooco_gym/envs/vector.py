@@ -1,0 +1,240 @@
+"""N episodes as one Gymnasium `VectorEnv`: all of them advance in one compiled call."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from gymnasium.utils.seeding import np_random
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from ooco_gym.envs import reward as r
+from ooco_gym.envs.base import DecisionEnv, spaces_of
+from ooco_gym.envs.colocation import ColocationEnv
+from ooco_gym.envs.config import EpisodeConfig, episode_config
+from ooco_gym.envs.control import ControlEnv
+from ooco_gym.envs.episodes import INFO_KEYS, Episodes
+from ooco_gym.envs.eviction import EvictionEnv
+from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.job import OPEN, PARTNER_ACTION
+from ooco_gym.envs.migration import MigrationEnv
+from ooco_gym.envs.packing import PackingEnv
+from ooco_gym.envs.preemption import PreemptionEnv
+from ooco_gym.envs.routing import RoutingEnv
+from ooco_gym.errors import UserError
+
+_INFO = slice(r.PART, r.ELAPSED + 1)
+_REWARD = INFO_KEYS.index("reward")
+
+
+class DecisionVectorEnv(VectorEnv):
+    """N episodes of a `DecisionEnv`, equal to N single ones transition by transition.
+
+    Args:
+        num_envs: N.
+        autoreset_mode: a `gymnasium.vector.AutoresetMode` or its value: `NextStep` (Gymnasium's default: the step after
+            an episode's end ignores the action and resets), `SameStep` (the last observation and info are in
+            `infos["final_obs"]`, `infos["final_info"]`), `Disabled` (reset with `options={"reset_mask": ...}`).
+        max_episode_steps: truncates after as many decisions; None: only at the window's end.
+        **arguments: as of the single environment.
+
+    What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
+    int8 (N, A); `action_masks()` is the same as bool.
+    """
+
+    single: ClassVar[type[DecisionEnv]] = DecisionEnv
+
+    def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
+                 max_episode_steps: int | None = None, render_mode: str | None = None, **arguments: Any) -> None:
+        if not isinstance(num_envs, int) or num_envs < 1:
+            raise UserError(f"num_envs={num_envs!r} must be a whole number of at least 1")
+        if render_mode not in (None, "ansi"):
+            raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
+        try:
+            self.mode = AutoresetMode(autoreset_mode)
+        except ValueError:
+            names = ", ".join(mode.value for mode in AutoresetMode)
+            raise UserError(f"autoreset_mode={autoreset_mode!r} must be one of {names}") from None
+        self.metadata = {**self.single.metadata, "autoreset_mode": self.mode}
+        self.num_envs, self.render_mode, self._most = num_envs, render_mode, max_episode_steps
+        self.config: EpisodeConfig = episode_config(self.single.default_scenario,
+                                                    most_candidates=self.single.most_candidates, **arguments)
+        self.episodes = Episodes(self.config, self.single.decisions, num_envs)
+        self.single_observation_space, self.single_action_space = spaces_of(self.episodes)
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        job = self.episodes.job
+        self._arrays = {"cluster": job.cluster, "candidates": job.candidates, "action_mask": job.mask,
+                        "decision": job.decision}
+        self._randoms: list[np.random.Generator] = []
+        self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
+        self._steps = np.zeros(num_envs, np.int64)
+        self.windows: list[tuple[int, int]] = [(-1, -1)] * num_envs
+        self._started = False
+
+    # --- Gymnasium -------------------------------------------------------------------------------------------------
+    def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+              ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Starts an episode in every place, or in those of `options["reset_mask"]`.
+
+        Args:
+            seed: place i takes seed + i; or one for each place; None draws on.
+            options: `window`: which window of its seed each place plays, a number or one for each place;
+                `reset_mask`: bool (N,).
+        """
+        options = dict(options or {})
+        chosen = self._reset_mask(options.pop("reset_mask", None))
+        seeds = self._seeds(seed)
+        if not self._started and chosen.all():
+            self._randoms = [np.random.default_rng() for _ in range(self.num_envs)]
+        numbers = options.get("window")
+        for i in np.flatnonzero(chosen):
+            number = numbers if numbers is None or isinstance(numbers, (int, np.integer)) else numbers[i]
+            self._start(int(i), seeds[i], None if number is None else int(number))
+        self._started = True
+        infos = {"action_mask": self.episodes.job.mask.copy(), "_action_mask": chosen.copy(),
+                 "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
+        return self._observations(), infos
+
+    def _reset_mask(self, mask: Any) -> np.ndarray:
+        if mask is None:
+            return np.ones(self.num_envs, bool)
+        mask = np.asarray(mask)
+        if mask.dtype != np.bool_ or mask.shape != (self.num_envs,) or not mask.any():
+            raise UserError(f"options['reset_mask'] must be a bool array of shape ({self.num_envs},) with one True at "
+                            "least")
+        return mask
+
+    def _seeds(self, seed: Any) -> list[int | None]:
+        if seed is None or isinstance(seed, (int, np.integer)):
+            return [None if seed is None else int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise UserError(f"seed has {len(seed)} entries for {self.num_envs} environments")
+        return [None if one is None else int(one) for one in seed]
+
+    def _start(self, i: int, seed: int | None, number: int | None = None) -> None:
+        """As `DecisionEnv.reset`: a seed plays itself, and the numbers drawn from it come after."""
+        if seed is not None:
+            self._randoms[i] = np_random(seed)[0]
+        played = seed if seed is not None else int(self._randoms[i].integers(2**31))
+        window = number if number is not None else int(self._randoms[i].integers(1_000))
+        self.windows[i] = (played, window)
+        self.episodes.start(i, played, window)
+        self._over[i], self._steps[i] = False, 0
+
+    def step(self, actions: Any
+             ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Answers every open decision and runs each episode on to its next one; see the class.
+
+        Raises:
+            UserError: actions of the wrong shape, or (autoreset disabled) an episode that is over.
+        """
+        if not self._started:
+            raise UserError("call reset() before step()")
+        job = self.episodes.job
+        self._take(actions)
+        resets = np.flatnonzero(self._over)
+        if len(resets) and self.mode == AutoresetMode.DISABLED:
+            raise UserError(f"episodes {resets.tolist()} are over: reset them with options={{'reset_mask': ...}}")
+        ended = self.episodes.step()
+        going = ~self._over
+        truncated = np.zeros(self.num_envs, bool)
+        truncated[ended] = True
+        self._steps[going] += 1
+        if self._most is not None:
+            truncated |= going & (self._steps >= self._most)
+        rewards = np.where(going, job.account[:, r.PART + _REWARD], 0.0)
+        infos = self._infos(going)
+        if truncated.any():
+            self._end(truncated, infos)
+        for i in resets:  # next-step mode: this step was their reset
+            self._start(int(i), None)
+        if len(resets):
+            infos["action_mask"] = job.mask.copy()
+        return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, infos
+
+    def _take(self, actions: Any) -> None:
+        job = self.episodes.job
+        values = np.asarray(actions)
+        shape = (self.num_envs,) if self.episodes.controls is None else job.actions.shape
+        if values.shape != shape or not np.issubdtype(values.dtype, np.integer):
+            raise UserError(f"step(): actions of shape {values.shape} and type {values.dtype}; expected whole numbers "
+                            f"of shape {shape}")
+        job.actions[:] = values.reshape(job.actions.shape)
+
+    def _infos(self, present: np.ndarray) -> dict[str, Any]:
+        columns = self.episodes.job.account[:, _INFO].T.copy()
+        infos: dict[str, Any] = {}
+        for key, column in zip(INFO_KEYS, columns, strict=True):
+            if key != "reward":
+                infos[key], infos[f"_{key}"] = np.where(present, column, 0.0), present
+        infos["action_mask"] = self.episodes.job.mask.copy()
+        infos["_action_mask"] = np.ones(self.num_envs, bool)
+        return infos
+
+    def _end(self, truncated: np.ndarray, infos: dict[str, Any]) -> None:
+        """What the end of an episode adds to infos, and its reset where that is due in the same step."""
+        places = np.flatnonzero(truncated)
+        summaries = [self.episodes.summary(int(i)) for i in places]
+        summary: dict[str, Any] = {}
+        for key in summaries[0]:
+            summary[key] = np.zeros(self.num_envs)
+            summary[key][places] = [one[key] for one in summaries]
+            summary[f"_{key}"] = truncated.copy()
+        infos["summary"], infos["_summary"] = summary, truncated.copy()
+        self._over |= truncated
+        self.episodes.job.turns[places, OPEN] = 0
+        if self.mode != AutoresetMode.SAME_STEP:
+            return
+        last = np.empty(self.num_envs, object)
+        for i in places:
+            last[i] = {key: array[i].copy() for key, array in self._arrays.items()}
+        final = {key: value for key, value in infos.items() if not key.startswith("_")}
+        infos["final_obs"], infos["_final_obs"] = last, truncated.copy()
+        infos["final_info"] = {**final, **{f"_{key}": truncated.copy() for key in final}}
+        infos["_final_info"] = truncated.copy()
+        for i in places:
+            self._start(int(i), None)
+        infos["action_mask"] = self.episodes.job.mask.copy()
+
+    def action_masks(self) -> np.ndarray:
+        """Legality of each action of each episode, bool (N, A)."""
+        return self.episodes.job.mask.astype(bool)
+
+    def partner_actions(self) -> np.ndarray:
+        """The actions that do what the partner would do: (N,), or (N, P)."""
+        controls = self.episodes.controls
+        if controls is None:
+            return np.full(self.num_envs, PARTNER_ACTION)
+        return np.tile(controls.tuned, (self.num_envs, 1))
+
+    def rule_actions(self, name: str) -> np.ndarray:
+        """The actions that express what a policy's rule would do now: (N,), or (N, P)."""
+        if self.episodes.controls is not None:
+            return self.partner_actions()
+        return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
+
+    def summary(self, i: int) -> dict[str, float]:
+        """The protocol's figures of episode i so far."""
+        return self.episodes.summary(i)
+
+    def _observations(self) -> dict[str, np.ndarray]:
+        return {key: array.copy() for key, array in self._arrays.items()}
+
+
+def _vector(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:
+    name = single.__name__.replace("Env", "VectorEnv")
+    return type(name, (DecisionVectorEnv,), {"single": single, "__doc__": f"N episodes of `{single.__name__}`.",
+                                             "__module__": __name__, "__qualname__": name})
+
+
+EvictionVectorEnv = _vector(EvictionEnv)
+GatingVectorEnv = _vector(GatingEnv)
+PreemptionVectorEnv = _vector(PreemptionEnv)
+MigrationVectorEnv = _vector(MigrationEnv)
+PackingVectorEnv = _vector(PackingEnv)
+ControlVectorEnv = _vector(ControlEnv)
+ColocationVectorEnv = _vector(ColocationEnv)
+RoutingVectorEnv = _vector(RoutingEnv)
