@@ -32,10 +32,10 @@ class DecisionEnv(gym.Env):
     GPU-seconds of the offline requests completed), `waiting` (reference GPU-seconds of offline work in the system times
     seconds, negative), `ttft` and `tpot` (online requests that missed that SLO, negative, charged when the deadline
     passes or the miss becomes certain), `late` (online requests past an SLO and unfinished, times seconds,
-    negative: one that is late anyway must still be served), `burst` (online requests that miss beyond the violation budget within ten
-    minutes, negative: the budget of a day is not for one peak), `waste` (instance time to be spent again, negative).
-    `info["cost"]` counts the online requests that missed an SLO for the first time, `cost_ttft` and `cost_tpot` by SLO.
-    The parts of an episode add up to the figures of `summary`.
+    negative: one that is late anyway must still be served), `burst` (online requests that miss beyond the violation
+    budget within ten minutes, negative: the budget of a day is not for one peak), `waste` (instance time to be spent
+    again, negative). `info["cost"]` counts the online requests that missed an SLO for the first time, `cost_ttft` and
+    `cost_tpot` by SLO. The parts of an episode add up to the figures of `summary`.
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
@@ -52,8 +52,8 @@ class DecisionEnv(gym.Env):
 
     ## Arguments
     `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
-    these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or mapping of
-    weights), `interval_s` (of decisions by the clock), `shift` (one of the scenario's distribution shifts),
+    these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
+    mapping of weights), `interval_s` (of decisions by the clock), `shift` (one of the scenario's distribution shifts),
     `render_mode` (`ansi`). An illegal action does what the partner would do.
 
     ## References
