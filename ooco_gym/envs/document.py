@@ -1,71 +1,263 @@
-"""Writes an environment's page from its code: the class docstring and the tables of features, so that it cannot lie."""
+"""Writes the environments' pages, pictures and index from their code, so that they cannot lie.
+
+`python -m ooco_gym.envs.document` writes `docs/envs` below the current folder; a test compares.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+import json
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
 
-from ooco_gym.envs import ENVIRONMENTS
-from ooco_gym.resources import load_yaml
+from ooco_gym.envs import ENVIRONMENTS, features
+from ooco_gym.envs import reward as reward_module
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.picture import picture
+from ooco_gym.envs.words import PARTNER, WORDS
+from ooco_gym.resources import conf_root, load_yaml, names
 
 NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "
-        "Edit the class instead. -->")
+        "Edit the classes instead. -->")
+ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Rewards", "Starting State", "Episode End",
+         "Information", "Arguments", "Default Scenario", "Splits and Shifts", "Headroom", "References",
+         "Version History")
 
 
-def page(name: str) -> str:
-    """The Markdown page of a registered environment, for example `ooco_gym/Gating-v0`."""
+# --- A page ---------------------------------------------------------------------------------------------------------
+def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
+    """The Markdown page of a registered environment, for example `ooco_gym/Gating-v0`.
+
+    Args:
+        name: its id.
+        headroom: what is known of it in `docs/headroom.json` (`headroom_of`); None leaves that section out.
+    """
     env: Any = gym.make(name).unwrapped
-    tables = env.feature_tables()
-    parts = [NOTE, f"# {name}", "", inspect.cleandoc(type(env).__doc__ or ""), ""]
-    for part, rows in tables.items():
-        space = env.observation_space[part]
-        parts += [f"## Observation `{part}`: {space.dtype} {space.shape}", "", *_features(rows), ""]
-    parts += ["## Actions", "", "| action | meaning |", "|---|---|", "| 0 | hold: decode what is resident |",
-              f"| 1 … {env.action_space.n - 1} | start the prefill of candidate 0 … {env.action_space.n - 2} |", ""]
-    parts += ["## Weights of the reward's parts", "", *_rewards(), ""]
-    parts += ["## Default scenario (`conf/env/gating.yaml`)", "", "```yaml",
-              *(f"{key}: {value}" for key, value in _defaults().items()), "```", ""]
+    short = short_name(name)
+    summary, own = sections(type(env))
+    _, shared = sections(DecisionEnv)
+    own["Action Space"] = joined(own.get("Action Space"), *_actions(env))
+    shared["Observation Space"] = joined(shared["Observation Space"], *_observations(env))
+    shared["Rewards"] = joined(shared["Rewards"], *_rewards())
+    shared["Arguments"] = joined(shared["Arguments"], *_arguments(env))
+    own["Default Scenario"] = joined(*_defaults(short))
+    own["Splits and Shifts"] = joined(*_splits(load_yaml("env", short)))
+    if headroom:
+        own["Headroom"] = joined(*_headroom(headroom))
+    merged = {head: joined(own.get(head), shared.get(head)) for head in (*ORDER, *own, *shared)}
+    parts = [NOTE, f"# {name}", "", summary, "", f"![Where the decision is taken]({short}.svg)", "",
+             *_facts(name, env), ""]
+    for head, text in merged.items():
+        if text:
+            parts += [f"## {head}", text, ""]
     return "\n".join(parts)
 
 
-def _features(rows: Sequence[dict[str, Any]]) -> list[str]:
-    lines = ["| | name | unit | scale | limit | bounds | meaning |", "|---|---|---|---|---|---|---|"]
-    for i, row in enumerate(rows):
-        lines.append(f"| {i} | `{row['name']}` | {row['unit'] or '–'} | {row['scale']} | {row['limit']:g} | "
-                     f"{row['low']:g} … {row['high']:g} | {row['meaning']} |")
-    return lines
+def sections(cls: type) -> tuple[str, dict[str, str]]:
+    """A class docstring in parts: what comes before the first heading, then the text under each heading."""
+    first, *rest = re.split(r"^## (.+)$", inspect.cleandoc(cls.__doc__ or ""), flags=re.MULTILINE)
+    return first.strip(), {head.strip(): text.strip() for head, text in zip(rest[::2], rest[1::2], strict=True)}
+
+
+def joined(*parts: str | None) -> str:
+    """Paragraphs below one another; what is empty is left out."""
+    return "\n\n".join(part for part in parts if part)
+
+
+def short_name(name: str) -> str:
+    """Name of an environment's page and of its configuration: `gating` of `ooco_gym/Gating-v0`."""
+    return name.split("/")[1].split("-", maxsplit=1)[0].lower()
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table."""
+    lines = [list(heads), ["---"] * len(heads), *rows]
+    return "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+# --- Its tables -----------------------------------------------------------------------------------------------------
+def _facts(name: str, env: Any) -> list[str]:
+    shapes = ", ".join(f"`{part}` {_type(space)}" for part, space in env.observation_space.spaces.items())
+    return [table(("", ""), (
+        ("Action space", f"`{env.action_space}`"), ("Observation space", f"`Dict`: {shapes}"),
+        ("Make", f'`gym.make("{name}")`'), ("Make many", f'`gym.make_vec("{name}", num_envs=64)`'),
+        ("Decisions", ", ".join(f"`{decision.name}`" for decision in env.decisions)),
+        ("Configuration", f"`conf/env/{short_name(name)}.yaml`")))]
+
+
+def _type(space: Any) -> str:
+    return f"{space.dtype} {space.shape}"
+
+
+def _actions(env: Any) -> list[str]:
+    if env.episodes.controls is not None:
+        return [_levels(env)]
+    if len(env.decisions) > 1:
+        return [table(("decision", "question", "0", "2 + k", "candidates"),
+                      [(f"`{decision.name}`", *WORDS[decision.name][:4]) for decision in env.decisions]),
+                f"1 is always: {PARTNER}."]
+    words, last = WORDS[env.decisions[0].name], int(env.action_space.n) - 1
+    return [table(("action", "meaning"), [
+        (0, words.no), (1, PARTNER), ("2 + k" if last > 2 else "2", f"{words.take} (candidate k)")])]
+
+
+def _levels(env: Any) -> str:
+    policy, controls = env.episodes._partner, env.episodes.controls
+    params = {param.name: param for param in policy.params}
+    rows = []
+    for place, name in enumerate(controls.names):
+        values = controls.levels[place, : controls.counts[place]]
+        choices = params[name].choices
+        shown = [choices[int(value)] if choices else f"{value:g}" for value in values]
+        shown[controls.tuned[place]] = f"**{shown[controls.tuned[place]]}**"
+        rows.append((place, f"`{name}`", ", ".join(shown), params[name].doc))
+    heads = ("part of the action", "parameter", "its levels, from 0 on (bold: as tuned)", "meaning")
+    return f"With the default partner (`{policy.name}`):\n\n" + table(heads, rows)
+
+
+def _observations(env: Any) -> list[str]:
+    parts = []
+    rooms = env.observation_space.spaces
+    for part, rows in env.feature_tables().items():
+        lead = "each candidate, " if part == "candidates" else ""
+        parts += [f"### `{part}`: {lead}{_type(rooms[part])}", table(
+            ("", "name", "unit", "scale", "limit", "bounds", "meaning"),
+            [(place, f"`{row['name']}`", row["unit"] or "–", row["scale"], f"{row['limit']:g}",
+              f"{row['low']:g} … {row['high']:g}", row["meaning"]) for place, row in enumerate(rows)])]
+    parts += ["Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
+              f"### `decision`: {_type(rooms['decision'])}", table(
+                  ("", "name", "asked", "here"),
+                  [(place, f"`{name}`", WORDS[name].question, "yes" if name in _decisions(env) else "–")
+                   for place, name in enumerate(features.DECISIONS)]),
+              f"### `action_mask`: {_type(rooms['action_mask'])}", _mask(env)]
+    return parts
+
+
+def _mask(env: Any) -> str:
+    if env.episodes.controls is not None:
+        return "1 where a level is legal: always. The levels of one parameter after those of the one before."
+    return ("1 where an action is legal. At a decision two actions at least are, beside the partner's. The same as "
+            "`info[\"action_mask\"]`, and, as bool, as `action_masks()`.")
+
+
+def _decisions(env: Any) -> list[str]:
+    return [decision.name for decision in env.decisions]
+
+
+def reward_rows() -> list[tuple[str, str, str]]:
+    """(part, what is charged, when) of each part of the reward, from the docstring of `ooco_gym.envs.reward`."""
+    rows = []
+    for line in inspect.cleandoc(reward_module.__doc__ or "").splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if line.startswith("|") and cells[0] not in ("part", "---"):
+            rows += [(part.strip(), *cells[1:]) for part in cells[0].split(",")]
+    return rows
 
 
 def _rewards() -> list[str]:
-    presets = {preset: load_yaml("reward", preset) for preset in ("penalty", "constrained")}
-    lines = ["| part | " + " | ".join(f"`{preset}`" for preset in presets) + " |", "|---|" + "---|" * len(presets)]
-    for part in ("service", "waiting", "ttft", "tpot", "waste"):
-        lines.append(f"| `{part}` | " + " | ".join(f"{weights[part]:g}" for weights in presets.values()) + " |")
-    return lines
+    presets = {preset: load_yaml("reward", preset) for preset in names("reward")}
+    first, *others = (f"w_{part} · {part}" for part in reward_module.PARTS)
+    rows = [(f"`{part}`", charged, when, *(f"{weights.get(part, 0.0):g}" for weights in presets.values()))
+            for part, charged, when in reward_rows()]
+    return [f"reward = {' − '.join([first, *others])}, with what came to each part since the last decision:",
+            table(("part", "what it sums up", "charged", *(f"weight in `{preset}`" for preset in presets)), rows),
+            f"The budget of `burst` is {reward_module.BUDGET:.0%} of the online requests in each block of "
+            f"{reward_module.BURST_S:g} s."]
 
 
-def _defaults() -> dict[str, Any]:
-    config = load_yaml("env", "gating")
-    return {key: config[key] for key in ("scenario", "partner", "window_s", "warmup_s", "candidates", "reward")}
+def _arguments(env: Any) -> list[str]:
+    config, given = env.config, load_yaml("env", env.default_scenario)
+    known = {"partner": config.partner, "window_s": config.window_s, "warmup_s": config.warmup_s,
+             "candidates": config.candidates, "reward": given.get("reward"), "interval_s": config.interval_s,
+             "scenario": env.default_scenario}
+    rows = [(f"`{name}`", f"`{parameter.annotation}`", f"`{known[name]}`" if name in known else "–")
+            for name, parameter in inspect.signature(DecisionEnv.__init__).parameters.items() if name != "self"]
+    return [table(("argument", "type", "default here"), rows)]
 
 
-def path_of(name: str, root: Path) -> Path:
-    """Where an environment's page is: `docs/envs/<name>.md`."""
-    return root / "docs" / "envs" / f"{name.split('/')[1].split('-', maxsplit=1)[0].lower()}.md"
+def _defaults(short: str) -> list[str]:
+    text = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8")
+    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.", f"```yaml\n{text.rstrip()}\n```"]
+
+
+def _splits(config: Mapping[str, Any]) -> list[str]:
+    seeds = [(f"`{split}`", f"{min(values)} … {max(values)}", len(values))
+             for split, values in config["splits"].items()]
+    shifts = [(f"`{shift}`", ", ".join(f"`{key}={value}`" for key, value in changes.items()))
+              for shift, changes in config["shifts"].items()]
+    return [table(("split", "seeds", "how many"), seeds),
+            "Each seed has any number of windows (`options={\"window\": n}`). `shift=` evaluates on what training has "
+            "not seen:", table(("shift", "scenario fields"), shifts)]
+
+
+# --- Headroom -------------------------------------------------------------------------------------------------------
+def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
+    """What `docs/headroom.json` says of an environment, or None.
+
+    It is a mapping from ids to `{"conditions": sentence, "columns": [names], "rows": [[cells]], "note": sentence}`.
+    """
+    path = root / "docs" / "headroom.json"
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8")).get(name)
+
+
+def _headroom(found: Mapping[str, Any]) -> list[str]:
+    return [found.get("conditions", ""), table(found["columns"], found["rows"]), found.get("note", "")]
+
+
+# --- The index ------------------------------------------------------------------------------------------------------
+def about(short: str) -> tuple[str, str]:
+    """(The decision, the regime in which it matters): the first comments of an environment's configuration."""
+    lines = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8").splitlines()
+    comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
+    return re.sub(r"^\S+: | \(docs\S+\)$", "", comments[0]), comments[1]
+
+
+def index() -> str:
+    """The index of all environments, `docs/envs/README.md`."""
+    rows = []
+    for name in ENVIRONMENTS:
+        env: Any = gym.make(name).unwrapped
+        short, room = short_name(name), env.observation_space
+        candidates = " × ".join(str(size) for size in room["candidates"].shape)
+        rows.append((f"[`{name}`]({short}.md)", *about(short), f"`{env.action_space}`", candidates))
+    cluster = gym.make(next(iter(ENVIRONMENTS))).observation_space
+    assert isinstance(cluster, gym.spaces.Dict)
+    size = cluster["cluster"].shape
+    return "\n".join([
+        NOTE, "# Environments", "",
+        "One simulator, eight sets of decisions. What an environment does not ask, its partner policy decides.", "",
+        table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
+        f"Every observation is a `Dict` of `cluster` ({size[0] if size else 0} features), `candidates`, `action_mask` "
+        "and `decision`; every reward is a sum of named parts, each in `info[\"reward/<part>\"]`.", "",
+        "![All decisions](colocation.svg)", ""])
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+def documents(root: Path) -> dict[Path, str]:
+    """Every file of `docs/envs` below a root, with its text."""
+    folder = root / "docs" / "envs"
+    files = {folder / "README.md": index()}
+    for name in ENVIRONMENTS:
+        env: Any = gym.make(name).unwrapped
+        short = short_name(name)
+        files[folder / f"{short}.md"] = page(name, headroom_of(name, root))
+        files[folder / f"{short}.svg"] = picture(about(short)[0].capitalize(), _decisions(env))
+    return files
 
 
 def main() -> None:
     """Writes the pages of all environments below the current folder."""
     import ooco_gym  # noqa: F401  registers the environments
 
-    for name in ENVIRONMENTS:
-        target = path_of(name, Path.cwd())
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(page(name), encoding="utf-8")
+    for path, text in documents(Path.cwd()).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

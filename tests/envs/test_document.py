@@ -1,0 +1,118 @@
+"""The pages on disk are what the code writes; and the code leaves nothing out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from ooco_gym.envs import ENVIRONMENTS, document, features
+from ooco_gym.envs.picture import WIDTH, picture
+from ooco_gym.envs.reward import PARTS
+from ooco_gym.envs.words import WORDS, actual, asked, figures_of, meaning, shown
+
+ROOT = Path(__file__).resolve().parents[2]
+HEADS = ("Description", "Action Space", "Observation Space", "Rewards", "Starting State", "Episode End", "Information",
+         "Arguments", "Version History")
+
+
+def test_the_pages_on_disk_are_what_the_code_writes() -> None:
+    wanted = document.documents(ROOT)
+    stale = [path.name for path, text in wanted.items()
+             if not path.is_file() or path.read_text(encoding="utf-8") != text]
+    assert not stale, f"run: python -m ooco_gym.envs.document (stale: {', '.join(stale)})"
+    assert set((ROOT / "docs" / "envs").glob("*.md")) == {path for path in wanted if path.suffix == ".md"}
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_a_page_has_gymnasiums_sections_and_every_feature_and_part(name: str) -> None:
+    text, env = document.page(name), gym.make(name)
+    inside: Any = env.unwrapped
+    heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert len(heads) == len(set(heads))
+    assert [head for head in heads if head in HEADS] == [head for head in document.ORDER if head in HEADS]
+    for table in inside.feature_tables().values():
+        for place, row in enumerate(table):
+            assert f"| {place} | `{row['name']}` | " in text
+    for part in PARTS:
+        assert f"| `{part}` | " in text
+    assert f"`{env.action_space}`" in text
+    for split, seeds in document.load_yaml("env", document.short_name(name))["splits"].items():
+        assert f"| `{split}` | {seeds[0]} … {seeds[-1]} | {len(seeds)} |" in text
+
+
+def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
+    for path, text in document.documents(ROOT).items():
+        width = 0
+        for line in text.splitlines() if path.suffix == ".md" else ():
+            cells = line.replace("\\|", "").count("|")
+            if line.startswith("| "):
+                width = width or cells
+                assert cells == width, f"{path.name}: {line}"
+            else:
+                width = 0
+
+
+def test_the_rewards_docstring_names_every_part_once() -> None:
+    assert tuple(row[0] for row in document.reward_rows()) == PARTS
+
+
+def test_headroom_is_taken_from_its_file(tmp_path: Path) -> None:
+    name = "ooco_gym/Gating-v0"
+    assert document.headroom_of(name, tmp_path) is None
+    (tmp_path / "docs").mkdir()
+    found = {"conditions": "Twenty paired episodes.", "columns": ["policy", "reward"], "rows": [["ooco", "1.5"]]}
+    (tmp_path / "docs" / "headroom.json").write_text(json.dumps({name: found}))
+    text = document.page(name, document.headroom_of(name, tmp_path))
+    assert "## Headroom\nTwenty paired episodes.\n\n| policy | reward |\n| --- | --- |\n| ooco | 1.5 |" in text
+    assert document.headroom_of("ooco_gym/Eviction-v0", tmp_path) is None
+
+
+# --- Pictures and words ---------------------------------------------------------------------------------------------
+def test_every_decision_has_words_and_known_figures() -> None:
+    assert tuple(WORDS) == features.DECISIONS
+    known = {feature.name for feature in features.CANDIDATES}
+    for words in WORDS.values():
+        assert set(words.figures) <= known
+
+
+@pytest.mark.parametrize("name", features.DECISIONS)
+def test_a_picture_is_svg_and_marks_its_decision(name: str) -> None:
+    tree = ElementTree.fromstring(picture("a < b", [name]))
+    texts = [element.text for element in tree.iter() if element.tag.endswith("text")]
+    assert texts.count("?") >= 2 and WORDS[name].question in texts and "a < b" in texts
+    for element in tree.iter():
+        if element.get("x") is not None:
+            assert 0 <= float(element.get("x", 0)) < WIDTH
+
+
+def test_figures_are_read_back_in_their_units() -> None:
+    by_name = {feature.name: feature for feature in features.CANDIDATES}
+    tokens = by_name["tokens"]
+    value = float(np.log1p(1234.0) / np.log1p(tokens.limit))
+    assert actual(tokens, value) == pytest.approx(1234.0)
+    assert shown(tokens, value) == "1,234"
+    assert shown(tokens, 1.0) == "> 32,768"
+    assert shown(by_name["slack"], -0.25) == "-1.25"
+    assert shown(by_name["slack"], -1.0) == "< -5.00"
+    assert shown(by_name["evictions"], 0.5) == "2"
+    assert shown(by_name["memory"], 0.25) == "25 %"
+    assert shown(by_name["step"], 0.45) == "90 %"
+    candidate = np.zeros(features.CANDIDATE_SIZE, np.float32)
+    candidate[1] = value
+    assert figures_of("gate", candidate)["tokens"] == "1,234"
+
+
+def test_actions_and_decisions_have_names() -> None:
+    assert meaning("gate", 0) == "hold: decode what is resident"
+    assert meaning("gate", 1, "hygen") == "do what hygen would do"
+    assert meaning("evict", 4) == "candidate 2: evict this request"
+    decision = np.zeros(features.DECISION_SIZE, np.float32)
+    assert asked({"decision": decision}) == ""
+    decision[3] = 1.0
+    assert asked({"decision": decision}) == "evict"
