@@ -1,0 +1,62 @@
+"""Copies of one episode's state, laid down once, so that a play-out costs no more than copying arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooco_gym.compile import address_of
+from ooco_gym.envs import job as j
+from ooco_gym.envs.episodes import Episodes
+from ooco_gym.envs.lookahead import SCORE, play_out
+from ooco_gym.sim import state as s
+from ooco_gym.sim.loop import RUN_SIGNATURE, run
+
+_SHARED = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables", "hash_ids", "order")
+_OWN = (*j.ROWS, "handles", "weights")  # of a job: all else is the episodes' own
+
+
+class Clones:
+    """Room for play-outs of an episode of `episodes`, one an action, with weights of their own.
+
+    Args:
+        episodes: whose partner plays on.
+        state: an episode of the configuration; its copies have its sizes.
+        count: at most so many actions.
+        weights: float64[parts], of the reward's parts.
+    """
+
+    def __init__(self, episodes: Episodes, state: s.State, count: int, weights: np.ndarray) -> None:
+        self.count = count
+        rows = {name: np.zeros((count, *getattr(episodes.job, name).shape[1:]), getattr(episodes.job, name).dtype)
+                for name in _OWN if name != "weights"}
+        self.job = episodes.job._replace(**rows, weights=np.array(weights, float))
+        self._changing = [name for name in s.State._fields if name not in _SHARED and getattr(state, name).size]
+        self._states = [s.copy_state(state) for _ in range(count)]
+        self._handles = [s.handle_of(copy) for copy in self._states]
+        self.job.handles[:] = [handle.address for handle in self._handles]
+        self._handle, self._run = j.job_handle(self.job), address_of(run, RUN_SIGNATURE)
+        self._pairs = [(name, [getattr(copy, name) for copy in self._states]) for name in self._changing]
+
+    def play(self, episodes: Episodes, i: int, state: s.State, actions: np.ndarray, until_ps: int, end_ps: int,
+             progress: float = 0.0) -> np.ndarray:
+        """Plays each of `actions` out from where episode i stands. Returns their scores: float64[actions].
+
+        Args:
+            episodes: where the decision is open.
+            i: which of them.
+            state: its state, or another future of the same sizes as the copies.
+            actions: int64[n, parts]; the first is the partner's.
+            until_ps: the horizon.
+            end_ps: the end of the drain.
+            progress: `lookahead.play_out`.
+        """
+        count = len(actions)
+        for name, copies in self._pairs:
+            source = getattr(state, name)
+            for copy in copies[:count]:
+                np.copyto(copy, source)
+        for name in j.ROWS:
+            getattr(self.job, name)[:count] = getattr(episodes.job, name)[i]
+        self.job.actions[:count] = actions
+        play_out(self._handle.address, self._run, count, int(until_ps), int(end_ps), progress)
+        return self.job.account[:count, SCORE].copy()
