@@ -54,7 +54,8 @@ class DecisionEnv(gym.Env):
     `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
     these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
     mapping of weights), `interval_s` (of decisions by the clock), `shift` (one of the scenario's distribution shifts),
-    `render_mode` (`ansi`). An illegal action does what the partner would do.
+    `render_mode` (`ansi`), `levels`, `controls`, `vary`, `shifts` (as in `conf/env`). An illegal action does what the
+    partner would do.
 
     ## References
     OOCO (arXiv 2511.21862), HyGen (arXiv 2501.14808), Echo (arXiv 2504.03651), BROS (arXiv 2504.09590).
@@ -71,14 +72,14 @@ class DecisionEnv(gym.Env):
     def __init__(self, scenario: Any = None, partner: str | None = None, window_s: float | None = None,
                  warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                  interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                 shift: str | None = None, render_mode: str | None = None) -> None:
+                 shift: str | None = None, render_mode: str | None = None, **parts: Any) -> None:
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
         self.render_mode = render_mode
         self.config: EpisodeConfig = episode_config(
             self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
             candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
-            shift=shift, most_candidates=self.most_candidates)
+            shift=shift, most_candidates=self.most_candidates, **parts)
         self.episodes = Episodes(self.config, self.decisions, 1)
         self.observation_space, self.action_space = spaces_of(self.episodes)
         self._attach()

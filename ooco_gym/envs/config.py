@@ -62,7 +62,7 @@ class EpisodeConfig:
 def episode_config(default: str, *, scenario: Any = None, partner: str | None = None, window_s: float | None = None,
                    warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                    interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                   shift: str | None = None, most_candidates: int = 64) -> EpisodeConfig:
+                   shift: str | None = None, most_candidates: int = 64, **parts: Any) -> EpisodeConfig:
     """Completes an environment's arguments from its default scenario.
 
     Args:
@@ -72,11 +72,13 @@ def episode_config(default: str, *, scenario: Any = None, partner: str | None = 
         workload, cluster: in short for these fields of the scenario.
         shift: name of one of the default's distribution shifts.
         most_candidates: more than the environment can offer are cut to this.
+        **parts: `levels`, `controls`, `vary`, `shifts` instead of the default's.
 
     Raises:
         UserError: unknown names or keys, or figures out of range.
     """
     base = load_yaml("env", default if not isinstance(scenario, str) else scenario)
+    base.update({key: value for key, value in parts.items() if value is not None})
     check_keys("env", base, _KEYS)
     chosen = _scenario(base, scenario, {"workload": workload, "cluster": cluster}, shift)
     size = min(most_candidates, int(candidates if candidates is not None else base.get("candidates", 8)))

@@ -38,6 +38,9 @@ class DecisionVectorEnv(VectorEnv):
             an episode's end ignores the action and resets), `SameStep` (the last observation and info are in
             `infos["final_obs"]`, `infos["final_info"]`), `Disabled` (reset with `options={"reset_mask": ...}`).
         max_episode_steps: truncates after as many decisions; None: only at the window's end.
+        train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
+            for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
+        train_stream: keys what each place draws from `train_seeds`.
         **arguments: as of the single environment.
 
     What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
@@ -47,7 +50,8 @@ class DecisionVectorEnv(VectorEnv):
     single: ClassVar[type[DecisionEnv]] = DecisionEnv
 
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
-                 max_episode_steps: int | None = None, render_mode: str | None = None, **arguments: Any) -> None:
+                 max_episode_steps: int | None = None, render_mode: str | None = None,
+                 train_seeds: Sequence[int] | None = None, train_stream: int = 0, **arguments: Any) -> None:
         if not isinstance(num_envs, int) or num_envs < 1:
             raise UserError(f"num_envs={num_envs!r} must be a whole number of at least 1")
         if render_mode not in (None, "ansi"):
@@ -69,6 +73,8 @@ class DecisionVectorEnv(VectorEnv):
         self._arrays = {"cluster": job.cluster, "candidates": job.candidates, "action_mask": job.mask,
                         "decision": job.decision}
         self._randoms: list[np.random.Generator] = []
+        self._train_seeds = None if train_seeds is None else [int(seed) for seed in train_seeds]
+        self._train_randoms = [np.random.default_rng([train_stream, i]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
         self._steps = np.zeros(num_envs, np.int64)
         self.windows: list[tuple[int, int]] = [(-1, -1)] * num_envs
@@ -116,6 +122,9 @@ class DecisionVectorEnv(VectorEnv):
 
     def _start(self, i: int, seed: int | None, number: int | None = None) -> None:
         """As `DecisionEnv.reset`: a seed plays itself, and the numbers drawn from it come after."""
+        if self._train_seeds is not None:
+            random = self._train_randoms[i]
+            seed, number = self._train_seeds[int(random.integers(len(self._train_seeds)))], int(random.integers(1_000))
         if seed is not None:
             self._randoms[i] = np_random(seed)[0]
         played = seed if seed is not None else int(self._randoms[i].integers(2**31))
