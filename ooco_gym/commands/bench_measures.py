@@ -146,28 +146,6 @@ def measure_fleet(options: dict[str, Any]) -> dict[str, Any]:
             "fleet_simulated_s": run.simulated_s}
 
 
-def measure_env(options: dict[str, Any]) -> dict[str, Any]:
-    """Steps of Gating-v0."""
-    import time
-
-    import gymnasium as gym
-
-    import ooco_gym  # noqa: F401  registers the environments
-
-    env = gym.make("ooco_gym/Gating-v0")
-    steps, cpu_s, seed = 0, 0.0, 1000
-    while steps < options["env_steps"]:
-        env.reset(seed=seed)
-        seed, over = seed + 1, False
-        begun = time.thread_time()
-        while not over and steps < options["env_steps"]:
-            _, _, terminated, truncated, _ = env.step(0 if steps % 4 else 1)
-            over = terminated or truncated
-            steps += 1
-        cpu_s += time.thread_time() - begun
-    return {"env_steps_per_s": steps / cpu_s}
-
-
 def measure_start(options: dict[str, Any]) -> dict[str, Any]:
     """The first simulated events in a new process; the caller measures its whole life."""
     from ooco_gym.scenario import Scenario

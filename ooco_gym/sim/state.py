@@ -54,7 +54,7 @@ ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
 REQUEST = np.dtype(
     [
-        # what every decode step touches, side by side: one line of the processor's cache
+        # what every decode step, and every look along a queue, touches: one line of the processor's cache
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
         ("generated_tokens", np.int32),
@@ -68,6 +68,8 @@ REQUEST = np.dtype(
         ("counted", np.int8),  # arrived in the measured window
         ("status", np.int8),
         ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
+        ("previous", np.int32),  # neighbours in the one queue that holds it
+        ("next", np.int32),
         # given
         ("arrival_ps", np.int64),
         ("ttft_slo_ps", np.int64),
@@ -79,8 +81,6 @@ REQUEST = np.dtype(
         ("target", np.int32),  # where it is moving to
         ("target_blocks", np.int32),  # KV blocks reserved on `target`
         ("target_context", np.int32),  # context length when they were reserved
-        ("previous", np.int32),  # neighbours in the one queue that holds it
-        ("next", np.int32),
         ("position", np.int32),  # index in its instance's member list
         ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it (mixed: so many tokens)
         ("first_token_ps", np.int64),
