@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -48,13 +49,21 @@ def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
         if text.endswith((".yaml", ".yml")):
             raise UserError(f"{group} file '{path}' does not exist")
         raise unknown(group, text, names(group))
+    stamp = path.stat()
+    value = deepcopy(_parsed(group, path, stamp.st_mtime_ns, stamp.st_size))
+    for key in _PATHS.get(group, ()):
+        if value.get(key):
+            value[key] = os.path.abspath(path.parent / str(value[key]))
+    return value
+
+
+@lru_cache(maxsize=256)
+def _parsed(group: str, path: Path, changed_ns: int, size: int) -> dict[str, Any]:
+    """What a file holds, read again only when it has changed: an episode begins with seven of them."""
     try:
         value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
     except yaml.YAMLError as error:
         raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):
         raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
-    for key in _PATHS.get(group, ()):
-        if value.get(key):
-            value[key] = os.path.abspath(path.parent / str(value[key]))
     return value

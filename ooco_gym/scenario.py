@@ -188,7 +188,7 @@ class Scenario:
     def read_slo(self) -> Slo:
         """The SLO, not held against the cluster."""
         value = self.slo if self.slo is not None else self.load_cluster().slo
-        raw = dict(value) if isinstance(value, Mapping) else _yaml_copy("slo", value)
+        raw = dict(value) if isinstance(value, Mapping) else load_yaml("slo", value)
         check_keys("slo", raw, Slo.__dataclass_fields__)
         for key in ("ttft_s", "tpot_s"):
             if key not in raw:
@@ -197,7 +197,7 @@ class Scenario:
 
     def load_protocol(self) -> dict[str, Any]:
         """The protocol's figures, with this scenario's own warm-up and drain."""
-        base = dict(self.protocol) if isinstance(self.protocol, Mapping) else _yaml_copy("protocol", self.protocol)
+        base = dict(self.protocol) if isinstance(self.protocol, Mapping) else load_yaml("protocol", self.protocol)
         for key in ("warmup_s", "drain_s"):
             if getattr(self, key) is not None:
                 base[key] = getattr(self, key)
@@ -309,15 +309,6 @@ def _first_token_s(given: _Given, timing: str) -> float:
     machines = Cluster.load(given.cluster).deployments(timing)
     return min(prefill_latency_ps(cost_table(deployment, 1, 1), [(1, 1)])
                for role, deployment in machines if role != "strict") / PS_PER_S
-
-
-@lru_cache(maxsize=64)
-def _yaml_cached(group: str, name: str) -> dict[str, Any]:
-    return load_yaml(group, name)
-
-
-def _yaml_copy(group: str, name: Any) -> dict[str, Any]:
-    return dict(_yaml_cached(group, str(name)))
 
 
 def workload_name(workload: Any) -> str:
