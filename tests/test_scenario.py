@@ -24,7 +24,7 @@ POOL = {"chip": "ascend_910c"}
     (lambda: Cluster.load({"relaxed": [{**POOL, "counts": 2}]}), "cluster pool 'relaxed': unknown key 'counts'"),
     (lambda: Predictor.load({"nois": 0.1}), "predictor: unknown key 'nois' (did you mean 'noise'?)"),
     (lambda: Scenario(slo={"ttft": 1}).load_slo(), "slo: unknown key 'ttft' (did you mean 'ttft_s'?)"),
-    (lambda: episode_config({"sed": 1}, None, None, None, None, None),
+    (lambda: episode_config("gating", scenario={"sed": 1}),
      "env scenario: unknown key 'sed' (did you mean 'seed'?)"),
 ])
 def test_an_unknown_key_is_named_with_the_nearest(load: Callable[[], Any], message: str) -> None:
@@ -158,4 +158,4 @@ def test_rate_scale_and_online_rate_exclude_each_other():
     assert scenario.online_scale() == pytest.approx(10.0)
     assert scenario.with_(rate_scale=scenario.online_scale()).online_scale() == pytest.approx(10.0)
     assert scenario.with_(seed=3).online_rate == 10.0
-    assert episode_config({"online_rate": 0.5}, None, None, None, None, None).scenario.rate_scale is None
+    assert episode_config("gating", scenario={"online_rate": 0.5}).scenario.rate_scale is None
