@@ -60,9 +60,9 @@ def _done(state):
     for slot in range(state.counters[NEXT_ARRIVAL]):
         request = state.requests[slot]
         status = request.status
-        if request.online or status == FINISHED or status == REJECTED:
+        if request.online or status in (FINISHED, REJECTED):
             continue
-        held = status == RESIDENT or status == LEAVING or status == MOVING or status == PUSH_WAITING
+        held = status in (RESIDENT, LEAVING, MOVING, PUSH_WAITING)
         if not held and request.generated_tokens == 0:
             continue
         alone = prefill_one(state, table, request.prompt_tokens)
@@ -90,7 +90,7 @@ def _finish(state, job, i, run_address, answer, until_ps, end_ps, progress):
         if progress > 0.0:
             job.account[i, SCORE] += progress * job.weights[0] * _done(state)
         return
-    waiting, job.weights[WAITING] = job.weights[WAITING], 0.0  # at an episode's end nothing waits on the agent's account
+    waiting, job.weights[WAITING] = job.weights[WAITING], 0.0  # at an episode's end nothing waits on its account
     set_margin(state, job, job.tuned[i])
     run_at(run_address)(handle, job.rules[1], min(until_ps, end_ps), ASK)
     settle_account(state, job.weights, job.account[i])

@@ -1,0 +1,139 @@
+"""Who plays in the headroom table: chance, plain rules, published rules, and those that look ahead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from agents.rollout import Rollout
+from ooco_gym.envs import job as j
+from ooco_gym.errors import unknown
+from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.sim import state as s
+
+TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
+RANDOM, HONEST, CLAIRVOYANT = "random actions", "honest rollout", "clairvoyant rollout"
+_SIZED = (s.GATE, s.EVICT, s.PULL)  # decisions whose candidates are requests
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A player of one environment: `begin(env)`, after its reset, gives a function that answers the open decision."""
+
+    name: str
+    begin: Callable[[Any], Callable[[], Any]]
+
+
+def contenders(env: Any, config: Mapping[str, Any], names: Sequence[str]) -> list[Contender]:
+    """All that are played: chance, the named heuristics, honest and clairvoyant look-ahead at each weight."""
+    known = {one.name: one for one in heuristics_of(env, None)}
+    listed = [Contender(RANDOM, _random)]
+    listed += [known.get(name) or _published(name) for name in names]
+    for weight in config["weights"]:
+        common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
+        text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
+        if config["samples"]:
+            every = config["honest_every"] or config["every"]
+            listed.append(Contender(HONEST + text, partial(_looking, samples=config["samples"], every=every, **common)))
+        listed.append(Contender(CLAIRVOYANT + text, partial(_looking, every=config["every"], **common)))
+    return listed
+
+
+def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
+    """The partner, the published rules that answer this environment's decisions, and plain ones.
+
+    Args:
+        env: the environment, bare.
+        rules: names of policies; None: each pool policy whose rule at these decisions is not another's.
+
+    Raises:
+        UserError: no policy of that name.
+    """
+    listed = [Contender("partner", lambda env: env.partner_action)]
+    if env.episodes.controls is not None:
+        return listed + _constant_controls(env.episodes.controls)
+    kinds = {decision.kind for decision in env.decisions}
+    if j.PACK in kinds and len(kinds) == 1:
+        return listed + _constant_levels(env)
+    chosen = _distinct(env, kinds) if rules is None else list(rules)
+    for rule in chosen:
+        if rule not in list_policies():
+            raise unknown("rule", rule, list_policies())
+    listed += [_published(rule) for rule in chosen]
+    listed.append(Contender("decline", lambda env: partial(_decline, env)))
+    if kinds & set(_SIZED):
+        listed += [Contender(name, lambda env, sign=sign: partial(_by_length, env, sign))
+                   for name, sign in (("shortest", 1), ("longest", -1))]
+    if s.INTERRUPT in kinds and len(kinds) == 1:
+        listed.append(Contender("stop", lambda env: lambda: j.FIXED))
+    return listed
+
+
+def _distinct(env: Any, kinds: set[int]) -> list[str]:
+    """Pool policies that answer these decisions by rules of their own."""
+    points = [kind - 1 for kind in sorted(kinds) if kind < j.PACK]
+    seen: list[tuple[Any, ...]] = [tuple(env.episodes._partner.hooks()[point] for point in points)]
+    names = []
+    for name in list_policies():
+        policy = get_policy(name)
+        rules = tuple(policy.hooks()[point] for point in points)
+        if policy.mixed == env.episodes._partner.mixed and rules not in seen:
+            seen.append(rules)
+            names.append(name)
+    return names
+
+
+def _published(rule: str) -> Contender:
+    return Contender(rule, lambda env: partial(env.rule_action, rule))
+
+
+def _constant_levels(env: Any) -> list[Contender]:
+    scale = float(env.episodes.job.settings[j.PACK_SCALE]) or 1.0
+    return [Contender(f"level {level * scale:g}", lambda env, k=k: lambda: j.FIXED + k)
+            for k, level in enumerate(env.episodes.job.levels[0])]
+
+
+def _constant_controls(controls: Any) -> list[Contender]:
+    """Each parameter at each of its other levels all the time."""
+    listed = []
+    for part, name in enumerate(controls.names):
+        for level in range(int(controls.counts[part])):
+            action = controls.tuned.copy()
+            action[part] = level
+            value = controls.levels[part, level]
+            if value != controls.levels[part, controls.tuned[part]]:
+                listed.append(Contender(f"{name}={value:g}", lambda env, action=action: lambda: action))
+    return listed
+
+
+def _looking(env: Any, **how: Any) -> Callable[[], Any]:
+    return Rollout(env, **how).act
+
+
+def _random(env: Any) -> Callable[[], Any]:
+    """Legal actions, all equally likely; keyed by the window."""
+    random = np.random.default_rng([env.window[0], env.window[1]])
+    controls = env.episodes.controls
+    if controls is not None:
+        return lambda: random.integers(controls.counts)
+    return lambda: int(random.choice(np.flatnonzero(env.episodes.job.mask[0])))
+
+
+def _decline(env: Any) -> int:
+    """The decision's own *no* where that is legal, else the partner's."""
+    return j.DECLINE_ACTION if env.episodes.job.mask[0, j.DECLINE_ACTION] else j.PARTNER_ACTION
+
+
+def _by_length(env: Any, sign: int) -> int:
+    """The shortest (or longest) request offered, where requests are; else the partner's."""
+    job = env.episodes.job
+    there = np.flatnonzero(job.mask[0, j.FIXED :])
+    if job.turns[0, j.KIND] not in _SIZED:
+        return j.PARTNER_ACTION
+    if not len(there):
+        return j.DECLINE_ACTION
+    return j.FIXED + int(there[np.argmin(sign * job.candidates[0, there, TOKENS])])
