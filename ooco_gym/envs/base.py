@@ -11,9 +11,10 @@ from gymnasium import spaces
 
 from ooco_gym.envs import features
 from ooco_gym.envs.config import EpisodeConfig, episode_config
+from ooco_gym.envs.controls import LEVELS
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.job import FIXED, PARTNER_ACTION
+from ooco_gym.envs.job import FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies
 from ooco_gym.sim import state as s
@@ -44,7 +45,8 @@ class DecisionEnv(gym.Env):
     ## Episode End
     Truncated after `window_s`; the load then goes on under the partner until every online request of the window has
     finished or missed its SLO, and what that finds is in the last reward. Never terminated. A decision is asked only
-    where two answers at least are legal beside the partner's; all others the partner takes.
+    where two answers at least are legal beside the partner's; all others the partner takes. A window without any ends
+    with its first step, in which only the partner's action is legal.
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
@@ -69,7 +71,7 @@ class DecisionEnv(gym.Env):
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
 
-    def __init__(self, scenario: Any = None, partner: str | None = None, window_s: float | None = None,
+    def __init__(self, scenario: Any = None, partner: Any = None, window_s: float | None = None,
                  warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                  interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
                  shift: str | None = None, render_mode: str | None = None, **parts: Any) -> None:
@@ -135,13 +137,20 @@ class DecisionEnv(gym.Env):
         return self._observation(), reward, False, over, info
 
     def _take(self, action: Any) -> None:
+        controls = self.episodes.controls
         try:
-            if self.episodes.controls is None:
+            if controls is None:
                 self._actions[0] = whole(action)
-            else:
-                self._actions[:] = [whole(part) for part in action]
-        except (TypeError, ValueError):
-            raise UserError(f"step({action!r}): expected an action of {self.action_space}") from None
+                return
+            parts = [whole(part) for part in action]
+        except OverflowError:
+            self._actions[0] = ILLEGAL
+            return
+        except TypeError:
+            parts = []
+        if controls is None or len(parts) != len(self._actions):
+            raise UserError(f"step({action!r}): expected an action of {self.action_space}")
+        self._actions[:] = controls.legal(np.clip(np.array(parts, object), ILLEGAL, LEVELS).astype(np.int64))
 
     def action_masks(self) -> np.ndarray:
         """Legality of each action, bool (A,), as sb3-contrib asks for it."""

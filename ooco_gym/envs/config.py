@@ -24,7 +24,7 @@ class EpisodeConfig:
 
     Attributes:
         scenario: the load and the cluster; seed and time of day change from window to window.
-        partner: policy that takes all other decisions.
+        partner: policy that takes all other decisions, as `policy_of` takes it.
         window_s, warmup_s: lengths, in seconds.
         candidates: how many are offered at a decision (K).
         weights: float64[parts], of the reward's parts.
@@ -35,7 +35,7 @@ class EpisodeConfig:
     """
 
     scenario: Scenario
-    partner: str
+    partner: Any
     window_s: float
     warmup_s: float
     candidates: int
@@ -59,7 +59,7 @@ class EpisodeConfig:
                                    drain_s=DRAIN_S, **changes)
 
 
-def episode_config(default: str, *, scenario: Any = None, partner: str | None = None, window_s: float | None = None,
+def episode_config(default: str, *, scenario: Any = None, partner: Any = None, window_s: float | None = None,
                    warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                    interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
                    shift: str | None = None, most_candidates: int = 64, **parts: Any) -> EpisodeConfig:
@@ -68,7 +68,8 @@ def episode_config(default: str, *, scenario: Any = None, partner: str | None = 
     Args:
         default: name in `conf/env`.
         scenario: None, a name in `conf/env`, a YAML path, a mapping of scenario fields, or a `Scenario`.
-        partner, window_s, warmup_s, candidates, reward, interval_s: None takes the default's.
+        partner: a policy's name (`ooco`, `hygen:latency_budget_s=0.045`), or a mapping with `name` and parameters.
+        window_s, warmup_s, candidates, reward, interval_s: as `partner`, None takes the default's.
         workload, cluster: in short for these fields of the scenario.
         shift: name of one of the default's distribution shifts.
         most_candidates: more than the environment can offer are cut to this.
@@ -95,7 +96,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: str | None = 
     for name, values in vary.items():
         if not isinstance(values, (list, tuple)) or not values:
             raise UserError(f"vary.{name}={values!r} must be [low, high] or a list of choices")
-    return EpisodeConfig(chosen, str(partner or base.get("partner", "ooco")), window, warmup, size,
+    return EpisodeConfig(chosen, partner if partner is not None else base.get("partner", "ooco"), window, warmup, size,
                          reward_weights(reward if reward is not None else base.get("reward", "penalty")), interval,
                          tuple(float(level) for level in base.get("levels") or ()), dict(base.get("controls") or {}),
                          vary)

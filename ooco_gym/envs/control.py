@@ -31,7 +31,7 @@ def answer_controls(state, job, i):
     """Sets every parameter to its level for the interval that begins."""
     changed = False
     for part in range(job.params.size):
-        level = min(max(job.actions[i, part], 0), job.levels.shape[1] - 1)
+        level = job.actions[i, part]
         if state.params[job.params[part]] != job.levels[part, level]:
             state.params[job.params[part]] = job.levels[part, level]
             changed = True

@@ -54,6 +54,10 @@ class Controls(NamedTuple):
     counts: np.ndarray  # int64[P], how many levels each has
     tuned: np.ndarray  # int64[P], which of them the policy was tuned to
 
+    def legal(self, actions: np.ndarray) -> np.ndarray:
+        """Actions (..., P) with the tuned level in place of each that there is not."""
+        return np.where((actions >= 0) & (actions < self.counts), actions, self.tuned)
+
 
 def control_levels(policy: Policy, controls: Mapping[str, Any]) -> Controls:
     """Reads which parameters are turned, and how far.

@@ -17,11 +17,13 @@ from ooco_gym.envs.controls import Controls, control_levels, pack_levels, pack_p
 from ooco_gym.envs.decision import Asked, Decision, address
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import policy_of
 from ooco_gym.policy.bundle import Policy
 from ooco_gym.sim import state as s
-from ooco_gym.sim.driver import Simulation
+from ooco_gym.sim.build import Facts, Machine, facts_of
+from ooco_gym.sim.driver import Simulation, prepared, rules_of
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
+from ooco_gym.workload import Trace
 
 _INFO = slice(r.PART, r.ELAPSED + 1)
 INFO_KEYS = (*(f"reward/{part}" for part in r.PARTS), "reward", "cost", *(f"cost_{part}" for part in r.COSTS),
@@ -48,8 +50,8 @@ class Episodes:
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
-        self._partner = self._prepared(get_policy(config.partner))
-        self._rules: dict[str, Policy] = {}
+        self._partner = self._prepared(policy_of(config.partner))
+        self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
         self._lay_out(count)
         self.simulations: list[Simulation | None] = [None] * count
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
@@ -91,6 +93,8 @@ class Episodes:
         simulation = self._build(i, seed, number)
         simulation.advance(simulation.window_s[0])
         job.handles[i] = simulation.handle.address
+        place = int(job.settings[j.PACK_PARAM])
+        job.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
         job.days[i] = float(simulation.scenario.start_s or 0.0) - simulation.window_s[0]
         turn = job.turns[i]
         turn[:] = 0
@@ -98,11 +102,10 @@ class Episodes:
         clocks = [kind for kind in self._by_kind if kind >= j.PACK]
         turn[j.STEP_KIND] = clocks[0] if clocks else j.NO_KIND
         turn[j.OPEN] = 1
-        if not begin(self._handle.address, self._run, i):
-            self._finish(i)
+        begin(self._handle.address, self._run, i)
 
     def _build(self, i: int, seed: int, number: int) -> Simulation:
-        self.windows[i] = (seed, number)
+        self.windows[i], self._rules[i] = (seed, number), {}
         simulation = self.simulations[i] = Simulation(self.config.window(seed, number), self._partner)
         if not self._set_up:
             self._set_rules(simulation)
@@ -117,7 +120,6 @@ class Episodes:
                                   for place, rule in enumerate(hooks)])
         place, scale = pack_parameter(policy, self.config)
         job.settings[j.PACK_PARAM], job.settings[j.PACK_SCALE] = place, scale
-        job.settings[j.PACK_TUNED] = policy.vector()[place] if place >= 0 else 0.0
         job.settings[j.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
         if self.controls is not None:
             names = [param.name for param in policy.params]
@@ -204,12 +206,10 @@ class Episodes:
         Raises:
             UserError: no policy of that name.
         """
-        if name not in self._rules:
-            self._rules[name] = get_policy(name)
-        policy, simulation = self._rules[name], self.simulations[i]
+        policy, simulation = self._rule(i, name), self.simulations[i]
         assert simulation is not None
         state = simulation.state
-        counters = state.counters
+        counters, turn = state.counters, state.counters[s.ROUTE_STEP]
         params, picks = state.params.copy(), state.picks.copy()
         memory, wake = state.memory.copy(), state.instances["pull_wake_ps"].copy()
         state.params[:] = policy.vector()
@@ -217,8 +217,21 @@ class Episodes:
                            int(counters[s.PENDING_REQUEST]), int(counters[s.PENDING_COUNT]))
         written = state.picks[: max(0, answer)].copy()
         state.params[:], state.picks[:], state.memory[:] = params, picks, memory
-        state.instances["pull_wake_ps"] = wake
+        state.instances["pull_wake_ps"], counters[s.ROUTE_STEP] = wake, turn
         return answer, written
+
+    def _rule(self, i: int, name: str) -> Policy:
+        """A policy as the scenario of episode i prepares it."""
+        rules, simulation = self._rules[i], self.simulations[i]
+        assert simulation is not None
+        if name not in rules:
+            policy = policy_of(name)
+            if name == self.config.partner:
+                policy = simulation.policy
+            elif policy.prepare is not None:
+                policy = prepared(policy, _facts(simulation))
+            rules[name] = policy
+        return rules[name]
 
     def rule_action(self, i: int, name: str) -> int:
         """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
@@ -232,3 +245,12 @@ class Episodes:
         assert simulation is not None
         asked = Asked(simulation.state, answer, picks, self.job.chosen[i], self.job.turns[i])
         return self._by_kind[kind].action_of(asked)
+
+
+def _facts(simulation: Simulation) -> Facts:
+    """What policies may be prepared with, of a scenario that is under way."""
+    scenario, requests = simulation.scenario, simulation.state.requests
+    machines = [Machine(*one) for one in scenario.load_cluster().deployments(scenario.timing)]
+    trace = Trace(requests["arrival_ps"] / s.PS_PER_S, requests["prompt_tokens"].copy(),
+                  requests["output_tokens"].copy(), requests["online"] == 1)
+    return facts_of(machines, trace, rules_of(scenario))

@@ -13,7 +13,7 @@ from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.decode import settle
-from ooco_gym.sim.state import DECLINE, EVICT
+from ooco_gym.sim.state import DECLINE, EVICT, PENDING_REQUEST
 
 
 @part_of_a_step
@@ -57,7 +57,7 @@ def answer_victim(state, job, i):
 def action_of_victim(asked: Asked) -> int:
     """The action for a rule's answer: its candidate, or the offered one closest in length."""
     if asked.answer < 0:
-        return DECLINE_ACTION
+        return DECLINE_ACTION if asked.state.counters[PENDING_REQUEST] >= 0 else PARTNER_ACTION
     picks = asked.state.picks
     return asked.closest(picks[asked.offered()], picks[asked.answer])
 

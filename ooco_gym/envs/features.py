@@ -46,7 +46,7 @@ CLUSTER = (
     _log("online_waiting", "requests", 256, "online requests waiting for prefill here"),
     _log("online_waiting_prefill", "ms", 10_000, "believed latency of prefilling them"),
     _signed("online_slack", "s", 5.0, "until the TTFT deadline of the first of them; 1 where nobody waits"),
-    _log("busy", "ms", 10_000, "until the prefill or decode step in progress here ends (of a run: a whole step)"),
+    _log("busy", "ms", 10_000, "until the prefill or decode step in progress here ends"),
     _share("progress", 1.0, "how much of it is over"),
     _log("online_rate_10s", "requests/s", 100, "online arrivals, exponential average over 10 s"),
     _log("online_rate_60s", "requests/s", 100, "online arrivals, exponential average over 60 s"),

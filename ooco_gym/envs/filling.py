@@ -4,7 +4,7 @@ import math
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.features import CANDIDATE_SIZE
-from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
+from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 from ooco_gym.sim.state import (
@@ -74,6 +74,7 @@ def fill_cluster(state, instance, day_s, out):
     """
     spec, counters, stats = state.instances[instance], state.counters, state.stats
     now = counters[NOW]
+    settle(state, instance)
     context = spec.urgent_context + spec.offline_context
     out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
     out[1] = log_scale(context / max(1, spec.decodable), _SHORT)
@@ -82,11 +83,12 @@ def fill_cluster(state, instance, day_s, out):
     _fill_queues(state, instance, out)
     out[10] = 0.0
     out[11] = 0.0
-    if spec.activity == DECODE and spec.steps > 1:  # when the run ends would tell how long the shortest output is
-        out[10] = out[3]
-    elif spec.activity != IDLE:
-        out[10] = log_scale((spec.end_ps - now) / 1e9, _10_MS)
-        out[11] = share((now - spec.start_ps) / max(1, spec.end_ps - spec.start_ps), 1.0)
+    if spec.activity != IDLE:
+        end_ps = spec.end_ps
+        if spec.activity == DECODE and spec.steps > 1:  # when its run ends would tell how long the shortest output is
+            end_ps = spec.start_ps + decode_sum(state, spec.table, spec.batch_size, spec.context, 1)
+        out[10] = log_scale((end_ps - now) / 1e9, _10_MS)
+        out[11] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
     out[12] = log_scale(online_rate(state, ONLINE_RATE_FAST, FAST_S), _RATE)
     out[13] = log_scale(online_rate(state, ONLINE_RATE_MINUTE, MINUTE_S), _RATE)
     out[14] = log_scale(online_rate(state, ONLINE_RATE_SLOW, SLOW_S), _RATE)

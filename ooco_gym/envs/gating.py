@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.choosing import add_quantiles
+from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
 from ooco_gym.envs.filling import fill_request
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
@@ -17,17 +17,19 @@ WINDOW = 64  # waiting requests from which the candidates are chosen
 
 @part_of_a_step
 def offer_gate(state, job, i):
-    """The head of the queue among those that fit (what every published gate takes), then quantiles of length."""
+    """The head of the queue among those that fit, whom the partner would start, then quantiles of length."""
     instance, count = state.counters[PENDING_INSTANCE], state.counters[PENDING_COUNT]
-    chosen = job.chosen[i]
+    chosen, wanted = job.chosen[i], partner_pick(state, job, i)
     chosen[0] = 0
+    offered = add_choice(chosen, 1, wanted if wanted < count else -1)
     for position in range(1, count):
         state.scratch[0, position - 1] = length(state, state.picks[position])
         state.scratch[1, position - 1] = position
-    offered = add_quantiles(state, chosen, 1, count - 1)
+    offered = add_quantiles(state, chosen, offered, count - 1)
     for k in range(offered):
         slot = state.picks[chosen[k]]
         fill_request(state, instance, slot, state.instances[instance].free_blocks, job.candidates[i, k])
+        job.candidates[i, k, 15] = chosen[k] == wanted
         job.mask[i, FIXED + k] = 1
     job.mask[i, DECLINE_ACTION] = 1
     job.mask[i, PARTNER_ACTION] = 1
@@ -68,8 +70,8 @@ class GatingEnv(DecisionEnv):
     k, filled up with waiting requests in queue order to the partner's token budget.
 
     ## Candidates
-    Candidate 0 is the head of the queue among the waiting requests that fit (what every published gate starts); the
-    others are length quantiles of the 64 first ones, shortest first.
+    Candidate 0 is the head of the queue among the waiting requests that fit; then comes whom the partner would start,
+    if anyone else; the others are length quantiles of the 64 first ones, shortest first.
     """
 
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)

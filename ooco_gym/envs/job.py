@@ -22,13 +22,14 @@ for _place, _kind in enumerate((ROUTE, INTERRUPT, GATE, EVICT, PULL, PACK, CONTR
 
 # --- Actions that every environment of one choice has; candidates come after them -----------------------------------
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
+ILLEGAL = -1
 
 # --- Columns of Job.turns -------------------------------------------------------------------------------------------
 (KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, TURN) = range(8)
 MORE = -9  # an answer: the decision goes on with another pick
 MOST_PICKS = 16  # of one decision
 # --- Slots of Job.settings ------------------------------------------------------------------------------------------
-(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_TUNED, PACK_SCALE, SETTINGS) = range(5)
+(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, SETTINGS) = range(4)
 
 
 class Job(NamedTuple):
@@ -49,6 +50,7 @@ class Job(NamedTuple):
     weights: np.ndarray  # float64[parts of the reward]
     account: np.ndarray  # float64[N, ACCOUNT]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
+    tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window
     cluster: np.ndarray  # float32[N, CLUSTER_SIZE]
     candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
     mask: np.ndarray  # int8[N, A]
@@ -64,14 +66,14 @@ def empty_job(episodes: int, candidates: int, parts: int = 1, levels: int = 1, a
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros((parts, levels)), np.zeros(parts, np.int64),
         np.zeros(SETTINGS), np.zeros(len(PARTS)), np.zeros((n, ACCOUNT)), np.zeros(n),
-        np.zeros((n, CLUSTER_SIZE), np.float32), np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
+        np.zeros(n), np.zeros((n, CLUSTER_SIZE), np.float32), np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
         np.zeros((n, DECISION_SIZE), np.float32),
     )
 
 
 # What belongs to one episode, but for its address.
-ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "cluster", "candidates", "mask",
+ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "cluster", "candidates", "mask",
         "decision")
 JOB_TYPE = typeof(empty_job(1, 1))
 job_at = reference_at(JOB_TYPE)  # compiled: the job of a handle's address

@@ -12,7 +12,6 @@ from ooco_gym.envs.job import (
     PACK,
     PACK_PARAM,
     PACK_SCALE,
-    PACK_TUNED,
     PARTNER_ACTION,
     part_of_a_step,
 )
@@ -33,7 +32,7 @@ def offer_levels(state, job, i):
         fill_step(state, instance, spec.decodable, context, out)
         out[10] = state.params[place] == value
         out[14] = share(value * job.settings[PACK_SCALE], 2.0)
-        out[15] = value == job.settings[PACK_TUNED]
+        out[15] = value == job.tuned[i]
         job.chosen[i, k] = k
         job.mask[i, FIXED + k] = 1
     job.mask[i, PARTNER_ACTION] = 1

@@ -66,9 +66,12 @@ def answer_instance(state, job, i):
 
 
 def action_of_instance(asked: Asked) -> int:
-    """The action for a rule's answer: its instance, else to wait or stay."""
+    """The action for a rule's answer: its instance, or to wait or stay; the partner's where that is not offered."""
     same = [k for k, instance in enumerate(asked.chosen) if 0 <= asked.answer == instance]
-    return FIXED + same[0] if same else DECLINE_ACTION
+    if same:
+        return FIXED + same[0]
+    arrives = asked.state.requests["status"][asked.state.counters[PENDING_REQUEST]] < WAITING
+    return PARTNER_ACTION if arrives or asked.answer >= 0 else DECLINE_ACTION
 
 
 DECISION = Decision("route", ROUTE, offer_instances, answer_instance, action_of_instance)

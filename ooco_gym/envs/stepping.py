@@ -18,7 +18,6 @@ from ooco_gym.envs.job import (
     PACK,
     PACK_PARAM,
     PACK_SCALE,
-    PACK_TUNED,
     PARTNER_ACTION,
     PICKED,
     PLANNED,
@@ -58,10 +57,10 @@ def pending_view(state):
 
 
 @inner
-def partner_answer(state, job, kind):
+def partner_answer(state, job, i, kind):
     """What the partner's own rule answers to the open decision; by the clock, it leaves its parameters as tuned."""
     if kind == PACK:
-        set_margin(state, job, job.settings[PACK_TUNED])
+        set_margin(state, job, job.tuned[i])
         return ASK
     if kind == CONTROL:
         return ASK
@@ -104,7 +103,7 @@ def advance(state, job, i, run_address, answer):
         turn[KIND], turn[PICKED], turn[PLANNED] = kind, 0, 0
         if offer(state, job, i):
             return True
-        answer = partner_answer(state, job, kind)
+        answer = partner_answer(state, job, i, kind)
 
 
 @inner
@@ -123,7 +122,7 @@ def answer_of(state, job, i):
     if kind != CONTROL:
         size = job.mask.shape[1]
         if action == PARTNER_ACTION or not 0 <= action < size or job.mask[i, action] == 0:
-            return partner_answer(state, job, kind)
+            return partner_answer(state, job, i, kind)
     return offer_at(job.answers[kind])(state, job, i)
 
 
@@ -162,6 +161,9 @@ def blank(job, i):
 
 @inner
 def _step(state, job, i, run_address):
+    if job.turns[i, KIND] == OVER:  # a window without a decision: its one step is its end
+        settle_account(state, job.weights, job.account[i])
+        return False
     answer = answer_of(state, job, i)
     if answer == MORE:
         if offer(state, job, i):
@@ -217,7 +219,7 @@ def drain(job_address, run_address, i, end_ps):
     """Plays an episode on under the partner, until its online requests are settled, and accounts for it."""
     job = job_at(job_address)
     state = state_at(job.handles[i])
-    set_margin(state, job, job.settings[PACK_TUNED])
+    set_margin(state, job, job.tuned[i])
     run_at(run_address)(job.handles[i], job.rules[1], end_ps, ASK)
     settle_account(state, job.weights, job.account[i])
 

@@ -156,8 +156,14 @@ class DecisionVectorEnv(VectorEnv):
             truncated |= going & (self._steps >= self._most)
         rewards = np.where(going, job.account[:, r.PART + _REWARD], 0.0)
         infos = self._infos(going)
-        if truncated.any():
-            self._end(truncated, infos)
+        if ended:
+            infos["summary"] = self._summaries(ended)
+            infos["_summary"] = _places(self.num_envs, ended)
+        self._over |= truncated
+        job.turns[truncated, OPEN] = 0
+        if self.mode == AutoresetMode.SAME_STEP and truncated.any():
+            resets = np.flatnonzero(truncated)
+            infos = self._final(infos, truncated)
         for i in resets:  # next-step mode: this step was their reset
             self._start(int(i), None)
         if len(resets):
@@ -171,42 +177,42 @@ class DecisionVectorEnv(VectorEnv):
         if values.shape != shape or not np.issubdtype(values.dtype, np.integer):
             raise UserError(f"step(): actions of shape {values.shape} and type {values.dtype}; expected whole numbers "
                             f"of shape {shape}")
+        if self.episodes.controls is not None:
+            values = self.episodes.controls.legal(values)
         job.actions[:] = values.reshape(job.actions.shape)
 
     def _infos(self, present: np.ndarray) -> dict[str, Any]:
+        """Information on the steps of the episodes `present`; the others have just been reset."""
         columns = self.episodes.job.account[:, _INFO].T.copy()
         infos: dict[str, Any] = {}
         for key, column in zip(INFO_KEYS, columns, strict=True):
             if key != "reward":
-                infos[key], infos[f"_{key}"] = np.where(present, column, 0.0), present
+                infos[key], infos[f"_{key}"] = np.where(present, column, 0.0), present.copy()
         infos["action_mask"] = self.episodes.job.mask.copy()
-        infos["_action_mask"] = np.ones(self.num_envs, bool)
+        infos["_action_mask"], infos["_elapsed_s"] = np.ones((2, self.num_envs), bool)
         return infos
 
-    def _end(self, truncated: np.ndarray, infos: dict[str, Any]) -> None:
-        """What the end of an episode adds to infos, and its reset where that is due in the same step."""
-        places = np.flatnonzero(truncated)
-        summaries = [self.episodes.summary(int(i)) for i in places]
-        summary: dict[str, Any] = {}
-        for key in summaries[0]:
+    def _summaries(self, ended: Sequence[int]) -> dict[str, np.ndarray]:
+        """The figures of the episodes that have come to the end of their window."""
+        rows = [self.episodes.summary(i) for i in ended]
+        summary: dict[str, np.ndarray] = {}
+        for key in rows[0]:
             summary[key] = np.zeros(self.num_envs)
-            summary[key][places] = [one[key] for one in summaries]
-            summary[f"_{key}"] = truncated.copy()
-        infos["summary"], infos["_summary"] = summary, truncated.copy()
-        self._over |= truncated
-        self.episodes.job.turns[places, OPEN] = 0
-        if self.mode != AutoresetMode.SAME_STEP:
-            return
-        last = np.empty(self.num_envs, object)
-        for i in places:
+            summary[key][ended] = [row[key] for row in rows]
+            summary[f"_{key}"] = _places(self.num_envs, ended)
+        return summary
+
+    def _final(self, infos: dict[str, Any], over: np.ndarray) -> dict[str, Any]:
+        """Same-step mode: what belongs to the steps that were the last ones goes to `final_obs` and `final_info`."""
+        last = np.full(self.num_envs, None, object)
+        for i in np.flatnonzero(over):
             last[i] = {key: array[i].copy() for key, array in self._arrays.items()}
-        final = {key: value for key, value in infos.items() if not key.startswith("_")}
-        infos["final_obs"], infos["_final_obs"] = last, truncated.copy()
-        infos["final_info"] = {**final, **{f"_{key}": truncated.copy() for key in final}}
-        infos["_final_info"] = truncated.copy()
-        for i in places:
-            self._start(int(i), None)
-        infos["action_mask"] = self.episodes.job.mask.copy()
+        final = _only(infos, over)
+        infos = {key: value for key, value in _only(infos, ~over).items() if key.lstrip("_") != "summary"}
+        infos["_action_mask"], infos["_elapsed_s"] = np.ones((2, self.num_envs), bool)
+        infos["final_obs"], infos["_final_obs"] = last, over.copy()
+        infos["final_info"], infos["_final_info"] = final, over.copy()
+        return infos
 
     def action_masks(self) -> np.ndarray:
         """Legality of each action of each episode, bool (N, A)."""
@@ -231,6 +237,26 @@ class DecisionVectorEnv(VectorEnv):
 
     def _observations(self) -> dict[str, np.ndarray]:
         return {key: array.copy() for key, array in self._arrays.items()}
+
+
+def _places(count: int, chosen: Sequence[int]) -> np.ndarray:
+    """True at the places chosen: bool (count,)."""
+    places = np.zeros(count, bool)
+    places[chosen] = True
+    return places
+
+
+def _only(infos: dict[str, Any], kept: np.ndarray) -> dict[str, Any]:
+    """Vector infos with nothing but what belongs to the places `kept`."""
+    cut: dict[str, Any] = {}
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            cut[key] = _only(value, kept)
+        elif key.startswith("_"):
+            cut[key] = value & kept
+        else:
+            cut[key] = np.where(kept.reshape(-1, *[1] * (value.ndim - 1)), value, np.zeros((), value.dtype))
+    return cut
 
 
 def _vector(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:

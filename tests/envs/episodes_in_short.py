@@ -1,0 +1,109 @@
+"""Short episodes of every environment: make one, play it, compare two."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+import numpy as np
+
+from ooco_gym.envs import ENVIRONMENTS
+from ooco_gym.sim import state as s
+
+IDS = tuple(ENVIRONMENTS)
+SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
+SHORT_OF: dict[str, dict[str, Any]] = {
+    "ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
+    "ooco_gym/Eviction-v0": {"scenario": {"rate_scale": 0.08}}}  # else memory is not short so soon
+WINDOW = (1, 0)  # a seed and a number with decisions of every kind
+REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
+INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
+                   "online_prefill_ps", "offline_prefill_ps", "decode_ps", "wasted_ps", "decoded_tokens")
+SUMS = tuple(slot for slot in range(s.ONLINE_ARRIVED, s.COUNTERS) if slot not in (s.DECISIONS, s.EVENTS))
+
+
+def arguments(name: str, **changes: Any) -> dict[str, Any]:
+    """Arguments of an environment that make its episodes short."""
+    return {**SHORT, **SHORT_OF.get(name, {}), **changes}
+
+
+def make(name: str, **changes: Any) -> Any:
+    """An environment with short episodes, without wrappers."""
+    return gym.make(name, disable_env_checker=True, **arguments(name, **changes)).unwrapped
+
+
+class Step(NamedTuple):
+    """What a step, or a reset, gives."""
+
+    observation: dict[str, np.ndarray]
+    reward: float
+    truncated: bool
+    info: dict[str, Any]
+    action: Any = None
+
+
+def play(env: Any, choose: Callable[[Any], Any], seed: int = WINDOW[0], window: int = WINDOW[1],
+         most: int = 1_000_000) -> list[Step]:
+    """Plays a window by what `choose` answers to the environment; the first step is the reset."""
+    observation, info = env.reset(seed=seed, options={"window": window})
+    steps = [Step(observation, 0.0, False, info)]
+    while not steps[-1].truncated and len(steps) <= most:
+        action = choose(env.unwrapped)
+        observation, reward, terminated, truncated, info = env.step(action)
+        assert not terminated
+        steps.append(Step(observation, reward, truncated, info, action))
+    return steps
+
+
+def partner(env: Any) -> Any:
+    """The partner's action."""
+    return env.partner_action()
+
+
+def at_random(seed: int) -> Callable[[Any], Any]:
+    """Random legal actions."""
+    random = np.random.default_rng(seed)
+    return lambda env: random_legal(random, env)
+
+
+def random_legal(random: np.random.Generator, env: Any) -> Any:
+    """One random legal action of an environment."""
+    if env.episodes.controls is not None:
+        return random.integers(env.action_space.nvec)
+    return int(random.choice(np.flatnonzero(env.action_masks())))
+
+
+def differences(a: s.State, b: s.State) -> list[str]:
+    """What the results of two episodes differ in."""
+    found = [f"requests.{name}" for name in REQUEST_FIELDS if not np.array_equal(a.requests[name], b.requests[name])]
+    found += [f"instances.{name}" for name in INSTANCE_FIELDS
+              if not np.array_equal(a.instances[name], b.instances[name])]
+    found += [f"counters[{slot}]" for slot in SUMS if a.counters[slot] != b.counters[slot]]
+    return found if np.array_equal(a.itl, b.itl) else [*found, "itl"]
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two results are the same to the last bit: nested mappings, sequences, arrays, numbers."""
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(alike(a[key], b[key]) for key in a)
+    if isinstance(a, (list, tuple)):
+        return len(a) == len(b) and all(alike(one, other) for one, other in zip(a, b, strict=True))
+    if isinstance(a, np.ndarray) and a.dtype == object:
+        return alike(list(a), list(b))
+    if isinstance(a, np.ndarray):
+        return isinstance(b, np.ndarray) and a.dtype == b.dtype and np.array_equal(a, b)
+    return bool(a == b)
+
+
+def digest(steps: list[Step]) -> str:
+    """One figure for all that an agent is given."""
+    sums = hashlib.sha256()
+    for step in steps:
+        for key in sorted(step.observation):
+            sums.update(step.observation[key].tobytes())
+        plain = {key: value.tolist() if isinstance(value, np.ndarray) else value for key, value in step.info.items()}
+        sums.update(json.dumps([step.reward, step.truncated, plain], sort_keys=True).encode())
+    return sums.hexdigest()

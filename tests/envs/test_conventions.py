@@ -1,0 +1,223 @@
+"""What every environment keeps of Gymnasium's, Stable-Baselines3's and our own conventions."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import subprocess
+import sys
+import warnings
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from episodes_in_short import IDS, WINDOW, alike, arguments, at_random, make, partner, play, random_legal
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+from gymnasium.wrappers import FlattenObservation
+
+from ooco_gym import UserError
+
+# Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
+BARE = """
+import sys
+for name in ("torch", "hydra", "plotly", "pandas", "scipy", "wandb", "stable_baselines3", "sb3_contrib"):
+    sys.modules[name] = None
+import gymnasium as gym
+env = gym.make("ooco_gym:ooco_gym/Gating-v0", window_s=20.0, warmup_s=10.0)
+env.reset(seed=1)
+print(*env.step(1)[2:4], "ooco_gym" in sys.modules)
+"""
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_gymnasiums_checker_is_content(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(gym.make(name, render_mode="ansi", **arguments(name)).unwrapped)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_gymnasiums_passive_checker_is_content(name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        env = gym.make(name, **arguments(name))
+        steps = play(env, at_random(1), most=50)
+        env.close()
+    assert len(steps) > 10
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_stable_baselines_checker_is_content(name):
+    checker = pytest.importorskip("stable_baselines3.common.env_checker")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*unconventional shape.*")  # candidates are a matrix, on purpose
+        checker.check_env(gym.make(name, **arguments(name)))
+
+
+def test_a_bare_interpreter_makes_it_by_its_module_prefix():
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "False", "True"]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_specs_survive_json_and_pickling(name):
+    spec = gym.make(name, **arguments(name, candidates=5)).spec
+    assert spec is not None
+    for again in (EnvSpec.from_json(spec.to_json()), pickle.loads(pickle.dumps(spec))):
+        made = gym.make(again).unwrapped
+        assert made.config.candidates == min(5, made.most_candidates)
+        assert made.config.window_s == arguments(name)["window_s"]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_observations_flatten(name):
+    env = FlattenObservation(gym.make(name, **arguments(name)))
+    assert isinstance(env.observation_space, (gym.spaces.Box, gym.spaces.MultiBinary))
+    for step in play(env, at_random(2), most=20):
+        assert env.observation_space.contains(step.observation)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_masks_are_there_by_both_conventions(name):
+    env = make(name)
+    for step in play(env, at_random(3), most=300):
+        mask = step.info["action_mask"]
+        assert mask.dtype == np.int8 and mask.any()
+        assert np.array_equal(mask, step.observation["action_mask"])
+        assert env.observation_space.contains(step.observation)
+        if not step.truncated and env.episodes.controls is None:
+            assert step.observation["decision"].sum() == 1.0
+            shown = step.observation["candidates"][:, 0] > 0
+            assert np.array_equal(shown, mask[2:] > 0), "every candidate shown may be taken, and no other"
+    assert np.array_equal(env.action_masks(), mask.astype(bool))
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_at_least_two_answers_are_open_beside_the_partners(name):
+    env = make(name)
+    if env.episodes.controls is not None:
+        pytest.skip("all levels are always legal")
+    for step in play(env, at_random(4), most=500)[:-1]:
+        answers = np.delete(step.info["action_mask"], 1)
+        first_pick = env.episodes.job.turns[0, 1] == 0
+        assert answers.sum() >= 1 + first_pick
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_earlier_results_are_not_overwritten(name):
+    env = make(name)
+    observation, info = env.reset(seed=WINDOW[0], options={"window": WINDOW[1]})
+    kept = pickle.loads(pickle.dumps((observation, info)))
+    for _ in range(10):
+        env.step(env.partner_action())
+    assert alike(kept, (observation, info))
+
+
+def wrong_actions(env):
+    """Actions that the space does not hold, or the mask forbids."""
+    if env.episodes.controls is not None:
+        counts = env.action_space.nvec
+        return [counts, -np.ones_like(counts), np.full_like(counts, 10**9), [10**30] * len(counts)]
+    forbidden = np.flatnonzero(~env.action_masks())
+    return [-1, -5, int(env.action_space.n), 10**12, 10**30, -(10**30), np.int64(2**62), *map(int, forbidden[:3])]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_illegal_actions_do_what_the_partner_does(name):
+    good, bad, turn = make(name), make(name), iter(range(10**6))
+    right = play(good, partner, most=400)
+    wrong = play(bad, lambda env: (options := wrong_actions(env))[next(turn) % len(options)], most=400)
+    assert len(right) > 10
+    for one, other in zip(right, wrong, strict=True):
+        assert alike(one[:4], other[:4])
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_what_is_no_action_is_refused_and_nothing_happens(name):
+    env = make(name)
+    env.reset(seed=WINDOW[0], options={"window": WINDOW[1]})
+    wrong = [1.5, None, "1", {}, np.array([1.0]), [None], [[1]], [0] * 50]
+    for action in [*wrong, *([0, [0]] if env.episodes.controls is not None else [[1], np.array([1, 2])])]:
+        with pytest.raises(UserError, match=r"expected an action of (Multi)?Discrete"):
+            env.step(action)
+    assert env.step(env.partner_action())[4]["elapsed_s"] >= 0.0
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_steps_before_the_beginning_and_after_the_end_are_refused(name):
+    env = make(name)
+    with pytest.raises(UserError, match="before step"):
+        env.step(1)
+    assert play(env, partner)[-1].truncated
+    with pytest.raises(UserError, match="the episode is over"):
+        env.step(env.partner_action())
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_pickled_episode_goes_on_as_the_original_does(name):
+    env = make(name)
+    play(env, at_random(5), most=5)
+    copy = pickle.loads(pickle.dumps(env))
+    for seed in range(2):  # the rest of this episode, and the one after it, drawn from the same stream
+        one, other = np.random.default_rng(seed), np.random.default_rng(seed)
+        over = False
+        while not over:
+            a, b = random_legal(one, env), random_legal(other, copy)
+            assert np.array_equal(a, b)
+            mine, others = env.step(a), copy.step(b)
+            assert alike(mine, others)
+            over = mine[3]
+        assert alike(env.reset(), copy.reset())
+
+
+def test_a_window_without_a_decision_is_one_step():
+    """Nothing is evicted in a quiet window: there is a step all the same, as Gymnasium's loops expect."""
+    steps = play(make("ooco_gym/Eviction-v0", scenario={"rate_scale": 0.001, "offline": {"mode": "rate", "rate": 0.1}}),
+                 at_random(0))
+    assert [step.truncated for step in steps] == [False, True]
+    assert steps[0].info["action_mask"].tolist() == [0, 1] + [0] * 8
+    assert steps[1].info["elapsed_s"] == 60.0
+    assert steps[1].reward == steps[1].info["summary"]["reward_total"] > 0.0
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_time_adds_up_to_the_window(name):
+    env = make(name)
+    steps = play(env, at_random(6))
+    window_s = env.config.window_s
+    total = sum(step.info["elapsed_s"] for step in steps)
+    assert 0.5 * window_s < total <= window_s + 1e-9
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_summaries_are_plain_figures(name):
+    """Scripts write them as JSON and print them."""
+    summary = play(make(name), partner)[-1].info["summary"]
+    assert json.loads(json.dumps(summary)) == summary
+    assert {type(value) for value in summary.values()} == {float}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_feature_tables_fit_the_spaces(name):
+    env = make(name)
+    tables = env.feature_tables()
+    assert len(tables["cluster"]) == env.observation_space["cluster"].shape[0]
+    assert len(tables["candidates"]) == env.observation_space["candidates"].shape[1]
+    assert json.loads(json.dumps(tables)) == tables
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_ansi_names_every_instance(name):
+    env = make(name, render_mode="ansi")
+    env.reset(seed=1)
+    line = env.render()
+    assert line.count("relaxed") + line.count("strict") == len(env.simulation.state.instances)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_window_is_fixed_by_its_seed_and_number(name):
+    config = make(name).config
+    assert config.window(3, 4) == config.window(3, 4)
+    assert len({config.window(seed, number).seed for seed in range(5) for number in range(5)}) == 25

@@ -1,0 +1,181 @@
+"""Playing what the partner would do is the partner's own run, bit for bit; so is playing what its rule says."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+from episodes_in_short import IDS, at_random, differences, make, partner, play
+
+from ooco_gym import Simulation, UserError
+from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.job import PLANNED
+from ooco_gym.policy import list_policies, policy_of
+from ooco_gym.resources import load_yaml
+from ooco_gym.sim import state as s
+
+POOLS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3")
+HYGEN = "hygen:latency_budget_s=0.045"
+WINDOWS = ((1, 0), (5, 3))
+MIXED = {"scenario": {"rate_scale": 0.05}, "cluster": "mixed_7b", "partner": HYGEN}
+
+
+def refused(name, policy):
+    """Why an environment has nothing to decide beside a partner."""
+    params = {param.name for param in policy_of(policy).params}
+    if any(part in name for part in ("Gating", "Colocation")) and "gate_window" not in params:
+        return "no gate"
+    if any(part in name for part in ("Packing", "Colocation")) and "slo_margin" not in params:
+        return "no packing"
+    if "Control" in name and "gate_gain" not in params:
+        return "no parameter"
+    return ""
+
+
+PAIRS = [(name, policy) for name in IDS for policy in POOLS]
+PLAYED = [pair for pair in PAIRS if not refused(*pair)]
+
+
+def run_whole(env, seed, number):
+    """The partner's own run of a window, with as many waiting requests to look at."""
+    policy = policy_of(env.config.partner)
+    if any(decision.window for decision in env.decisions):
+        policy = policy.with_values({"gate_window": 64})
+    simulation = Simulation(env.config.window(seed, number), policy)
+    assert not simulation.advance()
+    return simulation.state
+
+
+@pytest.mark.parametrize(("name", "policy"), PLAYED)
+def test_the_partners_actions_are_the_partners_run(name, policy):
+    env = make(name, partner=policy)
+    for seed, number in WINDOWS:
+        play(env, partner, seed, number)
+        assert differences(env.simulation.state, run_whole(env, seed, number)) == []
+
+
+# Its "no" is to be asked again at a time that it names, which no action says.
+EXACT = [pair for pair in PLAYED if pair != ("ooco_gym/Migration-v0", "ooco_xllm")]
+
+
+@pytest.mark.parametrize(("name", "policy"), EXACT)
+def test_the_partners_rule_expressed_in_actions_is_the_partners_run(name, policy):
+    env = make(name, partner=policy)
+    steps = play(env, lambda one: one.rule_action(policy), *WINDOWS[0])
+    assert differences(env.simulation.state, run_whole(env, *WINDOWS[0])) == []
+    assert len(steps) > 1
+
+
+@pytest.mark.parametrize(("name", "policy"), [pair for pair in PAIRS if refused(*pair)])
+def test_partners_that_leave_nothing_to_decide_are_refused(name, policy):
+    with pytest.raises(UserError, match=refused(name, policy)):
+        make(name, partner=policy)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_every_policys_rule_is_a_legal_action_everywhere(name):
+    env, random = make(name), at_random(8)
+    policies = [policy for policy in list_policies() if policy != "hygen_star"]
+
+    def ask_all(one):
+        mask = one.action_masks()
+        for policy in policies:
+            action = one.rule_action(policy)
+            if one.episodes.controls is None:
+                assert mask[action], (policy, action)
+            else:
+                assert one.action_space.contains(action)
+        return random(one)
+
+    assert len(play(env, ask_all, most=60)) > 10
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_asking_a_rule_changes_nothing(name):
+    asked, plain = make(name), make(name)
+
+    def ask(one):
+        for policy in ("ooco", "ooco_xllm", "echo_pd", "random"):
+            one.rule_action(policy)
+        return one.partner_action()
+
+    play(asked, ask)
+    play(plain, partner)
+    assert differences(asked.simulation.state, plain.simulation.state) == []
+
+
+@pytest.mark.parametrize("given", [HYGEN, {"name": "hygen", "latency_budget_s": 0.045}])
+def test_packing_hygens_budget_on_mixed_instances(given):
+    env = make("ooco_gym/Packing-v0", **{**MIXED, "partner": given})
+    for seed, number in WINDOWS:
+        steps = play(env, partner, seed, number)
+        assert len(steps) == 61
+        assert differences(env.simulation.state, run_whole(env, seed, number)) == []
+    shown = steps[1].observation
+    assert shown["cluster"][32] == pytest.approx(0.045 / env.config.scenario.load_slo().tpot_s / 2.0)
+    assert shown["candidates"][:, 15].sum() == 1.0
+    other = make("ooco_gym/Packing-v0", **MIXED)
+    assert differences(env.simulation.state, run_whole(other, *WINDOWS[1])) == []
+
+
+def test_the_packing_margin_matters_on_mixed_instances():
+    env = make("ooco_gym/Packing-v0", **MIXED)
+    served = [play(env, lambda _, level=level: 2 + level)[-1].info["summary"]["offline_finished"] for level in (0, 7)]
+    assert served[0] < served[1]
+
+
+def test_a_partner_that_profiles_is_tuned_for_each_window(tmp_path):
+    """HyGen finds its budget in test runs of the scenario: where that varies, each window has its own."""
+    path = tmp_path / "varied.yaml"
+    base = load_yaml("env", "packing")
+    path.write_text(json.dumps({**base, "vary": {"rate_scale": [0.02, 0.05, 0.2]}}))
+    found = {"name": "hygen", "profile_windows": 1, "profile_duration_s": 60.0, "profile_steps": 5}
+    env = make("ooco_gym/Packing-v0", scenario=str(path), cluster="mixed_7b", partner=found)
+    budgets = set()
+    for seed in range(4):
+        play(env, partner, seed, 0)
+        assert differences(env.simulation.state, run_whole(env, seed, 0)) == []
+        budgets.add(env.simulation.policy.values["latency_budget_s"])
+    assert len(budgets) > 1
+
+
+@pytest.mark.parametrize("name", ["ooco_gym/Migration-v0", "ooco_gym/Colocation-v0"])
+def test_looking_at_what_the_partner_would_pull_does_not_turn_its_wheel(name):
+    """xLLM pulls from relaxed instances in turn: asked in advance, it must not go on to the next one."""
+    policy = "ooco_xllm" if "Migration" in name else "ooco"
+    env = make(name, partner=policy, cluster="fleet_16", window_s=10.0, warmup_s=10.0, scenario={
+        "rate_scale": 0.8, "offline": {"mode": "rate", "rate": 20.0}})
+    play(env, partner)
+    assert differences(env.simulation.state, run_whole(env, 1, 0)) == []
+    assert env.simulation.state.counters[s.MIGRATIONS] > 0
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"partner": "oco"}, "did you mean 'ooco'"), ({"partner": {"slo_margin": 0.9}}, "needs the key 'name'"),
+    ({"partner": "ooco:slo_margin=7"}, "slo_margin"), ({"scenario": {"workload": "oocc"}}, "did you mean 'ooc'"),
+    ({"scenario": {"work": "ooc"}}, "workload"), ({"candidates": 0}, "1 to 64"), ({"window_s": -1.0}, "positive"),
+    ({"reward": {"servic": 1.0}}, "service"), ({"reward": {"ttft": -1.0}}, "at least 0"),
+    ({"render_mode": "humanoid"}, "ansi"), ({"shift": "nowhere"}, "nowhere"), ({"interval_s": 0.0}, "interval_s"),
+    ({"partner": "hygen"}, "no gate")])
+def test_mistakes_are_named(changes, words):
+    with pytest.raises(UserError, match=words):
+        GatingEnv(**changes).reset(seed=1)
+
+
+def test_the_gate_is_offered_the_head_the_partners_choice_and_lengths_in_order():
+    env = make("ooco_gym/Gating-v0", partner="echo_pd")
+    env.reset(seed=1, options={"window": 0})
+    every, others = env.simulation.state.requests, 0
+    for _ in range(60):
+        job = env.episodes.job
+        chosen = job.chosen[0][job.chosen[0] >= 0]
+        wanted, slots = job.turns[0, PLANNED], env.simulation.state.picks[chosen]
+        assert chosen[0] == 0
+        if wanted > 0:
+            assert chosen[1] == wanted and job.candidates[0, 1, 15] == 1.0
+            others += 1
+        lengths = every["prompt_tokens"][slots] + every["generated_tokens"][slots]
+        assert np.all(np.diff(lengths[1 + (wanted > 0):]) >= 0)
+        env.step(env.partner_action())
+    assert others > 0, "Echo's gate takes others than the head"
