@@ -12,19 +12,39 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from agents.networks import Gate, ObservationEncoder
+from agents.networks import Actor, ObservationEncoder
+from agents.vector import GymnasiumVecEnv
 from ooco_gym.cli.progress import progress
 from ooco_gym.files import atomic_write
 
-REWARD_PREFIX = "reward/"
+REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
+NO_ACTION, PARTNER_ACTION = 0, 1
 
 
-class TimedTransitions(BaseCallback):
-    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
+class _OnFigures(BaseCallback):
+    """Reads the figures of a step as arrays over the environments."""
+
+    @property
+    def env(self) -> GymnasiumVecEnv:
+        """The environments below all wrappers."""
+        env: Any = self.training_env.unwrapped
+        assert isinstance(env, GymnasiumVecEnv)
+        return env
+
+
+class TimedTransitions(_OnFigures):
+    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added.
+
+    An episode that has ended has no decision open, and its last observation is blank: what comes after its end is
+    judged by the state of its last decision, a short while before.
+    """
 
     def _on_step(self) -> bool:
         buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
-        buffer.elapsed_s[buffer.pos] = [info["elapsed_s"] for info in self.locals["infos"]]
+        buffer.elapsed_s[buffer.pos] = self.env.info_array("elapsed_s")
+        before: Any = self.model._last_obs  # type: ignore[attr-defined]
+        for i in np.flatnonzero(self.locals["dones"]):
+            self.locals["infos"][i]["terminal_observation"] = {key: part[i] for key, part in before.items()}
         return True
 
 
@@ -64,8 +84,8 @@ class WallClock(BaseCallback):
         return not self.expired
 
 
-class Figures(BaseCallback):
-    """Logs, each rollout, the reward's parts per simulated second and the figures of the episodes that ended in it."""
+class Figures(_OnFigures):
+    """Logs, each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,31 +93,32 @@ class Figures(BaseCallback):
         self._begin()
 
     def _begin(self) -> None:
-        self._parts: dict[str, float] = defaultdict(float)
+        self._sums: dict[str, float] = defaultdict(float)
         self._ended: list[dict[str, Any]] = []
-        self._elapsed_s, self._reward, self._decisions, self._held = 0.0, 0.0, 0, 0
+        self._elapsed_s, self._decisions, self._noes, self._partners = 0.0, 0, 0, 0
         self._started = time.monotonic()
 
     def _on_rollout_start(self) -> None:
         self._begin()
 
     def _on_step(self) -> bool:
-        self._held += int(np.count_nonzero(self.locals["actions"] == 0))
-        for info in self.locals["infos"]:
-            self._elapsed_s += float(info["elapsed_s"])
-            self._decisions += 1
-            for key, value in info.items():
-                if key.startswith(REWARD_PREFIX):
-                    self._parts[key] += float(value)
-            if "summary" in info:
-                self._ended.append(info["summary"])
+        env, actions = self.env, self.locals["actions"]
+        self._noes += int(np.count_nonzero(actions == NO_ACTION))
+        self._partners += int(np.count_nonzero(actions == PARTNER_ACTION))
+        self._decisions += len(actions)
+        self._elapsed_s += float(env.info_array("elapsed_s").sum())
+        for key in (*env.info_keys(REWARD_PREFIX), *env.info_keys(COST_PREFIX)):
+            self._sums[key] += float(env.info_array(key).sum())
+        self._ended += [self.locals["infos"][i]["summary"] for i in np.flatnonzero(self.locals["dones"])
+                        if "summary" in self.locals["infos"][i]]
         return True
 
     def _on_rollout_end(self) -> None:
         elapsed_s = max(self._elapsed_s, 1e-9)
-        for key, value in self._parts.items():
-            self.logger.record(f"{key}_per_s", value / elapsed_s)
-        self.logger.record("rollout/hold_share", self._held / max(self._decisions, 1))
+        for key, value in self._sums.items():
+            self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s", value / elapsed_s)
+        self.logger.record("rollout/no_share", self._noes / max(self._decisions, 1))
+        self.logger.record("rollout/partner_share", self._partners / max(self._decisions, 1))
         self.logger.record("rollout/simulated_s", self._elapsed_s)
         self.logger.record("time/decisions_per_s", self._decisions / max(time.monotonic() - self._started, 1e-9))
         self.episodes += len(self._ended)
@@ -179,7 +200,7 @@ class CriticFirst(BaseCallback):
 
     def _on_rollout_end(self) -> None:
         self._rollouts += 1
-        for parameter in Gate(self.model.policy).actor_parameters():  # type: ignore[arg-type]
+        for parameter in Actor(self.model.policy).actor_parameters():  # type: ignore[arg-type]
             parameter.requires_grad_(self._rollouts > self._updates)
 
 

@@ -11,10 +11,13 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.policy import policy_of
 
 SPLITS = ("train", "validation", "test")
+OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
 _NOT_ARGUMENTS = ("id", "name", "splits", "description")
 
 
@@ -52,6 +55,10 @@ def make_env(config: Mapping[str, Any]) -> gym.Env:
     Raises:
         UserError: no `id`, an id that is not registered, or an argument the environment does not know.
     """
+    return _made(gym.make, config, disable_env_checker=True)
+
+
+def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> Any:
     spec = plain(config)
     if not spec.get("id"):
         raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
@@ -61,12 +68,29 @@ def make_env(config: Mapping[str, Any]) -> gym.Env:
 
     arguments = {key: value for key, value in spec.items() if key not in _NOT_ARGUMENTS}
     try:
-        return gym.make(spec["id"], disable_env_checker=True, **arguments)
+        return make(spec["id"], **more, **arguments)
     except gym.error.Error as error:
         known = [name for name in gym.registry if name.startswith("ooco_gym/")]
         raise unknown("environment", spec["id"], known) from error
     except ModuleNotFoundError as error:
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
+
+
+def decision_names(env: Any) -> tuple[str, ...]:
+    """The decisions that `env` asks for (`ooco_gym.envs.features.DECISIONS`); none where it is not one of ours."""
+    from ooco_gym.envs.base import DecisionEnv
+
+    inside = env.unwrapped
+    return tuple(decision.name for decision in inside.decisions) if isinstance(inside, DecisionEnv) else ()
+
+
+def is_partner(policy: str, env: Any) -> bool:
+    """Whether a policy, by name and parameters, is the one that takes all other decisions in `env`."""
+    partner = getattr(getattr(env.unwrapped, "config", None), "partner", None)
+    if partner is None or isinstance(partner, str):
+        return policy == partner
+    mine, other = policy_of(policy), policy_of(partner)
+    return (mine.name, mine.values) == (other.name, other.values)
 
 
 def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
@@ -117,14 +141,14 @@ class SplitEpisodes(gym.Wrapper):
         return self.env.reset(seed=chosen, options={"window": int(self._random.integers(self._window_count))})
 
     def action_masks(self) -> np.ndarray:
-        """The legality of each action, bool (K + 1,)."""
+        """The legality of each action, bool (A,)."""
         return self.env.get_wrapper_attr("action_masks")()
 
 
-def training_makers(
-    config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None
-) -> list[Callable[[], gym.Env]]:
-    """Returns `count` functions that each make an environment over the training split, with streams of their own.
+def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None) -> VectorEnv:
+    """Makes `count` environments over the training split, each with a stream of windows of its own.
+
+    Environments of this package step in one compiled call, others one after the other; both reset in the same step.
 
     Args:
         config: the `env` configuration.
@@ -132,11 +156,16 @@ def training_makers(
         seed: keys which windows each of them plays.
         window_s: length of their episodes; None leaves the configuration's.
     """
-    seeds = split_seeds(config, "train")
+    from ooco_gym.envs import ENVIRONMENTS
+
+    config, seeds = plain(config), split_seeds(config, "train")
     if window_s is not None:
-        config = {**plain(config), "window_s": window_s}
+        config["window_s"] = window_s
+    if config.get("id") in ENVIRONMENTS:
+        return _made(gym.make_vec, config, num_envs=count, vectorization_mode="vector_entry_point",
+                     autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds, train_stream=seed)
 
     def maker(index: int) -> Callable[[], gym.Env]:
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))
 
-    return [maker(index) for index in range(count)]
+    return SyncVectorEnv([maker(index) for index in range(count)], autoreset_mode=AutoresetMode.SAME_STEP)

@@ -10,11 +10,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from agents.environments import Window, group, make_env, plain, split_seeds, windows
+from agents.environments import (
+    OBSERVATION_KEYS,
+    Window,
+    decision_names,
+    group,
+    is_partner,
+    make_env,
+    plain,
+    split_seeds,
+    windows,
+)
 from agents.play import BatchPlayer, Player, RulePlayer, play
 from agents.scoring import score
 from ooco_gym.cli.progress import track
@@ -22,6 +32,7 @@ from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
+CLOCKED = {"pack", "control"}  # decisions that come by the clock, for which policies have a setting but no rule
 _EXTRA_RULES = ("always", "never", "random")
 
 
@@ -85,21 +96,38 @@ def _check(env_config: Mapping[str, Any], policies: Mapping[str, str]) -> dict[s
     env = make_env(env_config)
     try:
         rules = rule_names(env)
-        space: Any = env.observation_space
         for label, policy in policies.items():
             if _is_rule(policy, rules):
-                continue
-            if not os.path.isdir(policy):
+                _check_rule(policy, env)
+            elif os.path.isdir(policy):
+                _check_folder(label, policy, env)
+            else:
                 raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
                                 f"known: {', '.join(rules)}")
-            expected = _folder_policy(policy)[1]
-            actual = {key: tuple(space[key].shape) for key in ("cluster", "candidates")}
-            if expected != actual:
-                raise UserError(f"policy '{label}' was trained on observations {expected}, but the environment gives "
-                                f"{actual}; evaluate it on the environment it was trained on")
     finally:
         env.close()
     return {label: not _is_rule(policy, rules) for label, policy in policies.items()}
+
+
+def _check_rule(policy: str, env: Any) -> None:
+    """Refuses a rule that has no say where only the clock asks: it would play as the partner under another name."""
+    asked = decision_names(env)
+    if asked and set(asked) <= CLOCKED and not is_partner(policy, env):
+        raise UserError(f"'{policy}' has no rule for {' and '.join(asked)}: only the environment's partner can be "
+                        "played beside learned policies")
+
+
+def _check_folder(label: str, policy: str, env: Any) -> None:
+    """Refuses a learned policy that was trained on other observations, actions or decisions."""
+    kept = _folder_policy(policy)
+    expected = {key: tuple(env.observation_space[key].shape) for key in OBSERVATION_KEYS}
+    if kept.shapes != expected:
+        raise UserError(f"policy '{label}' was trained on observations {kept.shapes}, but the environment gives "
+                        f"{expected}; evaluate it on the environment it was trained on")
+    unknown = [name for name in decision_names(env) if name not in kept.decisions]
+    if unknown:
+        raise UserError(f"policy '{label}' was never asked to {' or '.join(unknown)}, only to "
+                        f"{', '.join(kept.decisions)}; evaluate it on the environment it was trained on")
 
 
 def _is_rule(policy: str, rules: Sequence[str]) -> bool:
@@ -117,24 +145,32 @@ def rule_names(env: Any) -> list[str]:
     return sorted({*list_policies(), *_EXTRA_RULES})
 
 
+class _Kept(NamedTuple):
+    """A learned policy: its batch decision, the shapes of the observation it expects, the decisions it was asked."""
+
+    decide: Callable[..., np.ndarray]
+    shapes: dict[str, tuple[int, ...]]
+    decisions: tuple[str, ...]
+
+
 @lru_cache(maxsize=8)
-def _folder_policy(folder: str) -> tuple[Callable[..., np.ndarray], dict[str, tuple[int, ...]]]:
-    """Loads a run or an exported policy: its batch decision and the shapes of the observation it expects."""
+def _folder_policy(folder: str) -> _Kept:
+    """Loads a run or an exported policy."""
     from ooco_gym.runtime import MANIFEST_FILE, Policy
 
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
         inputs = policy.manifest["inputs"]
 
-        def decide(cluster: np.ndarray, candidates: np.ndarray, mask: np.ndarray) -> np.ndarray:
-            return policy.decide_batch({"cluster": cluster, "candidates": candidates}, mask)
+        def decide(*parts: np.ndarray) -> np.ndarray:
+            return policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
 
-        return decide, {key: tuple(inputs[key]["shape"]) for key in ("cluster", "candidates")}
+        return _Kept(decide, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS}, tuple(policy.decisions))
     from agents.load import load_run
 
     run = load_run(folder)
     space: Any = run.model.observation_space
-    return run.decide_batch, {key: tuple(space[key].shape) for key in ("cluster", "candidates")}
+    return _Kept(run.decide_batch, {key: tuple(space[key].shape) for key in OBSERVATION_KEYS}, run.decisions)
 
 
 Job = tuple[str, str, Sequence[Window]]
@@ -162,7 +198,7 @@ def _play_job(argument: tuple[dict[str, Any], str, str, bool, list[Window]]) -> 
         from agents.extras import limit_torch_threads
 
         limit_torch_threads()
-        player = BatchPlayer(label, _folder_policy(policy)[0])
+        player = BatchPlayer(label, _folder_policy(policy).decide)
     else:
         player = RulePlayer(policy)
     return play(env_config, player, games, side_by_side=SIDE_BY_SIDE)

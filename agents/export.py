@@ -1,4 +1,4 @@
-"""`ooco-gym export`: writes a trained gate as ONNX, with scaling, mask and arg-max inside, and its manifest."""
+"""`ooco-gym export`: writes a trained policy as ONNX, with scaling, mask and arg-max inside, and its manifest."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import make_env, plain
+from agents.actions import action_meanings, action_names
+from agents.environments import OBSERVATION_KEYS, decision_names, make_env, plain
 from agents.extras import require
 from agents.load import LoadedRun, load_run
+from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.runtime.bundle import MANIFEST_FILE, MODEL_FILE, SCHEMA, file_digest
 
 OPSET = 18
 _TOLERANCE = 1e-4
-_INPUTS = ("cluster", "candidates", "action_mask")
 _VERSIONS = ("ooco-gym", "torch", "stable-baselines3", "sb3-contrib", "onnx", "onnxscript", "onnxruntime", "numpy")
 
 
@@ -55,7 +56,7 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def write_onnx(run: LoadedRun, path: Path) -> None:
-    """Writes the run's gate to `path` with a dynamic batch axis, and checks the graph with onnx.checker."""
+    """Writes the run's actor to `path` with a dynamic batch axis, and checks the graph with onnx.checker."""
     import onnx
     import torch
 
@@ -68,8 +69,9 @@ def write_onnx(run: LoadedRun, path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
-                run.gate, example, dynamo=True, opset_version=OPSET, input_names=list(_INPUTS),
-                output_names=["action", "logits"], dynamic_shapes=tuple({0: batch} for _ in _INPUTS), verbose=False,
+                run.actor, example, dynamo=True, opset_version=OPSET, input_names=list(OBSERVATION_KEYS),
+                output_names=["action", "logits"], verbose=False,
+                dynamic_shapes=tuple({0: batch} for _ in OBSERVATION_KEYS),
             )
     finally:
         logging.disable(previous)
@@ -89,23 +91,25 @@ def _forget_origin(model: Any) -> None:
         node.doc_string = ""
 
 
-def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Draws cluster (count, Fc), candidates (count, K, F) and masks (count, K + 1) with at least one legal action.
+def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarray, ...]:
+    """Draws cluster (count, Fc), candidates (count, K, F), masks (count, A) with a legal action, decisions (count, D).
 
     Values are the training mean ± 3 deviations, so that they exercise the network where it was trained and beyond.
     """
     random = np.random.default_rng((seed, 11))
     encoder: Any = run.model.policy.features_extractor
     space: Any = run.model.observation_space
-    places = space["candidates"].shape[0]
+    actions, kinds = space["action_mask"].shape[0], space["decision"].shape[0]
 
     def draw(scale: Any, shape: tuple[int, ...]) -> np.ndarray:
         z = random.uniform(-3.0, 3.0, (count, *shape))
         return (scale.mean.numpy() + z * scale.deviation.numpy()).astype(np.float32)
 
-    mask = (random.random((count, places + 1)) < 0.5).astype(np.int8)
-    mask[np.arange(count), random.integers(0, places + 1, count)] = 1
-    return draw(encoder.cluster, space["cluster"].shape), draw(encoder.candidates, space["candidates"].shape), mask
+    mask = (random.random((count, actions)) < 0.5).astype(np.int8)
+    mask[np.arange(count), random.integers(0, actions, count)] = 1
+    cluster, candidates = draw(encoder.cluster, space["cluster"].shape), draw(encoder.candidates,
+                                                                              space["candidates"].shape)
+    return cluster, candidates, mask, np.eye(kinds, dtype=np.float32)[random.integers(0, kinds, count)]
 
 
 def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) -> dict[str, Any]:
@@ -117,10 +121,10 @@ def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) ->
     import torch
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
-    cluster, candidates, mask = observations
-    outputs: Any = session.run(["action", "logits"], dict(zip(_INPUTS, observations, strict=True)))
+    observation: dict[str, Any] = dict(zip(OBSERVATION_KEYS, observations, strict=True))
+    mask = observation["action_mask"]
+    outputs: Any = session.run(["action", "logits"], observation)
     actions, logits = outputs
-    observation = {"cluster": cluster, "candidates": candidates, "action_mask": mask}
     expected, _ = run.model.predict(observation, deterministic=True, action_masks=mask.astype(bool))
     with torch.inference_mode():
         tensors, _ = run.model.policy.obs_to_tensor(observation)
@@ -139,24 +143,26 @@ def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) ->
 def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> dict[str, Any]:
     """Describes what goes in and comes out of the graph, and where it comes from."""
     space: Any = run.model.observation_space
-    places = space["candidates"].shape[0]
+    places, actions = space["candidates"].shape[0], space["action_mask"].shape[0]
     env = make_env(run.config["env"])
     try:
-        features = {key: feature_table(env, space[key], key) for key in ("cluster", "candidates")}
+        decisions = decision_names(env)
+        inputs: dict[str, Any] = {
+            key: {"shape": list(space[key].shape), "dtype": "float32", "features": feature_table(env, space[key], key)}
+            for key in ("cluster", "candidates", "decision")
+        }
     finally:
         env.close()
-    inputs = {
-        key: {"shape": list(space[key].shape), "dtype": "float32", "features": features[key]} for key in features
-    }
-    inputs["action_mask"] = {"shape": [places + 1], "dtype": "int8", "meaning": "1 where the action is legal"}
+    inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
     config = {key: value for key, value in run.config.items() if key not in ("out", "logger")}
     return {
-        "schema": SCHEMA, "decision_point": "gate", "environment": run.config["env"]["id"],
+        "schema": SCHEMA, "environment": run.config["env"]["id"], "decisions": list(decisions),
         "inputs": inputs,
         "outputs": {"action": {"shape": [], "dtype": "int64", "meaning": "index into actions; always a legal one"},
-                    "logits": {"shape": [places + 1], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
+                    "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
         "batch_axis": "the first axis of every input and output, any size",
-        "actions": ["hold: decode what is resident"] + [f"start candidate {k}" for k in range(places)],
+        "actions": action_names(decisions, places, actions - places),
+        "actions_by_decision": action_meanings(decisions, places, actions - places),
         "inside_the_graph": ["scaling of features", "mask", "arg-max"],
         "versions": {name: _version(name) for name in _VERSIONS}, "opset": OPSET,
         "training": {"agent": plain(run.config["agent"])["name"], "seed": run.config.get("seed"),
@@ -170,7 +176,10 @@ def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
     """Returns name, unit, bounds and meaning of each feature along the last axis of observation `key`."""
     low, high = space.low.reshape(-1, space.shape[-1]).min(0), space.high.reshape(-1, space.shape[-1]).max(0)
     described = getattr(env.unwrapped, "feature_tables", None)
-    rows = list(described()[key]) if described is not None else [{"name": f"{key}_{i}"} for i in range(len(low))]
+    tables = {} if described is None else dict(described())
+    if described is not None and key == "decision" and key not in tables:
+        tables[key] = [{"name": name, "meaning": f"1 where '{name}' is what is decided"} for name in DECISIONS]
+    rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 

@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from agents.networks import Gate, ObservationEncoder
+from agents.environments import OBSERVATION_KEYS
+from agents.networks import Actor, ObservationEncoder
 
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
 
@@ -28,7 +29,7 @@ def play_and_scale(model: Any, env: Any, rule: str | None, decisions: int, seed:
         seed: of the random actions.
 
     Returns:
-        `cluster`, `candidates`, `action_mask` and `answer` (what the rule says, 0 without one), stacked over decisions.
+        The parts of the observation, and `answer` (what the rule says, 0 without one), stacked over decisions.
     """
     encoder = model.policy.features_extractor
     assert isinstance(encoder, ObservationEncoder)
@@ -53,17 +54,17 @@ def imitate(model: Any, seen: dict[str, np.ndarray], epochs: int, batch_size: in
 
     The optimiser is its own, so that learning starts with fresh moments.
     """
-    gate, answers = Gate(model.policy), torch.as_tensor(seen["answer"])
-    parts = [torch.as_tensor(seen[key]) for key in ("cluster", "candidates", "action_mask")]
-    optimiser = torch.optim.Adam(gate.actor_parameters(), lr=learning_rate)
+    actor, answers = Actor(model.policy), torch.as_tensor(seen["answer"])
+    parts = [torch.as_tensor(seen[key]) for key in OBSERVATION_KEYS]
+    optimiser = torch.optim.Adam(actor.actor_parameters(), lr=learning_rate)
     for _ in range(epochs):
         for chunk in torch.randperm(len(answers)).split(batch_size):
             optimiser.zero_grad()
-            loss = functional.cross_entropy(gate(*(part[chunk] for part in parts))[1], answers[chunk])
+            loss = functional.cross_entropy(actor(*(part[chunk] for part in parts))[1], answers[chunk])
             loss.backward()
             optimiser.step()
     with torch.inference_mode():
-        agreeing = [gate(*(part[i] for part in parts))[0] == answers[i]
+        agreeing = [actor(*(part[i] for part in parts))[0] == answers[i]
                     for i in torch.arange(len(answers)).split(4096)]
     return float(torch.cat(agreeing).float().mean())
 

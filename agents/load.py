@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
+from agents.environments import OBSERVATION_KEYS, decision_names, make_env
 from agents.extras import require
 from ooco_gym.errors import UserError
 
@@ -19,27 +20,35 @@ POLICY_FILE, CONFIG_FILE, SCALE_FILE = "policy.zip", "config.yaml", "normalisati
 
 
 class LoadedRun:
-    """A trained gate: `decide` one observation, or `decide_batch` many; illegal actions are never chosen."""
+    """A trained policy: `decide` one observation, or `decide_batch` many; illegal actions are never chosen."""
 
     def __init__(self, folder: Path, model: MaskablePPO, config: dict[str, Any]) -> None:
-        from agents.networks import Gate
+        from agents.networks import Actor
 
         self.folder, self.model, self.config = folder, model, config
-        self.gate = Gate(model.policy).eval()  # type: ignore[arg-type]
+        self.actor = Actor(model.policy).eval()  # type: ignore[arg-type]
+
+    @property
+    def decisions(self) -> tuple[str, ...]:
+        """The decisions that the policy was trained on."""
+        env = make_env(self.config["env"])
+        try:
+            return decision_names(env)
+        finally:
+            env.close()
 
     def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> int:
-        """Returns the most likely legal action for one observation; `mask` (K + 1,) defaults to the observation's."""
-        legal = observation["action_mask"] if mask is None else mask
-        batch = (np.asarray(part)[None] for part in (observation["cluster"], observation["candidates"], legal))
-        return int(self.decide_batch(*batch)[0])
+        """Returns the most likely legal action for one observation; `mask` (A,) defaults to the observation's."""
+        given = observation if mask is None else {**observation, "action_mask": mask}
+        return int(self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0])
 
-    def decide_batch(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray) -> np.ndarray:
-        """Returns actions (batch,) for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, K + 1)."""
+    def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
+        """Returns actions (batch,) for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, A) and
+        decision (batch, D)."""
         import torch
 
         with torch.inference_mode():
-            parts = (torch.as_tensor(np.ascontiguousarray(part)) for part in (cluster, candidates, action_mask))
-            return self.gate(*parts)[0].numpy()
+            return self.actor(*(torch.as_tensor(np.ascontiguousarray(part)) for part in observation))[0].numpy()
 
 
 def load_run(folder: str | Path) -> LoadedRun:

@@ -1,8 +1,9 @@
-"""The actor and critic of a gate: a scorer shared by all candidates, with observation scaling inside.
+"""The actor and critic of decisions among candidates: a scorer shared by all of them, with observation scaling inside.
 
-The decision "hold, or start one of K waiting candidates" does not depend on the order in which candidates are
-listed. `CandidateScorer` keeps that symmetry: permuting the candidates permutes their logits and changes neither the
-hold logit nor the value. Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself.
+A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
+order in which candidates are listed. `CandidateScorer` keeps that symmetry: permuting the candidates permutes their
+logits and changes neither those of the fixed actions nor the value. Scaling lives in the network
+(`ObservationEncoder`), so a saved policy is whole by itself.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPo
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
+from agents.environments import OBSERVATION_KEYS
 from ooco_gym.errors import UserError
 
-OBSERVATION_KEYS = ("cluster", "candidates", "action_mask")
 _CLIP = 8.0
 _RELATIVE_FLOOR = 1e-3
 
@@ -67,18 +68,20 @@ class FeatureScale(nn.Module):
 
 
 class ObservationEncoder(BaseFeaturesExtractor):
-    """Scales an observation and lays it out flat: cluster (Fc), candidates (K·F), legality of the candidates (K).
+    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F), their legality (K).
 
-    The statistics of a candidate's features are shared by all K places and come from legal candidates only, so that
-    padding does not move them.
+    `decision` is one-hot and stays as it is. The statistics of a candidate's features are shared by all K places and
+    come from legal candidates only, so that padding does not move them.
     """
 
     def __init__(self, observation_space: spaces.Dict) -> None:
         check_observation_space(observation_space)
         cluster, candidates = observation_space["cluster"], observation_space["candidates"]
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
-        self_dim = cluster.shape[0] + int(np.prod(candidates.shape)) + candidates.shape[0]
-        super().__init__(observation_space, features_dim=self_dim)
+        self.places, features = candidates.shape
+        flat = cluster.shape[0] + _size(observation_space, "decision") + self.places * (features + 1)
+        super().__init__(observation_space, features_dim=flat)
+        self.fixed = _size(observation_space, "action_mask") - self.places
         self.cluster = FeatureScale(cluster.low, cluster.high)
         self.candidates = FeatureScale(candidates.low.min(axis=0), candidates.high.max(axis=0))
 
@@ -86,16 +89,23 @@ class ObservationEncoder(BaseFeaturesExtractor):
         """Adds a batch of raw observations (leading axes of any shape) to the running statistics."""
         candidates = observations["candidates"]
         places, features = candidates.shape[-2:]
-        legal = observations["action_mask"].reshape(-1, places + 1)[:, 1:] > 0
+        legal = observations["action_mask"].reshape(-1, self.fixed + places)[:, self.fixed :] > 0
         self.cluster.update(observations["cluster"].reshape(-1, observations["cluster"].shape[-1]))
         self.candidates.update(candidates.reshape(-1, places, features)[legal])
 
     def forward(self, observations: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Returns (batch, Fc + K·F + K)."""
-        legal = observations["action_mask"][:, 1:].to(torch.float32)
+        """Returns (batch, Fc + D + K·F + K)."""
+        legal = observations["action_mask"][:, self.fixed :].to(torch.float32)
         cluster = self.cluster(observations["cluster"].to(torch.float32))
         candidates = self.candidates(observations["candidates"].to(torch.float32)) * legal.unsqueeze(-1)
-        return torch.cat([cluster, candidates.flatten(1), legal], dim=1)
+        decision = observations["decision"].to(torch.float32)
+        return torch.cat([cluster, decision, candidates.flatten(1), legal], dim=1)
+
+
+def _size(space: spaces.Dict, key: str) -> int:
+    shape = space[key].shape
+    assert shape is not None
+    return int(shape[0])
 
 
 class _SetEncoder(nn.Module):
@@ -117,20 +127,27 @@ class _SetEncoder(nn.Module):
 
 
 class CandidateScorer(nn.Module):
-    """From the flat features of `ObservationEncoder` to K + 1 logits (actor) and a value latent (critic).
+    """From the flat features of `ObservationEncoder` to A logits (actor) and a value latent (critic).
 
-    Actor: logit of candidate k = head(embedding of k, mean embedding of the legal ones, cluster); logit of hold =
-    head(mean embedding, cluster). Actor and critic have embeddings of their own.
+    Actor: logit of candidate k = head(embedding of k, mean embedding of the legal ones, cluster); logits of the fixed
+    actions = head(mean embedding, cluster). The cluster's features include which decision is due. Actor and critic have
+    embeddings of their own.
+
+    Args:
+        cluster: features of the cluster and the decision.
+        places, features: candidates (K), and features of each.
+        fixed: actions before those of the candidates (A - K).
+        hidden: width of every layer.
     """
 
-    def __init__(self, cluster: int, places: int, features: int, hidden: int) -> None:
+    def __init__(self, cluster: int, places: int, features: int, fixed: int, hidden: int) -> None:
         super().__init__()
         self.sizes = (cluster, places, features)
-        self.latent_dim_pi, self.latent_dim_vf = places + 1, hidden
+        self.latent_dim_pi, self.latent_dim_vf = fixed + places, hidden
         self.actor = _SetEncoder(cluster, features, hidden)
         self.score_own, self.score_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + cluster, hidden, bias=False)
-        self.hold_pool = nn.Linear(hidden + cluster, hidden)
-        self.score, self.hold = nn.Linear(hidden, 1), nn.Linear(hidden, 1)
+        self.fixed_pool = nn.Linear(hidden + cluster, hidden)
+        self.score, self.fixed = nn.Linear(hidden, 1), nn.Linear(hidden, fixed)
         self.critic = _SetEncoder(cluster, features, hidden)
         self.value = nn.Linear(hidden + cluster, hidden)
 
@@ -140,17 +157,17 @@ class CandidateScorer(nn.Module):
         return x[:, :cluster], candidates, x[:, cluster + places * features :]
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (logits (batch, K + 1), value latent (batch, hidden))."""
+        """Returns (logits (batch, A), value latent (batch, hidden))."""
         return self.forward_actor(x), self.forward_critic(x)
 
     def forward_actor(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns logits (batch, K + 1), hold first."""
+        """Returns logits (batch, A), the fixed actions first."""
         cluster, candidates, legal = self._split(x)
         embedded, pooled = self.actor(cluster, candidates, legal)
         context = torch.cat([pooled, cluster], dim=1)
         own = torch.tanh(self.score_own(embedded) + self.score_pool(context).unsqueeze(1))
-        hold = self.hold(torch.tanh(self.hold_pool(context)))
-        return torch.cat([hold, self.score(own).squeeze(-1)], dim=1)
+        fixed = self.fixed(torch.tanh(self.fixed_pool(context)))
+        return torch.cat([fixed, self.score(own).squeeze(-1)], dim=1)
 
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the value latent (batch, hidden)."""
@@ -171,23 +188,23 @@ class CandidatePolicy(MaskableMultiInputActorCriticPolicy):
         return {**super()._get_constructor_parameters(), "hidden": self.hidden}
 
     def _build_mlp_extractor(self) -> None:
-        space = self.observation_space
-        assert isinstance(space, spaces.Dict)
-        cluster, candidates = space["cluster"].shape, space["candidates"].shape
-        assert cluster is not None and candidates is not None
-        self.mlp_extractor = CandidateScorer(cluster[0], candidates[0], candidates[1], self.hidden)  # type: ignore[assignment]
+        space, encoder = self.observation_space, self.features_extractor
+        assert isinstance(space, spaces.Dict) and isinstance(encoder, ObservationEncoder)
+        cluster, features = _size(space, "cluster") + _size(space, "decision"), space["candidates"].shape[-1]  # type: ignore[index]
+        self.mlp_extractor = CandidateScorer(  # type: ignore[assignment]
+            cluster, encoder.places, features, encoder.fixed, self.hidden)
 
     def _build(self, lr_schedule: Any) -> None:
         super()._build(lr_schedule)
         self.action_net = nn.Identity()  # type: ignore[assignment]  # the scorer's output already is the logits
         scorer = self.mlp_extractor
         assert isinstance(scorer, CandidateScorer)
-        for head in (scorer.score, scorer.hold):  # a nearly uniform policy at first, as SB3 does for its action_net
+        for head in (scorer.score, scorer.fixed):  # a nearly uniform policy at first, as SB3 does for its action_net
             nn.init.orthogonal_(head.weight, gain=0.01)
         self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
 
 
-class Gate(nn.Module):
+class Actor(nn.Module):
     """The decision alone: raw observation and mask in, arg-max action and masked logits out.
 
     It is what evaluation runs and what `export` writes, so both are the same arithmetic.
@@ -208,23 +225,32 @@ class Gate(nn.Module):
         return [parameter for name, parameter in named if not name.startswith(value)]
 
     def forward(
-        self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor
+        self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor, decision: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns action (batch,) int64 and logits (batch, K + 1) for cluster (batch, Fc), candidates (batch, K, F)
-        and action_mask (batch, K + 1)."""
+        """Returns action (batch,) int64 and logits (batch, A) for cluster (batch, Fc), candidates (batch, K, F),
+        action_mask (batch, A) and decision (batch, D)."""
         legal = action_mask > 0
-        observation = {"cluster": cluster, "candidates": candidates, "action_mask": legal}
+        observation = {"cluster": cluster, "candidates": candidates, "action_mask": legal, "decision": decision}
         logits = self.head(self.scorer.forward_actor(self.encoder(observation)))
         logits = torch.where(legal, logits, torch.full_like(logits, self.MASKED_LOGIT))
         return logits.argmax(dim=1), logits
 
 
 def check_observation_space(space: spaces.Space) -> None:
-    """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K, F), action_mask (K + 1,)."""
+    """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K, F), action_mask (A,), decision (D,).
+    """
     shapes = {key: space[key].shape for key in space} if isinstance(space, spaces.Dict) else {}
     missing = [key for key in OBSERVATION_KEYS if key not in shapes]
     if missing:
         raise UserError(
-            f"the environment's observation lacks {', '.join(missing)}; a gate is trained on a Dict of "
+            f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
             f"{', '.join(OBSERVATION_KEYS)}"
         )
+
+
+def check_action_space(space: spaces.Space, env: str) -> None:
+    """Raises UserError unless actions are Discrete."""
+    if not isinstance(space, spaces.Discrete):
+        raise UserError(f"{env} has {type(space).__name__} actions, which 'ooco-gym train' does not support: learn on "
+                        "it with agents.vector.GymnasiumVecEnv and sb3-contrib's MaskablePPO('MultiInputPolicy') "
+                        "(docs/training.md)")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import Window, make_env
+from agents.environments import OBSERVATION_KEYS, Window, is_partner, make_env
 from ooco_gym.errors import UserError
 
 Observations = Sequence[Mapping[str, np.ndarray]]
@@ -24,36 +24,43 @@ class Player(Protocol):
     name: str
     learned: bool
 
-    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Returns one action for each environment, which stands at the observation of the same place."""
         ...
 
 
 class RulePlayer:
-    """A heuristic by name, asked through the environment, so that it sees what the compiled rule sees."""
+    """A heuristic by name, asked through the environment, so that it sees what the compiled rule sees.
+
+    The partner itself does what it would do anyway, to the bit; any other rule's answer is put in terms of the
+    candidates that are offered.
+    """
 
     learned = False
 
     def __init__(self, rule: str) -> None:
         self.name = rule
 
-    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Asks each environment what the rule would do now."""
-        return [env.unwrapped.rule_action(self.name) for env in envs]  # type: ignore[attr-defined]
+        return [self._ask(env.unwrapped) for env in envs]
+
+    def _ask(self, env: Any) -> Any:
+        return env.partner_action() if is_partner(self.name, env) else env.rule_action(self.name)
 
 
 class BatchPlayer:
-    """A learned policy: `decide(cluster, candidates, action_mask) -> actions` over a batch."""
+    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch."""
 
     learned = True
 
-    def __init__(self, name: str, decide: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]) -> None:
+    def __init__(self, name: str, decide: Callable[..., np.ndarray]) -> None:
         self.name, self._decide = name, decide
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
         """Stacks the observations and decides for all of them at once."""
-        keys = ("cluster", "candidates", "action_mask")
-        return self._decide(*(np.stack([observation[key] for observation in observations]) for key in keys)).tolist()
+        parts = (np.stack([observation[key] for observation in observations]) for key in OBSERVATION_KEYS)
+        return self._decide(*parts).tolist()
 
 
 def play(
@@ -104,7 +111,7 @@ class _Episode:
         self.reward, self.decisions, self.done = 0.0, 0, False
         self.summary: Mapping[str, Any] = {}
 
-    def step(self, action: int) -> bool:
+    def step(self, action: Any) -> bool:
         """Takes one action; returns True at the end of the episode."""
         self.observation, reward, terminated, truncated, info = self.env.step(action)
         self.reward += float(reward)

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agents.environments import SPLITS, group, plain, split_seeds, training_makers, windows
+from agents.environments import SPLITS, group, plain, split_seeds, training_env, windows
 from agents.extras import require
 from agents.load import CONFIG_FILE, POLICY_FILE, SCALE_FILE
 from ooco_gym.errors import UserError, unknown
@@ -98,12 +98,15 @@ class _Trainer:
     def _vector_env(self) -> Any:
         from stable_baselines3.common.vec_env import VecNormalize
 
-        from agents.vector import LeanVecEnv
+        from agents.networks import check_action_space
+        from agents.vector import GymnasiumVecEnv
 
-        makers = training_makers(self.config["env"], self.agent["n_envs"], int(self.config["seed"]),
-                                 self.config.get("window_s"))
+        config = self.config["env"]
+        env = training_env(config, self.agent["n_envs"], int(self.config["seed"]), self.config.get("window_s"))
+        check_action_space(env.single_action_space, config["id"])
         # Rewards only: observations are scaled inside the network, where export finds the scaling again.
-        return VecNormalize(LeanVecEnv(makers), norm_obs=False, norm_reward=True, gamma=0.999, clip_reward=np.inf)
+        return VecNormalize(GymnasiumVecEnv(env, info_keys=()), norm_obs=False, norm_reward=True, gamma=0.999,
+                            clip_reward=np.inf)
 
     def _model(self) -> Any:
         from sb3_contrib import MaskablePPO
@@ -180,14 +183,14 @@ class _Trainer:
     def _player(self) -> Any:
         import torch
 
-        from agents.networks import Gate
+        from agents.networks import Actor
         from agents.play import BatchPlayer
 
-        gate = Gate(self.model.policy)
+        actor = Actor(self.model.policy)
 
         def decide(*parts: np.ndarray) -> np.ndarray:
             with torch.inference_mode():
-                return gate(*(torch.as_tensor(part) for part in parts))[0].numpy()
+                return actor(*(torch.as_tensor(part) for part in parts))[0].numpy()
 
         return BatchPlayer("training", decide)
 

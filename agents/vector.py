@@ -1,42 +1,203 @@
-"""Episodes side by side in one process, without the copying that Stable-Baselines3's own vectoriser does.
+"""Any Gymnasium `VectorEnv` as a Stable-Baselines3 `VecEnv`; neither project ships the adapter.
 
-`DummyVecEnv` deep-copies every info at every step and finds `action_masks` by climbing the wrappers; with an
-environment that answers in microseconds that costs more than the environment.
+The two interfaces differ in what a reset returns, in how infos are laid out (arrays with masks there, a list of dicts
+here), and in when an episode that has ended is reset: Stable-Baselines3 wants it in the same step.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
-from stable_baselines3.common.vec_env import DummyVecEnv
+from gymnasium.vector import AutoresetMode, VectorEnv
+from stable_baselines3.common.env_util import is_wrapped
+from stable_baselines3.common.monitor import Monitor
+from stable_baselines3.common.vec_env import VecEnv
+
+from ooco_gym.errors import UserError
+
+# Methods of one environment, and those of a native vector environment that answer for all places at once.
+BATCHED = {"action_masks": "action_masks", "rule_action": "rule_actions", "partner_action": "partner_actions"}
+_FINAL = ("final_obs", "final_info")
 
 
-class LeanVecEnv(DummyVecEnv):
-    """`DummyVecEnv` for Dict observations that hold `action_mask`: infos are handed on, masks read from observations.
+class GymnasiumVecEnv(VecEnv):
+    """A Gymnasium `VectorEnv` that resets in the same step, for Stable-Baselines3 and sb3-contrib.
 
-    The environments must not change an info after they have returned it.
+    Infos of a step: each has `TimeLimit.truncated`; that of an episode's end also has `terminal_observation`,
+    `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes them), and all that the environment said.
+
+    Args:
+        env: the vector environment.
+        info_keys: which of the environment's infos are copied into the dicts at every step; None: all of them. What is
+            left out costs nothing and can be had as an array from `info_array`.
+
+    Raises:
+        UserError: `env` resets at another time, or never.
     """
 
+    def __init__(self, env: VectorEnv, info_keys: Collection[str] | None = None) -> None:
+        mode = (env.metadata or {}).get("autoreset_mode")
+        if mode != AutoresetMode.SAME_STEP:
+            name = mode.value if isinstance(mode, AutoresetMode) else mode
+            raise UserError(f"the vector environment has autoreset_mode={name}; Stable-Baselines3 needs SameStep: make "
+                            "it with autoreset_mode='SameStep'")
+        self.env, self._info_keys = env, None if info_keys is None else frozenset(info_keys)
+        self._infos: Mapping[str, Any] = {}
+        self._observations: Any = None
+        self._actions: Any = None
+        self._begin()
+        super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
+
+    def _begin(self) -> None:
+        n = self.env.num_envs
+        self._started = np.full(n, time.perf_counter())
+        self._returns, self._lengths = np.zeros(n), np.zeros(n, np.int64)
+
+    # --- Episodes --------------------------------------------------------------------------------------------------
+    def reset(self) -> Any:
+        """Resets all places with what `seed` and `set_options` left; returns observations, infos in `reset_infos`.
+
+        Raises:
+            UserError: options that differ from place to place, which a `VectorEnv` cannot take.
+        """
+        options = self._options[0]
+        if any(other != options for other in self._options):
+            raise UserError("set_options: a Gymnasium VectorEnv takes one mapping of options for all of its places")
+        seeds = None if all(seed is None for seed in self._seeds) else list(self._seeds)
+        self._observations, self._infos = self.env.reset(seed=seeds, options=options or None)  # type: ignore[arg-type]
+        self.reset_infos = [_of_place(self._infos, i) for i in range(self.num_envs)]
+        self._reset_seeds()
+        self._reset_options()
+        self._begin()
+        return self._observations
+
+    def step_async(self, actions: np.ndarray) -> None:
+        """Keeps the actions for `step_wait`."""
+        self._actions = actions
+
     def step_wait(self) -> Any:
-        """Steps every environment; one that ended is reset, as Stable-Baselines3 expects."""
-        infos: list[dict[str, Any]] = []
-        for i, env in enumerate(self.envs):
-            observation, self.buf_rews[i], terminated, truncated, info = env.step(self.actions[i])
-            self.buf_dones[i] = terminated or truncated
-            info["TimeLimit.truncated"] = truncated and not terminated
-            if self.buf_dones[i]:
-                info["terminal_observation"] = {key: np.copy(value) for key, value in observation.items()}
-                observation, self.reset_infos[i] = env.reset()
-            self._save_obs(i, observation)
-            infos.append(info)
-        return self._obs_from_buf(), self.buf_rews.copy(), self.buf_dones.copy(), infos
+        """Steps all places; returns observations, float32 rewards, dones and a list of infos."""
+        self._observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
+        self._infos, dones = infos, terminated | truncated
+        self._returns += rewards
+        self._lengths += 1
+        listed = [{"TimeLimit.truncated": False} for _ in range(self.num_envs)]
+        if self._info_keys is None or self._info_keys:
+            for i, info in enumerate(listed):
+                info.update(_of_place(infos, i, self._info_keys))
+        for i in np.flatnonzero(dones).tolist():
+            self.reset_infos[i] = _of_place(infos, i)
+            listed[i] = self._ended(i, bool(truncated[i] and not terminated[i]))
+        return self._observations, np.asarray(rewards, np.float32), dones, listed
 
-    def env_method(self, method_name: str, *args: Any, indices: Any = None, **kwargs: Any) -> list[Any]:
-        """As in `DummyVecEnv`; `action_masks` of all environments comes from their last observations."""
-        if method_name == "action_masks" and indices is None:
-            return list(self.buf_obs["action_mask"] > 0)
-        return super().env_method(method_name, *args, indices=indices, **kwargs)
+    def _ended(self, i: int, cut: bool) -> dict[str, Any]:
+        """The info of an episode's end; its books are closed."""
+        now = time.perf_counter()
+        info = {**_of_place(self._infos.get("final_info", {}), i), "TimeLimit.truncated": cut,
+                "terminal_observation": self._infos["final_obs"][i]}
+        info.setdefault("episode", {"r": round(float(self._returns[i]), 6), "l": int(self._lengths[i]),
+                                    "t": round(now - self._started[i], 6)})
+        self._returns[i], self._lengths[i], self._started[i] = 0.0, 0, now
+        return info
 
-    def _obs_from_buf(self) -> Any:
-        return {key: buffer.copy() for key, buffer in self.buf_obs.items()}
+    def info_keys(self, prefix: str = "") -> list[str]:
+        """Names of the figures in the last step's infos that begin with `prefix`."""
+        keys = dict.fromkeys((*self._infos, *self._infos.get("final_info", {})))
+        return [key for key in keys if key.startswith(prefix) and not key.startswith("_")]
+
+    def info_array(self, key: str) -> np.ndarray:
+        """A figure of the last step's infos for all places, (N,); of an episode that ended, its last; 0 where absent.
+        """
+        values, final = self._infos.get(key), self._infos.get("final_info", {})
+        if key not in final:
+            return np.zeros(self.num_envs) if values is None else np.asarray(values)
+        rest = np.zeros(self.num_envs) if values is None else values
+        return np.where(final[f"_{key}"], final[key], rest)
+
+    def close(self) -> None:
+        """Closes the vector environment."""
+        self.env.close()
+
+    def get_images(self) -> Sequence[np.ndarray | None]:
+        """What each place renders."""
+        frames: Any = self.env.render()
+        return [None] * self.num_envs if frames is None else list(frames)
+
+    # --- What is asked of the places -------------------------------------------------------------------------------
+    def has_attr(self, attr_name: str) -> bool:
+        """Whether `get_attr` or, for `action_masks`, `env_method` has an answer."""
+        if attr_name == "action_masks" and self._observed_masks() is not None:
+            return True
+        return hasattr(self.env, BATCHED.get(attr_name, attr_name)) or super().has_attr(attr_name)
+
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        """An attribute of the places; where they are none by themselves, the vector environment's own for each."""
+        places = list(self._get_indices(indices))
+        if attr_name == "render_mode":
+            return [self.env.render_mode for _ in places]
+        of_places: Any = getattr(self.env, "get_attr", None)
+        if of_places is None:
+            return [getattr(self.env, attr_name) for _ in places]
+        values = of_places(attr_name)
+        return [values[i] for i in places]
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
+        """Sets an attribute of single environments.
+
+        Raises:
+            UserError: the vector environment has none, or some would be left out, which it cannot do.
+        """
+        of_places: Any = getattr(self.env, "set_attr", None)
+        if of_places is None or len(list(self._get_indices(indices))) < self.num_envs:
+            raise UserError(f"cannot set '{attr_name}' in single places of {type(self.env).__name__}")
+        of_places(attr_name, [value] * self.num_envs)
+
+    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+        """Calls a method of every place, in one call where the vector environment has it for all."""
+        places = list(self._get_indices(indices))
+        batched: Any = getattr(self.env, BATCHED.get(method_name, ""), None)
+        of_places: Any = getattr(self.env, "call", None)
+        values: Any
+        if batched is not None:
+            values = batched(*method_args, **method_kwargs)
+        elif method_name == "action_masks" and self._observed_masks() is not None:
+            values = self._observed_masks()
+        elif of_places is not None:
+            values = of_places(method_name, *method_args, **method_kwargs)
+        else:
+            raise AttributeError(f"{type(self.env).__name__} has no method '{method_name}' of its places")
+        return list(values) if len(places) == self.num_envs else [values[i] for i in places]
+
+    def _observed_masks(self) -> np.ndarray | None:
+        """Masks as the convention of Gymnasium has them, in the info, or in the observation: bool (N, A)."""
+        masks = self._infos.get("action_mask")
+        if masks is None and isinstance(self._observations, Mapping):
+            masks = self._observations.get("action_mask")
+        return None if masks is None else np.asarray(masks) > 0
+
+    def env_is_wrapped(self, wrapper_class: type[gym.Wrapper], indices: Any = None) -> list[bool]:
+        """Whether places are wrapped; as by `Monitor` they always are, for ends of episodes are reported as its."""
+        envs = getattr(self.env, "envs", None)
+        return [wrapper_class is Monitor or (envs is not None and is_wrapped(envs[i], wrapper_class))
+                for i in self._get_indices(indices)]
+
+
+def _of_place(infos: Mapping[str, Any], i: int, keys: Collection[str] | None = None) -> dict[str, Any]:
+    """What infos in Gymnasium's layout, arrays with masks `_<key>`, say of place i, in plain values."""
+    found: dict[str, Any] = {}
+    for key, values in infos.items():
+        mask = infos.get(f"_{key}")
+        if key in _FINAL or (keys is not None and key not in keys):
+            continue
+        if (mask is None and key.startswith("_")) or (mask is not None and not mask[i]):
+            continue
+        if isinstance(values, Mapping):
+            found[key] = _of_place(values, i)
+        else:
+            value = values[i]
+            found[key] = value.item() if isinstance(value, np.generic) else value
+    return found

@@ -9,7 +9,8 @@ from typing import Any
 
 from ooco_gym.errors import UserError
 
-SCHEMA = "ooco-gym/policy-bundle/1"
+SCHEMA = "ooco-gym/policy-bundle/2"
+INPUTS = ("cluster", "candidates", "action_mask", "decision")
 MANIFEST_FILE, MODEL_FILE = "manifest.json", "policy.onnx"
 _FAMILY = "ooco-gym/policy-bundle/"
 
@@ -33,9 +34,12 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     if schema != SCHEMA:
         kind = "another version" if str(schema).startswith(_FAMILY) else "not a policy bundle's"
         raise UserError(f"'{path / MANIFEST_FILE}' has schema '{schema}', {kind}; this ooco-gym reads '{SCHEMA}'")
-    for key in ("inputs", "actions", "files"):
+    for key in ("inputs", "actions", "decisions", "files"):
         if key not in manifest:
             raise UserError(f"'{path / MANIFEST_FILE}' lacks the key '{key}'; export the policy again")
+    for part in INPUTS:
+        if part not in manifest["inputs"]:
+            raise UserError(f"'{path / MANIFEST_FILE}' lacks the input '{part}'; export the policy again")
     expected = manifest["files"].get(MODEL_FILE, {}).get("sha256")
     if file_digest(path / MODEL_FILE) != expected:
         raise UserError(f"'{path / MODEL_FILE}' is not the file that its manifest describes (SHA-256 differs); export "

@@ -9,25 +9,30 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.runtime.bundle import MODEL_FILE, read_manifest
+from ooco_gym.runtime.bundle import INPUTS, MODEL_FILE, read_manifest
 
-_FEATURES = ("cluster", "candidates")
+_FEATURES = ("cluster", "candidates", "decision")
 
 
 class Policy:
-    """A trained gate on onnxruntime.
+    """A trained policy on onnxruntime.
 
     Attributes:
         manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning, provenance.
-        actions: what each action index means, hold first.
+        actions: what each action index means: first those that take no candidate (the decision's own no, what the
+            partner would do), then one for each candidate.
+        decisions: what the policy was trained to decide, such as `gate`.
+        fixed: how many actions take no candidate.
     """
 
     def __init__(self, session: Any, manifest: Mapping[str, Any]) -> None:
         self._session, self.manifest = session, manifest
         self.actions: list[str] = list(manifest["actions"])
+        self.decisions: list[str] = list(manifest["decisions"])
         inputs = manifest["inputs"]
         self._shapes = {key: tuple(int(n) for n in inputs[key]["shape"]) for key in _FEATURES}
         self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in _FEATURES}
+        self.fixed = len(self.actions) - self._shapes["candidates"][0]
 
     @classmethod
     def load(cls, folder: str | Path, threads: int = 1) -> Policy:
@@ -57,17 +62,16 @@ class Policy:
         return cls(session, manifest)
 
     def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> int:
-        """Returns the action (0 hold, 1 + k start candidate k) for one observation.
+        """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
 
         Args:
-            observation: `cluster` (Fc,) and `candidates` (K, F), in the manifest's order and units.
-            mask: legality of each action (K + 1,), any dtype, non-zero is legal; `observation["action_mask"]` if None.
+            observation: `cluster` (Fc,), `candidates` (K, F) and `decision` (D,), in the manifest's order and units.
+            mask: legality of each action (A,), any dtype, non-zero is legal; `observation["action_mask"]` if None.
 
         Raises:
             UserError: a part is missing, has another shape, is not finite, or no action is legal.
         """
-        cluster, candidates, legal = self._checked(observation, mask, ())
-        return int(self._run(cluster[None], candidates[None], legal[None])[0])
+        return int(self._run(*(part[None] for part in self._checked(observation, mask, ())))[0])
 
     def decide_batch(self, observation: Mapping[str, Any], mask: Any | None = None) -> np.ndarray:
         """As `decide`, for observations stacked along a first axis; returns actions (batch,) int64."""
@@ -76,26 +80,45 @@ class Policy:
         return self._run(*self._checked(observation, mask, batch or (1,)))
 
     def observation(
-        self, cluster: Mapping[str, float], candidates: Sequence[Mapping[str, float]], hold_legal: bool = True
+        self, cluster: Mapping[str, float], candidates: Sequence[Mapping[str, float]], decision: str | None = None,
+        fixed_legal: Sequence[bool] | None = None,
     ) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Builds arrays and mask from named features, so that an engine need not know their order.
 
         Args:
             cluster: value of every cluster feature by name.
             candidates: at most K mappings of candidate features; the places after them are padding and illegal.
-            hold_legal: whether holding is allowed.
+            decision: what is to be decided; None where the policy knows one decision only.
+            fixed_legal: whether each of the actions that take no candidate is allowed (for two: the decision's own no,
+                what the partner would do); None allows all of them.
 
         Raises:
-            UserError: too many candidates, or a feature is missing or unknown.
+            UserError: too many candidates, a feature or a decision is missing or unknown.
         """
         places, width = self._shapes["candidates"]
         if len(candidates) > places:
             raise UserError(f"{len(candidates)} candidates given, but this policy takes at most {places}")
-        table, mask = np.zeros((places, width), np.float32), np.zeros(places + 1, np.int8)
+        table, mask = np.zeros((places, width), np.float32), np.zeros(len(self.actions), np.int8)
         for place, candidate in enumerate(candidates):
             table[place] = self._row("candidates", candidate)
-        mask[0], mask[1 : 1 + len(candidates)] = hold_legal, 1
-        return {"cluster": self._row("cluster", cluster), "candidates": table}, mask
+        if fixed_legal is not None and len(fixed_legal) != self.fixed:
+            raise UserError(f"fixed_legal has {len(fixed_legal)} flags; expected {self.fixed}: "
+                            f"{', '.join(self.actions[: self.fixed])}")
+        mask[: self.fixed] = 1 if fixed_legal is None else fixed_legal
+        mask[self.fixed : self.fixed + len(candidates)] = 1
+        chosen = self._one_hot(decision)
+        return {"cluster": self._row("cluster", cluster), "candidates": table, "decision": chosen}, mask
+
+    def _one_hot(self, decision: str | None) -> np.ndarray:
+        names = self._names["decision"]
+        known = self.decisions or names
+        if decision is None and len(known) != 1:
+            raise UserError(f"decision is missing; this policy decides: {', '.join(known)}")
+        chosen = known[0] if decision is None else decision
+        if chosen not in known:
+            raise UserError(f"unknown decision '{chosen}'{nearest(chosen, known)}; this policy decides: "
+                            f"{', '.join(known)}")
+        return np.array([name == chosen for name in names], dtype=np.float32)
 
     def _row(self, key: str, values: Mapping[str, float]) -> np.ndarray:
         names = self._names[key]
@@ -108,7 +131,7 @@ class Policy:
         return np.array([values[name] for name in names], dtype=np.float32)
 
     def _checked(self, observation: Mapping[str, Any], mask: Any | None, batch: tuple[int, ...]) -> list[np.ndarray]:
-        parts = [self._part(observation, key, batch + self._shapes[key]) for key in _FEATURES]
+        cluster, candidates, decision = (self._part(observation, key, batch + self._shapes[key]) for key in _FEATURES)
         given = mask if mask is not None else observation.get("action_mask")
         if given is None:
             raise UserError("no mask given: pass mask, or put 'action_mask' into the observation")
@@ -119,11 +142,11 @@ class Policy:
         legal = (legal != 0).astype(np.int8)
         if not legal.any(axis=-1).all():
             raise UserError("mask allows no action; at least one must be legal")
-        return [*parts, legal]
+        return [cluster, candidates, legal, decision]
 
     def _part(self, observation: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> np.ndarray:
         if not isinstance(observation, Mapping):
-            raise UserError(f"observation must be a mapping with {' and '.join(_FEATURES)}, "
+            raise UserError(f"observation must be a mapping with {', '.join(_FEATURES)}, "
                             f"got {type(observation).__name__}")
         if key not in observation:
             raise UserError(f"observation lacks '{key}'; it has: {', '.join(map(str, observation)) or 'nothing'}")
@@ -140,6 +163,5 @@ class Policy:
             raise UserError(f"observation '{key}' is not finite: feature '{names[place]}'")
         return value
 
-    def _run(self, cluster: np.ndarray, candidates: np.ndarray, legal: np.ndarray) -> np.ndarray:
-        feed = {"cluster": cluster, "candidates": candidates, "action_mask": legal}
-        return self._session.run(["action"], feed)[0]
+    def _run(self, *parts: np.ndarray) -> np.ndarray:
+        return self._session.run(["action"], dict(zip(INPUTS, parts, strict=True)))[0]

@@ -2,18 +2,23 @@
 
 Each decision offers up to K candidates with a value and a cost; starting one earns value − cost, holding earns 0, and
 a cost above the cluster's patience is a violation. Rule `best` takes the largest gain if it is positive and patient,
-`ooco` the first legal candidate that is patient, `always` the first legal candidate, `never` holds.
+`ooco` the first legal candidate that is patient, `always` the first legal candidate, `never` holds. The partner is
+`ooco`: action 1 does what it would do. Decisions are of two kinds in turn, which makes no
+difference.
 """
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
-K, FC, F = 8, 3, 4
+K, FC, F, D = 8, 3, 4, 2
+FIXED = 2
+A = FIXED + K
 
 
 class GatingDouble(gym.Env):
@@ -22,11 +27,13 @@ class GatingDouble(gym.Env):
     def __init__(self, decisions: int = 40, noise: float = 1.0):
         self.decisions, self.noise = decisions, noise
         self.rules = ("always", "best", "never", "ooco", "random")
-        self.action_space = spaces.Discrete(K + 1)
+        self.config = SimpleNamespace(partner="ooco")
+        self.action_space = spaces.Discrete(A)
         self.observation_space = spaces.Dict({
             "cluster": spaces.Box(0.0, 100.0, (FC,), np.float32),
             "candidates": spaces.Box(-1.0, 10.0, (K, F), np.float32),
-            "action_mask": spaces.Box(0, 1, (K + 1,), np.int8),
+            "action_mask": spaces.Box(0, 1, (A,), np.int8),
+            "decision": spaces.Box(0.0, 1.0, (D,), np.float32),
         })
 
     def reset(self, *, seed=None, options=None):
@@ -40,37 +47,43 @@ class GatingDouble(gym.Env):
     def _draw(self):
         self.patience = float(self.random.uniform(1.0, 9.0))
         self.value, self.cost = self.random.uniform(0, 10, K), self.random.uniform(0, 10, K)
-        self.mask = np.ones(K + 1, np.int8)
-        self.mask[1:] = self.random.random(K) < 0.6
+        self.mask = np.ones(A, np.int8)
+        self.mask[FIXED:] = self.random.random(K) < 0.6
 
     def _observation(self):
         candidates = np.zeros((K, F), np.float32)
         candidates[:, 0], candidates[:, 1], candidates[:, 2] = self.value, self.cost, self.value - self.cost / 2
-        candidates[self.mask[1:] == 0] = 0
+        candidates[self.mask[FIXED:] == 0] = 0
         cluster = np.array([self.patience, 10 * self.patience, self.left], np.float32)
-        return {"cluster": cluster, "candidates": candidates, "action_mask": self.mask.copy()}
+        return {"cluster": cluster, "candidates": candidates, "action_mask": self.mask.copy(),
+                "decision": np.eye(D, dtype=np.float32)[self.left % D]}
 
     def action_masks(self):
         return self.mask.astype(bool)
 
+    def partner_action(self):
+        return 1
+
     def rule_action(self, rule):
-        legal = np.flatnonzero(self.mask[1:])
+        legal = np.flatnonzero(self.mask[FIXED:])
         if rule == "never" or not len(legal):
             return 0
         if rule == "random":
             return int(self.random.choice(np.flatnonzero(self.mask)))
         if rule == "always":
-            return 1 + int(legal[0])
+            return FIXED + int(legal[0])
         patient = [k for k in legal if self.cost[k] <= self.patience]
         if rule == "ooco":
-            return 1 + int(patient[0]) if patient else 0
+            return FIXED + int(patient[0]) if patient else 0
         gains = [self.value[k] - self.cost[k] for k in patient]
-        return 1 + int(patient[int(np.argmax(gains))]) if gains and max(gains) > 0 else 0
+        return FIXED + int(patient[int(np.argmax(gains))]) if gains and max(gains) > 0 else 0
 
     def step(self, action):
+        if action == 1:
+            action = self.rule_action("ooco")
         served = cost = violation = 0.0
         if action and self.mask[action]:
-            served, cost = float(self.value[action - 1]), float(self.cost[action - 1])
+            served, cost = float(self.value[action - FIXED]), float(self.cost[action - FIXED])
             violation = float(cost > self.patience)
             self.started += 1
         reward = served - cost - 5 * violation
@@ -79,7 +92,7 @@ class GatingDouble(gym.Env):
         self.left -= 1
         self._draw()
         info = {"action_mask": self.mask.copy(), "elapsed_s": 0.05 if action else 0.2, "reward/service": served,
-                "reward/cost": -cost, "reward/violation": -5 * violation}
+                "reward/cost": -cost, "reward/violation": -5 * violation, "cost": violation}
         if self.left == 0:
             info["summary"] = {
                 "reward_total": self.total, "violation_rate": self.violations / self.decisions,

@@ -4,9 +4,10 @@ import json
 
 import numpy as np
 import pytest
-from gating_double import FC, F, K, train_config
+from gating_double import FC, A, D, F, K, train_config
 
 from agents import export, train
+from agents.environments import OBSERVATION_KEYS
 from agents.load import load_run
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
@@ -23,24 +24,26 @@ def test_export_agrees_on_a_thousand_random_observations(bundle, run_folder):
     assert (summary["checks"], summary["disagreements"], summary["illegal_actions"]) == (1000, 0, 0)
     assert summary["max_logit_error"] < 1e-4
     policy, run = Policy.load(out), load_run(run_folder)
-    cluster, candidates, mask = export.random_observations(run, 1000, seed=9)
-    exported = policy.decide_batch({"cluster": cluster, "candidates": candidates}, mask)
-    trained, _ = run.model.predict({"cluster": cluster, "candidates": candidates, "action_mask": mask},
-                                   deterministic=True, action_masks=mask.astype(bool))
+    observation = dict(zip(OBSERVATION_KEYS, export.random_observations(run, 1000, seed=9), strict=True))
+    mask = observation["action_mask"]
+    exported = policy.decide_batch(observation)
+    trained, _ = run.model.predict(observation, deterministic=True, action_masks=mask.astype(bool))
     assert np.array_equal(exported, trained) and len(set(exported.tolist())) > 3
     assert (mask[np.arange(1000), exported] == 1).all()
-    singles = [policy.decide({"cluster": cluster[i], "candidates": candidates[i]}, mask[i]) for i in range(50)]
+    singles = [policy.decide({key: part[i] for key, part in observation.items()}) for i in range(50)]
     assert singles == exported[:50].tolist()
 
 
 def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     out, _ = bundle
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["schema"] == "ooco-gym/policy-bundle/1" and manifest["decision_point"] == "gate"
+    assert manifest["schema"] == "ooco-gym/policy-bundle/2" and manifest["decisions"] == []
     assert manifest["inputs"]["cluster"]["shape"] == [FC] and manifest["inputs"]["candidates"]["shape"] == [K, F]
+    assert manifest["inputs"]["decision"]["shape"] == [D] and manifest["inputs"]["action_mask"]["shape"] == [A]
     assert len(manifest["inputs"]["candidates"]["features"]) == F
     assert {"name", "low", "high"} <= set(manifest["inputs"]["cluster"]["features"][0])
-    assert len(manifest["actions"]) == K + 1 and manifest["actions"][0].startswith("hold")
+    assert manifest["actions"][:3] == ["the decision's own no", "do what the partner would do", "take candidate 0"]
+    assert len(manifest["actions"]) == A
     assert manifest["versions"]["torch"] and manifest["training"]["seed"] == 1
     assert "out" not in manifest["training"]["config"]
 

@@ -53,7 +53,12 @@ def test_manifest_names_the_features_and_the_runtime_takes_them_by_name(folders)
     inputs = policy.manifest["inputs"]
     assert inputs["cluster"]["features"][0]["name"] == "resident_decodes"
     assert {"unit", "low", "high", "meaning"} <= set(inputs["candidates"]["features"][1])
+    assert [feature["name"] for feature in inputs["decision"]["features"]][2] == "gate"
+    assert policy.decisions == ["gate"] and policy.actions[0] == "hold: decode what is resident"
+    assert policy.actions[policy.fixed] == "start candidate 0"
     cluster = {feature["name"]: 0.5 for feature in inputs["cluster"]["features"]}
     candidate = {feature["name"]: 0.5 for feature in inputs["candidates"]["features"]}
     observation, mask = policy.observation(cluster, [candidate, candidate])
-    assert policy.decide(observation, mask) in (0, 1, 2)
+    assert policy.decide(observation, mask) in range(4)
+    observation, mask = policy.observation(cluster, [candidate, candidate], fixed_legal=[False, False])
+    assert policy.decide(observation, mask) in (2, 3)

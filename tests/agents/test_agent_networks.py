@@ -3,12 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from gating_double import FC, F, GatingDouble, K
+from gating_double import FC, FIXED, A, D, F, GatingDouble, K
+from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.buffer import TimedRolloutBuffer
-from agents.networks import CandidatePolicy, Gate, ObservationEncoder
+from agents.environments import OBSERVATION_KEYS
+from agents.networks import Actor, CandidatePolicy, ObservationEncoder, check_action_space
+from ooco_gym.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -20,55 +23,79 @@ def policy():
 
 def batch(seed, n=5):
     random = np.random.default_rng(seed)
-    mask = (random.random((n, K + 1)) < 0.5).astype(np.int8)
+    mask = (random.random((n, A)) < 0.5).astype(np.int8)
     mask[:, 0] = 1
     return [torch.as_tensor(part) for part in (
-        random.normal(size=(n, FC)).astype(np.float32), random.normal(size=(n, K, F)).astype(np.float32), mask)]
+        random.normal(size=(n, FC)).astype(np.float32), random.normal(size=(n, K, F)).astype(np.float32), mask,
+        np.eye(D, dtype=np.float32)[random.integers(0, D, n)])]
 
 
 @settings(max_examples=25, deadline=None)
 @given(seed=st.integers(0, 10**6))
-def test_permuting_candidates_permutes_logits_and_leaves_hold_and_value(policy, seed):
-    cluster, candidates, mask = batch(seed)
+def test_permuting_candidates_permutes_logits_and_leaves_fixed_actions_and_value(policy, seed):
+    cluster, candidates, mask, decision = batch(seed)
     order = torch.as_tensor(np.random.default_rng(seed).permutation(K))
-    gate = Gate(policy)
-    moved = torch.cat([mask[:, :1], mask[:, 1:][:, order]], dim=1)
+    actor = Actor(policy)
+    moved = torch.cat([mask[:, :FIXED], mask[:, FIXED:][:, order]], dim=1)
     with torch.inference_mode():
-        before = gate(cluster, candidates, mask)[1]
-        after = gate(cluster, candidates[:, order], moved)[1]
-        values = [policy.predict_values({"cluster": cluster, "candidates": c, "action_mask": m})
+        before = actor(cluster, candidates, mask, decision)[1]
+        after = actor(cluster, candidates[:, order], moved, decision)[1]
+        values = [policy.predict_values(dict(zip(OBSERVATION_KEYS, (cluster, c, m, decision), strict=True)))
                   for c, m in ((candidates, mask), (candidates[:, order], moved))]
-    torch.testing.assert_close(after[:, 0], before[:, 0])
-    torch.testing.assert_close(after[:, 1:], before[:, 1:][:, order])
+    torch.testing.assert_close(after[:, :FIXED], before[:, :FIXED])
+    torch.testing.assert_close(after[:, FIXED:], before[:, FIXED:][:, order])
     torch.testing.assert_close(*values)
 
 
 def test_padding_and_illegal_candidates_do_not_matter(policy):
-    cluster, candidates, mask = batch(3)
-    noisy = torch.where(mask[:, 1:, None] > 0, candidates, candidates + 100.0)
+    cluster, candidates, mask, decision = batch(3)
+    noisy = torch.where(mask[:, FIXED:, None] > 0, candidates, candidates + 100.0)
+    actor = Actor(policy)
     with torch.inference_mode():
-        torch.testing.assert_close(Gate(policy)(cluster, candidates, mask)[1], Gate(policy)(cluster, noisy, mask)[1])
+        torch.testing.assert_close(actor(cluster, candidates, mask, decision)[1],
+                                   actor(cluster, noisy, mask, decision)[1])
 
 
-def test_gate_never_takes_an_illegal_action(policy):
-    cluster, candidates, mask = batch(4, n=500)
+def test_the_decision_that_is_due_matters_to_actor_and_critic(policy):
+    cluster, candidates, mask, decision = batch(5)
+    other = decision.flip(1)
+    with torch.inference_mode():
+        one, two = (Actor(policy)(cluster, candidates, mask, due)[1] for due in (decision, other))
+        values = [policy.predict_values(dict(zip(OBSERVATION_KEYS, (cluster, candidates, mask, due), strict=True)))
+                  for due in (decision, other)]
+    assert bool((one != two)[mask > 0].any()) and bool((values[0] != values[1]).all())
+
+
+def test_an_action_for_every_flag_of_the_mask(policy):
+    assert Actor(policy)(*batch(6))[1].shape == (5, A)
+    assert policy.mlp_extractor.latent_dim_pi == A == GatingDouble().action_space.n
+
+
+def test_actor_never_takes_an_illegal_action(policy):
+    cluster, candidates, mask, decision = batch(4, n=500)
     mask[:, 0] = 0
-    mask[:, 1] = 1
+    mask[:, FIXED] = 1
     with torch.inference_mode():
-        chosen = Gate(policy)(cluster, candidates * 50, mask)[0]
+        chosen = Actor(policy)(cluster, candidates * 50, mask, decision)[0]
     assert bool((mask.gather(1, chosen[:, None]) > 0).all())
+
+
+def test_other_actions_than_discrete_ones_are_refused_with_what_to_do():
+    with pytest.raises(UserError, match="MultiDiscrete actions, which 'ooco-gym train' does not support.*MaskablePPO"):
+        check_action_space(spaces.MultiDiscrete([5, 5]), "ooco_gym/Control-v0")
+    check_action_space(spaces.Discrete(3), "any")
 
 
 def test_scaling_is_that_of_all_legal_rows_in_any_grouping():
     space = GatingDouble().observation_space
     parts = [batch(seed, n=40) for seed in range(3)]
     encoder = ObservationEncoder(space)
-    for cluster, candidates, mask in parts:
+    for cluster, candidates, mask, _ in parts:
         encoder.update({"cluster": cluster.numpy(), "candidates": candidates.numpy(), "action_mask": mask.numpy()})
-    rows = np.concatenate([c.numpy()[m.numpy()[:, 1:] > 0] for _, c, m in parts])
+    rows = np.concatenate([c.numpy()[m.numpy()[:, FIXED:] > 0] for _, c, m, _ in parts])
     np.testing.assert_allclose(encoder.candidates.mean.numpy(), rows.mean(0), rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(encoder.candidates.deviation.numpy(), rows.std(0), rtol=1e-5)
-    clusters = np.concatenate([c.numpy() for c, _, _ in parts])
+    clusters = np.concatenate([c.numpy() for c, _, _, _ in parts])
     np.testing.assert_allclose(encoder.cluster.mean.numpy(), clusters.mean(0), rtol=1e-5, atol=1e-6)
 
 
@@ -104,25 +131,3 @@ def test_a_reward_is_discounted_by_the_time_until_it_comes():
     buffer.values[:] = 0.0
     buffer.compute_returns_and_advantage(torch.tensor([0.0]), np.array([True]))
     np.testing.assert_allclose(buffer.returns[:, 0], [0.5**3, 0.5**2, 1.0])
-
-
-def test_lean_vectoriser_steps_as_stable_baselines3s():
-    from gating_double import CONFIG
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    from agents.environments import training_makers
-    from agents.vector import LeanVecEnv
-
-    ours, theirs = (kind(training_makers(CONFIG, 3, seed=1)) for kind in (LeanVecEnv, DummyVecEnv))
-    ours.reset(), theirs.reset()
-    random = np.random.default_rng(0)
-    for _ in range(90):  # past two ends of episodes
-        masks = np.stack(ours.env_method("action_masks"))
-        assert np.array_equal(masks, np.stack(theirs.env_method("action_masks")))
-        actions = np.where(masks, random.random(masks.shape), -1).argmax(1)
-        one, two = ours.step(actions), theirs.step(actions)
-        for key in one[0]:
-            assert np.array_equal(one[0][key], two[0][key])
-        assert np.array_equal(one[1], two[1]) and np.array_equal(one[2], two[2])
-        for a, b in zip(one[3], two[3], strict=True):
-            assert set(a) == set(b) and a["TimeLimit.truncated"] == b["TimeLimit.truncated"]

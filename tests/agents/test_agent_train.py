@@ -115,10 +115,11 @@ def test_interrupt_saves_what_there_is(tmp_path, monkeypatch):
 
 
 def test_training_draws_only_training_seeds():
-    env = environments.training_makers({**train_config("x")["env"]}, 1, seed=5)[0]()
+    env = environments.training_env(train_config("x")["env"], 2, seed=5)
     for _ in range(20):
-        env.reset(seed=11)  # a validation seed, which must not reach the environment
-        assert env.unwrapped.key[0] in (1, 2, 3)
+        env.reset(seed=11)  # a validation seed, which must not reach the environments
+        assert all(one.unwrapped.key[0] in (1, 2, 3) for one in env.envs)
+    assert env.envs[0].unwrapped.key != env.envs[1].unwrapped.key
 
 
 @pytest.mark.parametrize("change, words", [

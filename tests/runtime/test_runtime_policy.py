@@ -13,24 +13,27 @@ from onnx import TensorProto, helper, numpy_helper
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
 
-K, F, FC = 3, 2, 2
+K, F, FC, D, A = 3, 2, 2, 2, 5
 
 
 def write_bundle(folder, **changes):
-    """A hand-made gate: logit of hold = cluster[0], of candidate k = its first feature; no training needed."""
+    """A hand-made policy: logits are cluster[0], decision[1], and each candidate's first feature."""
     folder.mkdir(parents=True, exist_ok=True)
-    shapes = {"cluster": ["batch", FC], "candidates": ["batch", K, F], "action_mask": ["batch", K + 1]}
+    shapes = {"cluster": ["batch", FC], "candidates": ["batch", K, F], "action_mask": ["batch", A],
+              "decision": ["batch", D]}
     inputs = [helper.make_tensor_value_info(key, TensorProto.INT8 if key == "action_mask" else TensorProto.FLOAT, shape)
               for key, shape in shapes.items()]
     outputs = [helper.make_tensor_value_info("action", TensorProto.INT64, ["batch"]),
-               helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", K + 1])]
+               helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", A])]
     constants = [numpy_helper.from_array(np.array(value, dtype), name) for name, value, dtype in (
-        ("first", 0, np.int64), ("axis", [1], np.int64), ("low", -1e8, np.float32))]
+        ("first", 0, np.int64), ("second", 1, np.int64), ("axis", [1], np.int64), ("low", -1e8, np.float32))]
     nodes = [
         helper.make_node("Gather", ["cluster", "first"], ["hold_flat"], axis=1),
         helper.make_node("Unsqueeze", ["hold_flat", "axis"], ["hold"]),
+        helper.make_node("Gather", ["decision", "second"], ["partner_flat"], axis=1),
+        helper.make_node("Unsqueeze", ["partner_flat", "axis"], ["partner"]),
         helper.make_node("Gather", ["candidates", "first"], ["score"], axis=2),
-        helper.make_node("Concat", ["hold", "score"], ["raw"], axis=1),
+        helper.make_node("Concat", ["hold", "partner", "score"], ["raw"], axis=1),
         helper.make_node("Cast", ["action_mask"], ["legal"], to=TensorProto.BOOL),
         helper.make_node("Where", ["legal", "raw", "low"], ["logits"]),
         helper.make_node("ArgMax", ["logits"], ["action"], axis=1, keepdims=0),
@@ -41,9 +44,12 @@ def write_bundle(folder, **changes):
     (folder / "policy.onnx").write_bytes(model.SerializeToString())
     digest = hashlib.sha256((folder / "policy.onnx").read_bytes()).hexdigest()
     manifest = {
-        "schema": "ooco-gym/policy-bundle/1", "actions": ["hold", *(f"start candidate {k}" for k in range(K))],
+        "schema": "ooco-gym/policy-bundle/2", "decisions": ["gate"],
+        "actions": ["hold", "partner", *(f"start candidate {k}" for k in range(K))],
         "inputs": {"cluster": {"shape": [FC], "features": [{"name": "load"}, {"name": "kv_free"}]},
-                   "candidates": {"shape": [K, F], "features": [{"name": "prompt_tokens"}, {"name": "age_s"}]}},
+                   "candidates": {"shape": [K, F], "features": [{"name": "prompt_tokens"}, {"name": "age_s"}]},
+                   "decision": {"shape": [D], "features": [{"name": "gate"}, {"name": "evict"}]},
+                   "action_mask": {"shape": [A]}},
         "files": {"policy.onnx": {"sha256": digest}}, **changes,
     }
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -56,33 +62,43 @@ def policy(tmp_path):
 
 
 def good():
-    return {"cluster": [0.5, 0.0], "candidates": [[0.1, 0], [0.9, 0], [0.7, 0]]}
+    return {"cluster": [0.5, 0.0], "candidates": [[0.1, 0], [0.9, 0], [0.7, 0]], "decision": [1.0, 0.0]}
 
 
 def test_decides_the_best_legal_action(policy):
-    assert policy.decide(good(), [1, 1, 1, 1]) == 2
-    assert policy.decide(good(), [1, 1, 0, 1]) == 3
-    assert policy.decide(good(), np.array([True, True, False, False])) == 0
-    assert policy.decide({**good(), "action_mask": [0, 1, 0, 0]}) == 1
-    assert policy.actions[policy.decide(good(), [1, 1, 1, 1])] == "start candidate 1"
+    assert policy.decide(good(), [1, 1, 1, 1, 1]) == 3
+    assert policy.decide(good(), [1, 1, 1, 0, 1]) == 4
+    assert policy.decide(good(), np.array([True, True, True, False, False])) == 0
+    assert policy.decide({**good(), "decision": [0.0, 1.0]}, [1, 1, 1, 1, 1]) == 1
+    assert policy.decide({**good(), "action_mask": [0, 0, 1, 0, 0]}) == 2
+    assert policy.actions[policy.decide(good(), [1, 1, 1, 1, 1])] == "start candidate 1"
+    assert (policy.fixed, policy.decisions) == (2, ["gate"])
 
 
 def test_batches_agree_with_single_decisions(policy):
     random = np.random.default_rng(0)
-    cluster, candidates = random.normal(size=(200, FC)), random.normal(size=(200, K, F))
-    mask = random.random((200, K + 1)) < 0.5
+    parts = {"cluster": random.normal(size=(200, FC)), "candidates": random.normal(size=(200, K, F)),
+             "decision": random.random((200, D))}
+    mask = random.random((200, A)) < 0.5
     mask[:, 0] |= ~mask.any(axis=1)
-    actions = policy.decide_batch({"cluster": cluster, "candidates": candidates}, mask)
+    actions = policy.decide_batch(parts, mask)
     assert actions.shape == (200,) and mask[np.arange(200), actions].all()
     for i in range(200):
-        assert policy.decide({"cluster": cluster[i], "candidates": candidates[i]}, mask[i]) == actions[i]
+        assert policy.decide({key: part[i] for key, part in parts.items()}, mask[i]) == actions[i]
 
 
 def test_named_features_become_arrays_in_the_bundles_order(policy):
     observation, mask = policy.observation({"kv_free": 0.25, "load": 0.5}, [{"age_s": 3.0, "prompt_tokens": 0.9}])
     np.testing.assert_allclose(observation["cluster"], [0.5, 0.25])
     np.testing.assert_allclose(observation["candidates"], [[0.9, 3.0], [0, 0], [0, 0]], rtol=1e-6)
-    assert mask.tolist() == [1, 1, 0, 0] and policy.decide(observation, mask) == 1
+    assert observation["decision"].tolist() == [1.0, 0.0]
+    assert mask.tolist() == [1, 1, 1, 0, 0] and policy.decide(observation, mask) == 2
+    _, mask = policy.observation({"kv_free": 0.25, "load": 0.5}, [], fixed_legal=[True, False])
+    assert mask.tolist() == [1, 0, 0, 0, 0]
+    with pytest.raises(UserError, match="fixed_legal has 1 flags; expected 2: hold, partner"):
+        policy.observation({"kv_free": 1, "load": 1}, [], fixed_legal=[True])
+    with pytest.raises(UserError, match="unknown decision 'evict'; this policy decides: gate"):
+        policy.observation({"kv_free": 1, "load": 1}, [], "evict")
     with pytest.raises(UserError, match=r"unknown cluster feature 'kvfree' \(did you mean 'kv_free'\?\)"):
         policy.observation({"kvfree": 1, "load": 1}, [])
     with pytest.raises(UserError, match="candidates lacks the feature 'age_s'"):
@@ -91,13 +107,21 @@ def test_named_features_become_arrays_in_the_bundles_order(policy):
         policy.observation({"kv_free": 1, "load": 1}, [{"prompt_tokens": 1.0, "age_s": 1.0}] * 4)
 
 
+def test_a_policy_of_several_decisions_must_be_told_which(tmp_path):
+    joint = Policy.load(write_bundle(tmp_path / "joint", decisions=["gate", "evict"]))
+    with pytest.raises(UserError, match="decision is missing; this policy decides: gate, evict"):
+        joint.observation({"kv_free": 1, "load": 1}, [])
+    assert joint.observation({"kv_free": 1, "load": 1}, [], "evict")[0]["decision"].tolist() == [0.0, 1.0]
+
+
 @pytest.mark.parametrize("change, mask, words", [
-    ({"cluster": [1.0]}, [1, 1, 1, 1], "observation 'cluster' has shape (1,); expected (2,), last axis: load, kv_free"),
-    ({"candidates": np.zeros((2, F))}, [1, 1, 1, 1], "observation 'candidates' has shape (2, 2); expected (3, 2)"),
-    ({"cluster": [1.0, float("nan")]}, [1, 1, 1, 1], "observation 'cluster' is not finite: feature 'kv_free'"),
-    ({"cluster": ["a", "b"]}, [1, 1, 1, 1], "observation 'cluster' is not an array of numbers"),
-    ({}, [1, 1, 1], "mask has shape (3,); expected (4,)"),
-    ({}, [0, 0, 0, 0], "mask allows no action"),
+    ({"cluster": [1.0]}, [1] * 5, "observation 'cluster' has shape (1,); expected (2,), last axis: load, kv_free"),
+    ({"candidates": np.zeros((2, F))}, [1] * 5, "observation 'candidates' has shape (2, 2); expected (3, 2)"),
+    ({"cluster": [1.0, float("nan")]}, [1] * 5, "observation 'cluster' is not finite: feature 'kv_free'"),
+    ({"cluster": ["a", "b"]}, [1] * 5, "observation 'cluster' is not an array of numbers"),
+    ({"decision": [1.0]}, [1] * 5, "observation 'decision' has shape (1,); expected (2,), last axis: gate, evict"),
+    ({}, [1, 1, 1], "mask has shape (3,); expected (5,)"),
+    ({}, [0, 0, 0, 0, 0], "mask allows no action"),
     ({}, None, "no mask given"),
 ])
 def test_a_wrong_observation_is_named(policy, change, mask, words):
@@ -107,12 +131,12 @@ def test_a_wrong_observation_is_named(policy, change, mask, words):
 
 
 def test_a_missing_part_is_named(policy):
-    with pytest.raises(UserError, match="observation lacks 'candidates'; it has: cluster, candidate"):
-        policy.decide({"cluster": [0, 0], "candidate": []}, [1, 1, 1, 1])
+    with pytest.raises(UserError, match="observation lacks 'candidates'; it has: cluster, candidate, decision"):
+        policy.decide({"cluster": [0, 0], "candidate": [], "decision": [1, 0]}, [1] * 5)
     with pytest.raises(UserError, match="must be a mapping"):
-        policy.decide([1, 2, 3], [1, 1, 1, 1])
+        policy.decide([1, 2, 3], [1] * 5)
     with pytest.raises(UserError, match="must be a mapping"):
-        policy.decide_batch(np.zeros(3), [1, 1, 1, 1])
+        policy.decide_batch(np.zeros(3), [1] * 5)
 
 
 def test_a_wrong_bundle_is_named(tmp_path):
@@ -121,10 +145,12 @@ def test_a_wrong_bundle_is_named(tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match="manifest.json is missing"):
         Policy.load(tmp_path / "empty")
-    with pytest.raises(UserError, match="schema 'ooco-gym/policy-bundle/2', another version"):
-        Policy.load(write_bundle(tmp_path / "new", schema="ooco-gym/policy-bundle/2"))
+    with pytest.raises(UserError, match="schema 'ooco-gym/policy-bundle/1', another version"):
+        Policy.load(write_bundle(tmp_path / "old", schema="ooco-gym/policy-bundle/1"))
     with pytest.raises(UserError, match="not a policy bundle's"):
         Policy.load(write_bundle(tmp_path / "other", schema=None))
+    with pytest.raises(UserError, match="lacks the input 'decision'"):
+        Policy.load(write_bundle(tmp_path / "part", inputs={"cluster": {}, "candidates": {}, "action_mask": {}}))
     folder = write_bundle(tmp_path / "changed")
     (folder / "policy.onnx").write_bytes((folder / "policy.onnx").read_bytes() + b"x")
     with pytest.raises(UserError, match="SHA-256 differs"):
@@ -146,12 +172,12 @@ sys.meta_path.insert(0, Block())
 from ooco_gym.runtime import Policy
 assert 'onnxruntime' not in sys.modules
 policy = Policy.load({str(folder)!r})
-print(policy.decide({{'cluster': [0.5, 0.0], 'candidates': [[0.1, 0], [0.9, 0], [0.7, 0]]}}, [1, 1, 1, 1]))
+print(policy.decide({good()!r}, [1] * 5))
 """
     done = subprocess.run([sys.executable, "-c", script], check=False, capture_output=True, text=True, timeout=120,
                           cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == "2"
+    assert done.stdout.strip() == "3"
 
 
 def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
