@@ -1,4 +1,4 @@
-"""`ooco-gym play`: a person makes the decisions of an environment, and sees what its partner makes of the same window."""
+"""`ooco-gym play`: a person makes the decisions of an environment, beside what its partner makes of the window."""
 
 from __future__ import annotations
 

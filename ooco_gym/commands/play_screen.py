@@ -7,13 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs.features import CLUSTER
+from ooco_gym.envs.features import CANDIDATES, CLUSTER
 from ooco_gym.envs.job import FIXED, PARTNER_ACTION
-from ooco_gym.envs.words import WORDS, asked, figures_of, meaning, shown
+from ooco_gym.envs.words import WORDS, actual, asked, figures_of, meaning
 from ooco_gym.sim import state as s
 
 MOST_INSTANCES = 6  # shown one by one; of more, the sums of each role
+_PARTNER = [feature.name for feature in CANDIDATES].index("partner")
 _CLUSTER = {feature.name: place for place, feature in enumerate(CLUSTER)}
+BY_CLOCK = ("pack", "control")  # decisions of no instance
 SHARES = ("violation_rate",)  # of a summary: shown in percent
 
 
@@ -27,14 +29,14 @@ def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
     day = int(env.episodes.job.days[0] + simulation.now_s) % 86_400
     clock = f"{day // 3600:02d}:{day // 60 % 60:02d}:{day % 60:02d}"
     cluster = observation["cluster"]
-    rates = " / ".join(shown(CLUSTER[_CLUSTER[key]], float(cluster[_CLUSTER[key]]))
+    rates = " / ".join(f"{actual(CLUSTER[_CLUSTER[key]], float(cluster[_CLUSTER[key]])):.1f}"
                        for key in ("online_rate_10s", "online_rate_300s"))
     counters = simulation.state.counters
     return Group(
         Rule(f"decision {number}: {name}", style="dim"),
-        f"{now:.2f} s of {env.config.window_s:g} s, {clock}; online requests: {rates} a second (10 s / 300 s), "
+        f"{now:.2f} s of {env.config.window_s:g} s, {clock}; {rates} online requests/s (10 s / 300 s), "
         f"{int(counters[s.VIOLATIONS])} of {int(counters[s.ONLINE_ARRIVED])} missed an SLO",
-        _instances(simulation.state, int(counters[s.PENDING_INSTANCE])))
+        _instances(simulation.state, -1 if name in BY_CLOCK else int(counters[s.PENDING_INSTANCE])))
 
 
 def _instances(state: s.State, here: int) -> Any:
@@ -42,14 +44,15 @@ def _instances(state: s.State, here: int) -> Any:
 
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for head in ("", "instance", "does", "for"):
-        table.add_column(head)
-    for head in ("decodes online", "offline", "waiting online", "offline", "KV used"):
+        table.add_column(head, no_wrap=True)
+    for head in ("online + offline here", "waiting", "KV used"):
         table.add_column(head, justify="right")
     rows = state.instances
     if len(rows) <= MOST_INSTANCES:
         for place, one in enumerate(rows):
-            table.add_row(">" if place == here else "", f"{place} {s.ROLE_NAMES[one['role']]}",
-                          s.ACTIVITY_NAMES[one["activity"]], _left(state, one), *_counts(rows[place:place + 1]))
+            activity = s.ACTIVITY_NAMES[one["activity"]].replace("_", " ")
+            table.add_row(">" if place == here else "", f"{place} {s.ROLE_NAMES[one['role']]}", activity,
+                          _left(state, one), *_counts(rows[place:place + 1]))
         return table
     for role in dict.fromkeys(rows["role"].tolist()):
         those = rows[rows["role"] == role]
@@ -69,8 +72,9 @@ def _left(state: s.State, one: Any) -> str:
 
 def _counts(rows: np.ndarray) -> list[str]:
     used = 1.0 - rows["free_blocks"].sum() / max(1, rows["total_blocks"].sum())
-    return [*(str(int(rows[key].sum()))
-              for key in ("urgent_members", "offline_members", "online_waiting", "offline_waiting")), f"{used:.0%}"]
+    held, waiting = ([str(int(rows[key].sum())) for key in keys] for keys in (
+        ("urgent_members", "offline_members"), ("online_waiting", "offline_waiting")))
+    return [" + ".join(held), " + ".join(waiting), f"{used:.0%}"]
 
 
 def choices(env: Any, observation: Mapping[str, Any], partner: str, wanted: Any) -> Any:
@@ -81,7 +85,7 @@ def choices(env: Any, observation: Mapping[str, Any], partner: str, wanted: Any)
     name = asked(observation)
     if env.episodes.controls is not None:
         return _levels(env)
-    lines = [Text(WORDS[name].question, style="bold")]
+    lines, wanted = [Text(WORDS[name].question, style="bold")], _as_tuned(observation, wanted)
     legal = np.flatnonzero(observation["action_mask"]).tolist()
     offered = [action for action in legal if action >= FIXED]
     for action in legal[: len(legal) - len(offered)]:
@@ -98,7 +102,7 @@ def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wa
     from rich.table import Table
 
     name = asked(observation)
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", justify="right", style="bold", min_width=3)
     figures = [figures_of(name, observation["candidates"][action - FIXED]) for action in offered]
     instances = name == "route"
@@ -109,6 +113,12 @@ def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wa
         place = [str(int(env.episodes.job.chosen[0, action - FIXED]))] if instances else []
         table.add_row(str(action), *place, *row.values(), _star(action, wanted, partner).strip())
     return table
+
+
+def _as_tuned(observation: Mapping[str, Any], wanted: Any) -> Any:
+    """Of a decision by the clock, the candidate at which the partner was tuned; else what it wants."""
+    mine = np.flatnonzero(observation["candidates"][:, _PARTNER])
+    return FIXED + int(mine[0]) if wanted == PARTNER_ACTION and len(mine) else wanted
 
 
 def _star(action: int, wanted: Any, partner: str) -> str:
@@ -168,19 +178,20 @@ def levels_of(env: Any, words: list[str]) -> np.ndarray:
 # --- The result -----------------------------------------------------------------------------------------------------
 def results(mine: Mapping[str, float], alone: Mapping[str, float], partner: str, counts: Mapping[str, int]) -> Any:
     """The figures of the window, beside those of the partner alone."""
+    from rich.console import Group
     from rich.table import Table
+    from rich.text import Text
 
-    title = (f"{counts['all']} decisions, {counts['yours']} of them yours, {counts['different']} other than "
-             f"{partner}'s; the whole window")
-    table = Table(title=title, title_justify="left", title_style="bold", box=None, padding=(0, 2, 0, 0),
-                  header_style="dim")
+    title = (f"The whole window: {counts['all']} decisions, by you {counts['yours']}, of these other than {partner}'s "
+             f"{counts['different']}")
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("")
     for head in ("with you", f"{partner} alone", "difference"):
         table.add_column(head, justify="right")
     for key, value in mine.items():
         label = key.replace("reward/", "reward: ").replace("_per_s", " per s").replace("_", " ")
         table.add_row(label, _figure(key, value), _figure(key, alone[key]), _figure(key, value - alone[key], "+"))
-    return table
+    return Group(Text(title, style="bold"), table)
 
 
 def _figure(key: str, value: float, sign: str = "") -> str:

@@ -29,7 +29,7 @@ WORDS: Mapping[str, Words] = {
                        ("tokens", "prefill", "slack", "backlog")),
     "gate": Words("Start an offline prefill?", "hold: decode what is resident", "start the prefill of this request",
                   "waiting offline requests",
-                  ("tokens", "generated", "prefill", "wait", "evictions", "interruptions", "interrupt_risk")),
+                  ("tokens", "prefill", "wait", "evictions", "interruptions", "interrupt_risk")),
     "evict": Words("Who gives way?", "let the newcomer wait (not where a running batch needs the memory)",
                    "evict this request", "resident offline requests",
                    ("tokens", "generated", "prefill", "wait", "evictions", "memory", "running", "step")),
@@ -40,6 +40,7 @@ WORDS: Mapping[str, Words] = {
                   "fill steps up to this share of the TPOT SLO", "levels", ("level", "step", "running")),
     "control": Words("Where do the partner's parameters stand in the next interval?", "", "", "parameters", ("level",)),
 }
+_FLAG = "1 where"  # how the meaning of a feature begins that is 1 or 0
 _MOST_SHARE = 2.0  # limit above which a share is a count over its limit: evictions, interruptions
 PARTNER = "do what the partner would do"
 _FEATURES = {feature.name: (place, feature) for place, feature in enumerate(CANDIDATES)}
@@ -53,21 +54,24 @@ def actual(feature: Feature, value: float) -> float:
 
 
 def shown(feature: Feature, value: float) -> str:
-    """An observed value for people, in the feature's unit; `>` and `<` where it was cut at its limit."""
+    """An observed value for people, times and rates with their unit; `>` and `<` where it was cut at its limit."""
     figure, cut = actual(feature, value), ""
     if feature.limit != 1.0 and value >= feature.high:
         cut = "> "
     elif feature.low < 0.0 and value <= feature.low:
         cut = "< "
+    if feature.meaning.startswith(_FLAG):
+        return "yes" if value else "no"
     if feature.unit == "share" and feature.limit <= _MOST_SHARE:
         return f"{cut}{100 * figure:.0f} %"
-    if feature.unit in ("share", "tokens", "requests") or abs(figure) >= 10:
+    if feature.unit in ("share", "tokens", "requests"):
         return f"{cut}{figure:,.0f}"
-    return f"{cut}{figure:.2f}"
+    text = f"{figure:,.0f}" if abs(figure) >= 10 else f"{figure:.2f}"
+    return f"{cut}{text} {feature.unit}"
 
 
 def figures_of(decision: str, candidate: np.ndarray) -> dict[str, str]:
-    """What a candidate's features say, by heading: name and unit.
+    """What a candidate's features say, by name.
 
     Args:
         decision: one of `features.DECISIONS`.
@@ -76,8 +80,7 @@ def figures_of(decision: str, candidate: np.ndarray) -> dict[str, str]:
     texts = {}
     for name in WORDS[decision].figures:
         place, feature = _FEATURES[name]
-        heading = name if feature.unit in ("share", name) else f"{name}, {feature.unit}"
-        texts[heading] = shown(feature, float(candidate[place]))
+        texts[name.replace("_", " ")] = shown(feature, float(candidate[place]))
     return texts
 
 

@@ -98,8 +98,9 @@ def test_figures_are_read_back_in_their_units() -> None:
     assert actual(tokens, value) == pytest.approx(1234.0)
     assert shown(tokens, value) == "1,234"
     assert shown(tokens, 1.0) == "> 32,768"
-    assert shown(by_name["slack"], -0.25) == "-1.25"
-    assert shown(by_name["slack"], -1.0) == "< -5.00"
+    assert shown(by_name["slack"], -0.25) == "-1.25 s"
+    assert shown(by_name["slack"], -1.0) == "< -5.00 s"
+    assert shown(by_name["running"], 1.0) == "yes"
     assert shown(by_name["evictions"], 0.5) == "2"
     assert shown(by_name["memory"], 0.25) == "25 %"
     assert shown(by_name["step"], 0.45) == "90 %"
