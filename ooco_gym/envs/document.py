@@ -198,7 +198,7 @@ def _splits(config: Mapping[str, Any]) -> list[str]:
 def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
     """What `docs/headroom.json` says of an environment, or None.
 
-    It is a mapping from ids to `{"conditions": sentence, "columns": [names], "rows": [[cells]], "note": sentence}`.
+    It is a mapping from ids to what `ooco-gym headroom env=…` writes as `summary.json`.
     """
     path = root / "docs" / "headroom.json"
     if not path.is_file():
@@ -207,7 +207,29 @@ def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
 
 
 def _headroom(found: Mapping[str, Any]) -> list[str]:
-    return [found.get("conditions", ""), table(found["columns"], found["rows"]), found.get("note", "")]
+    service, violations, best = "offline_reference_gpu_s_per_s", "violation_rate", found["best_heuristic"]
+    rows = []
+    for row in sorted(found["rows"], key=lambda row: row[service]["mean"]):
+        chosen = row["policy"] == best
+        rows.append((row["policy"] + (" (best heuristic)" if chosen else ""), _figure(row.get(service), "{:.4g}"),
+                     _figure(row.get(violations), "{:.2%}"),
+                     "" if chosen else _figure(row["difference"].get(service), "{:+.4g}"),
+                     f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""))
+    verdict = found["verdict"]
+    says = (f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero." if verdict["headroom"] else
+            "None beats the best heuristic by an interval clear of zero: as far as this shows, heuristics suffice here.")
+    return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
+            f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
+            table(("policy", "offline reference GPU-seconds per second", "violations",
+                   "difference to the best heuristic", "share of the fluid bound"), rows)]
+
+
+def _figure(interval: Mapping[str, float | None] | None, form: str) -> str:
+    if interval is None or interval["mean"] is None:
+        return ""
+    numbers = [form.format(value) for value in (interval["mean"], interval["low"], interval["high"])
+               if value is not None]
+    return numbers[0] if len(numbers) < 3 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
 
 
 # --- The index ------------------------------------------------------------------------------------------------------

@@ -62,14 +62,28 @@ def test_the_rewards_docstring_names_every_part_once() -> None:
     assert tuple(row[0] for row in document.reward_rows()) == PARTS
 
 
+def _row(policy: str, figures: dict[str, Any], difference: dict[str, Any]) -> dict[str, Any]:
+    """A row of `ooco-gym headroom`'s summary."""
+    shaped = [{key: dict(zip(("mean", "low", "high"), values, strict=True)) for key, values in part.items()}
+              for part in (figures, difference)]
+    return {"policy": policy, **shaped[0], "difference": shaped[1], "share_of_bound": 0.5}
+
+
 def test_headroom_is_taken_from_its_file(tmp_path: Path) -> None:
     name = "ooco_gym/Gating-v0"
     assert document.headroom_of(name, tmp_path) is None
     (tmp_path / "docs").mkdir()
-    found = {"conditions": "Twenty paired episodes.", "columns": ["policy", "reward"], "rows": [["ooco", "1.5"]]}
+    service, violations = "offline_reference_gpu_s_per_s", "violation_rate"
+    rate = (0.01, None, None)
+    rows = [_row("far", {service: (0.9, 0.8, 1.0), violations: rate}, {service: (0.4, 0.3, 0.5)}),
+            _row("ooco", {service: (0.5, 0.4, 0.6), violations: rate}, {service: (0.0, 0.0, 0.0)})]
+    found = {"best_heuristic": "ooco", "episodes": 20, "window_s": 120.0, "rows": rows,
+             "verdict": {"headroom": True, "policy": "far"}}
     (tmp_path / "docs" / "headroom.json").write_text(json.dumps({name: found}))
     text = document.page(name, document.headroom_of(name, tmp_path))
-    assert "## Headroom\nTwenty paired episodes.\n\n| policy | reward |\n| --- | --- |\n| ooco | 1.5 |" in text
+    assert "## Headroom\nWhat looking ahead is worth (`ooco-gym headroom`), on 20 windows of 120 s" in text
+    assert ("| ooco (best heuristic) | 0.5 [0.4, 0.6] | 1.00% |  | 50% |\n"
+            "| far | 0.9 [0.8, 1] | 1.00% | +0.4 [+0.3, +0.5] | 50% |") in text
     assert document.headroom_of("ooco_gym/Eviction-v0", tmp_path) is None
 
 
