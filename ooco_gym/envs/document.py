@@ -217,7 +217,7 @@ def _headroom(found: Mapping[str, Any]) -> list[str]:
                      f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""))
     verdict = found["verdict"]
     says = (f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero." if verdict["headroom"] else
-            "None beats the best heuristic by an interval clear of zero: as far as this shows, heuristics suffice here.")
+            "None beats the best heuristic by an interval clear of zero: heuristics suffice, as far as this shows.")
     return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
             f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
             table(("policy", "offline reference GPU-seconds per second", "violations",
