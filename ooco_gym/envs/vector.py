@@ -69,9 +69,7 @@ class DecisionVectorEnv(VectorEnv):
         self.single_observation_space, self.single_action_space = spaces_of(self.episodes)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
-        job = self.episodes.job
-        self._arrays = {"cluster": job.cluster, "candidates": job.candidates, "action_mask": job.mask,
-                        "decision": job.decision}
+        self._attach()
         self._randoms: list[np.random.Generator] = []
         self._train_seeds = None if train_seeds is None else [int(seed) for seed in train_seeds]
         self._train_randoms = [np.random.default_rng([train_stream, i]) for i in range(num_envs)]
@@ -79,6 +77,25 @@ class DecisionVectorEnv(VectorEnv):
         self._steps = np.zeros(num_envs, np.int64)
         self.windows: list[tuple[int, int]] = [(-1, -1)] * num_envs
         self._started = False
+
+    def _attach(self) -> None:
+        """Names the arrays of the episodes."""
+        job = self.episodes.job
+        self._arrays = {"cluster": job.cluster, "candidates": job.candidates, "action_mask": job.mask,
+                        "decision": job.decision}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All that a copy in another process needs to go on here."""
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("episodes", "_arrays")}
+        return {**kept, "_frozen": [self.episodes.frozen(i) for i in range(self.num_envs)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        frozen = state.pop("_frozen")
+        self.__dict__.update(state)
+        self.episodes = Episodes(self.config, self.single.decisions, self.num_envs)
+        for i, one in enumerate(frozen):
+            self.episodes.thaw(i, one)
+        self._attach()
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -100,7 +117,7 @@ class DecisionVectorEnv(VectorEnv):
             number = numbers if numbers is None or isinstance(numbers, (int, np.integer)) else numbers[i]
             self._start(int(i), seeds[i], None if number is None else int(number))
         self._started = True
-        infos = {"action_mask": self.episodes.job.mask.copy(), "_action_mask": chosen.copy(),
+        infos = {"action_mask": self.episodes.job.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
                  "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
         return self._observations(), infos
 

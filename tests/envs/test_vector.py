@@ -1,0 +1,225 @@
+"""N native episodes equal N single environments, transition by transition, in every autoreset mode."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from episodes_in_short import IDS, alike, arguments, make, random_legal
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from ooco_gym import UserError
+
+BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
+BRIEF_OF = {"ooco_gym/Routing-v0": {"window_s": 1.0, "warmup_s": 5.0},
+            "ooco_gym/Control-v0": {"interval_s": 2.0}}
+MODES = tuple(AutoresetMode)
+FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 3, "derandomize": True,
+       "phases": [Phase.generate]}
+
+
+def brief(name):
+    return arguments(name, **{**BRIEF, **BRIEF_OF.get(name, {})})
+
+
+def native(name, count, mode=AutoresetMode.NEXT_STEP, **changes):
+    env: Any = gym.make_vec(name, num_envs=count, autoreset_mode=mode, **{**brief(name), **changes})
+    return env
+
+
+def maker(name):
+    return lambda: gym.make(name, disable_env_checker=True, **brief(name))
+
+
+def filled(infos, like):
+    """Vector infos with what `like` has and they lack: there, but for nobody."""
+    whole = dict(infos)
+    for key, value in like.items():
+        if isinstance(value, dict):
+            whole[key] = filled(whole.get(key, {}), value)
+        elif key not in whole:
+            whole[key] = np.zeros_like(value)
+    return whole
+
+
+def assert_of_the_reset(mine, other, places):
+    """Infos of a reset of some places: the same there."""
+    for key in ("action_mask", "elapsed_s"):
+        assert np.array_equal(mine[key][places], other[key][places])
+        assert mine[f"_{key}"][places].all() and other[f"_{key}"][places].all()
+
+
+def actions_of(random, singles):
+    """Legal actions at random, (N,) or (N, P)."""
+    return np.array([random_legal(random, env) for env in singles])
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", IDS)
+@settings(**FEW)
+@given(seed=st.integers(0, 2**30), count=st.integers(1, 4), draws=st.integers(0, 2**30))
+def test_native_episodes_are_those_of_gymnasiums_vector(name, mode, seed, count, draws):
+    ours = native(name, count, mode)
+    theirs: Any = SyncVectorEnv([maker(name)] * count, autoreset_mode=mode)
+    singles = [env.unwrapped for env in theirs.envs]
+    assert theirs.observation_space == ours.observation_space and theirs.action_space == ours.action_space
+    random, ends = np.random.default_rng(draws), 0
+    results = [env.reset(seed=seed) for env in (ours, theirs)]
+    assert alike(*results)
+    for _ in range(300):
+        actions = actions_of(random, singles)
+        mine, other = ours.step(actions), theirs.step(actions)
+        assert alike(mine[:4], other[:4])
+        assert alike(filled(mine[4], other[4]), filled(other[4], mine[4]))
+        assert np.array_equal(ours.action_masks(), np.array([env.action_masks() for env in singles]))
+        over = mine[3]
+        ends += int(over.sum())
+        if ends > 2 * count:
+            break
+        if mode == AutoresetMode.DISABLED and over.any():
+            with pytest.raises(UserError, match="are over"):
+                ours.step(actions)
+            results = [env.reset(options={"reset_mask": over.copy()}) for env in (ours, theirs)]
+            assert alike(results[0][0], results[1][0])
+            assert_of_the_reset(results[0][1], results[1][1], over)
+            assert np.array_equal(results[0][1]["action_mask"], ours.action_masks()), "the others' masks hold still"
+    assert ends > 0
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_asynchronous_processes_play_the_same(name):
+    count, seed = 2, 11
+    ours = native(name, count)
+    theirs: Any = AsyncVectorEnv([maker(name)] * count)
+    try:
+        assert alike(ours.reset(seed=seed), theirs.reset(seed=seed))
+        for _ in range(25):
+            actions = ours.partner_actions()
+            mine, other = ours.step(actions), theirs.step(actions)
+            assert alike(mine[:4], other[:4])
+            assert alike(filled(mine[4], other[4]), filled(other[4], mine[4]))
+    finally:
+        theirs.close()
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point", None])
+def test_make_vec_knows_every_mode(mode):
+    env: Any = gym.make_vec("ooco_gym/Gating-v0", num_envs=2, vectorization_mode=mode, **brief("ooco_gym/Gating-v0"))
+    try:
+        env.reset(seed=1)
+        assert env.step(env.action_space.sample())[1].shape == (2,)
+        assert isinstance(env.metadata["autoreset_mode"], AutoresetMode)
+    finally:
+        env.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_most_steps_of_a_spec_truncate_as_the_wrapper_does(mode):
+    name = "ooco_gym/Gating-v0"
+    spec = gym.spec(name)
+    limited = gym.envs.registration.EnvSpec(id="ooco_gym/Limited-v0", entry_point=spec.entry_point,
+                                            vector_entry_point=spec.vector_entry_point, max_episode_steps=7)
+    gym.registry[limited.id] = limited
+    try:
+        ours: Any = gym.make_vec(limited.id, num_envs=2, autoreset_mode=mode, **brief(name))
+        theirs: Any = SyncVectorEnv([lambda: gym.make(limited.id, disable_env_checker=True, **brief(name))] * 2,
+                                    autoreset_mode=mode)
+        assert alike(ours.reset(seed=3), theirs.reset(seed=3))
+        for turn in range(1, 20):
+            actions = ours.partner_actions()
+            mine, other = ours.step(actions), theirs.step(actions)
+            assert alike(mine[:4], other[:4])
+            assert alike(filled(mine[4], other[4]), filled(other[4], mine[4]))
+            period = 8 if mode == AutoresetMode.NEXT_STEP else 7
+            assert mine[3].all() == (turn % period == 7 % period)
+            if mode == AutoresetMode.DISABLED and mine[3].any():
+                both = [env.reset(options={"reset_mask": mine[3].copy()}) for env in (ours, theirs)]
+                assert alike(both[0][0], both[1][0])
+    finally:
+        del gym.registry[limited.id]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_rules_and_masks_are_answered_for_all_at_once(name):
+    ours, singles = native(name, 3), [make(name, **{**BRIEF, **BRIEF_OF.get(name, {})}) for _ in range(3)]
+    ours.reset(seed=5, options={"window": [4, 0, 2]})
+    for place, (env, window) in enumerate(zip(singles, (4, 0, 2), strict=True)):
+        env.reset(seed=5 + place, options={"window": window})
+    assert ours.windows == [(5, 4), (6, 0), (7, 2)]
+    assert np.array_equal(ours.rule_actions("ooco"), [env.rule_action("ooco") for env in singles])
+    assert np.array_equal(ours.action_masks(), [env.action_masks() for env in singles])
+    assert ours.action_masks().dtype == bool
+    assert ours.summary(1) == singles[1].summary()
+
+
+def test_masks_sample_the_batched_action_space():
+    ours = native("ooco_gym/Gating-v0", 3)
+    _, infos = ours.reset(seed=1)
+    for _ in range(30):
+        actions = ours.action_space.sample(mask=tuple(infos["action_mask"]))
+        assert infos["action_mask"][np.arange(3), actions].all()
+        *_, infos = ours.step(actions)
+
+
+def test_episodes_of_a_vector_do_not_touch_each_other():
+    """The same window beside other company is the same episode."""
+    alone, among = native("ooco_gym/Colocation-v0", 1), native("ooco_gym/Colocation-v0", 3)
+    one = alone.reset(seed=[8], options={"window": 1})
+    three = among.reset(seed=[2, 8, 9], options={"window": [0, 1, 5]})
+    assert all(np.array_equal(one[0][key][0], three[0][key][1]) for key in one[0])
+    for turn in range(60):
+        one, three = alone.step(np.full(1, turn % 4)), among.step(np.array([1, turn % 4, 2]))
+        assert one[1][0] == three[1][1] and one[3][0] == three[3][1]
+        if one[3][0]:
+            break
+
+
+@pytest.mark.parametrize(("given", "words"), [
+    ({"num_envs": 0}, "at least 1"), ({"autoreset_mode": "Later"}, "must be one of"), ({"render_mode": "x"}, "ansi"),
+    ({"candidates": 0}, "1 to 64")])
+def test_mistakes_are_named(given, words):
+    from ooco_gym.envs.vector import GatingVectorEnv
+
+    with pytest.raises(UserError, match=words):
+        GatingVectorEnv(**given)
+
+
+def test_what_is_no_batch_of_actions_is_refused():
+    env = native("ooco_gym/Gating-v0", 2, AutoresetMode.DISABLED)
+    with pytest.raises(UserError, match="before step"):
+        env.step(np.zeros(2, int))
+    env.reset(seed=1)
+    for wrong in (np.zeros(3, int), np.zeros(2), 1, None, np.zeros((2, 1), int), ["a", "b"], [10**30, 1]):
+        with pytest.raises(UserError, match="actions of shape"):
+            env.step(wrong)
+    for mask in (np.zeros(2, bool), np.ones(3, bool), np.ones(2, int)):
+        with pytest.raises(UserError, match="reset_mask"):
+            env.reset(options={"reset_mask": mask})
+    with pytest.raises(UserError, match="3 entries"):
+        env.reset(seed=[1, 2, 3])
+
+
+@pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Control-v0"])
+def test_illegal_actions_do_what_the_partner_does(name):
+    good, bad = native(name, 2), native(name, 2)
+    good.reset(seed=1), bad.reset(seed=1)
+    for turn in range(12):
+        right = good.partner_actions()
+        wrong = np.full_like(right, (-1, 10**9, -(2**62))[turn % 3])
+        assert alike(good.step(right), bad.step(wrong))
+
+
+def test_a_vector_in_the_midst_of_its_episodes_pickles():
+    env = native("ooco_gym/Colocation-v0", 2, AutoresetMode.SAME_STEP)
+    env.reset(seed=4)
+    for _ in range(20):
+        env.step(env.partner_actions())
+    copy = pickle.loads(pickle.dumps(env))
+    for turn in range(80):
+        actions = np.array([turn % 3, 1])
+        assert alike(env.step(actions), copy.step(actions))
