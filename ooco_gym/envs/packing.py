@@ -16,6 +16,7 @@ from ooco_gym.envs.job import (
     part_of_a_step,
 )
 from ooco_gym.envs.stepping import set_margin
+from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import ASK, RELAXED_COUNT
 
 
@@ -23,6 +24,7 @@ from ooco_gym.sim.state import ASK, RELAXED_COUNT
 def offer_levels(state, job, i):
     """The levels that the margin may have, in ascending order."""
     instance = min(state.counters[RELAXED_COUNT], state.instances.size - 1)
+    settle(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
     place = int(job.settings[PACK_PARAM])

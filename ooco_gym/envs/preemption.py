@@ -9,6 +9,7 @@ from ooco_gym.envs.decision import Asked, Decision
 from ooco_gym.envs.filling import fill_request, log_scale
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.costs import predict_prefill
+from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import INTERRUPT, KEEP, NOW, PENDING_INSTANCE, PENDING_REQUEST, STOP
 
 _10_MS = 1.0 / 9.210440366976517  # log(1 + 10 000)
@@ -18,6 +19,7 @@ _10_MS = 1.0 / 9.210440366976517  # log(1 + 10 000)
 def offer_interrupt(state, job, i):
     """The request that has arrived is the one candidate: to take it is to stop what runs."""
     instance, slot = state.counters[PENDING_INSTANCE], state.counters[PENDING_REQUEST]
+    settle(state, instance)
     spec, out = state.instances[instance], job.candidates[i, 0]
     fill_request(state, instance, slot, spec.free_blocks, out)
     ahead_ps = spec.end_ps - state.counters[NOW] + predict_prefill(state, instance, spec.online_waiting_tokens)

@@ -1,0 +1,160 @@
+"""Nothing that an agent sees depends on how long unfinished outputs will be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from episodes_in_short import IDS, alike, at_random, make, random_legal
+from numba import types
+
+from ooco_gym.compile import jit
+from ooco_gym.envs.job import job_at
+from ooco_gym.envs.stepping import observe, offer
+from ooco_gym.sim import state as s
+from ooco_gym.sim.state import state_at
+
+MIXED = {"cluster": "mixed_7b", "partner": "hygen:latency_budget_s=0.045", "scenario": {"rate_scale": 0.05}}
+LATER_S = 5
+
+
+@jit(types.void(types.int64, types.int64))
+def look_again(job_address, i):
+    """Offers and observes the open decision of an episode anew."""
+    job = job_at(job_address)
+    state = state_at(job.handles[i])
+    offer(state, job, i)
+    observe(state, job, i)
+
+
+def unfinished(state):
+    """Requests whose outputs have an end that nobody knows yet."""
+    return ~np.isin(state.requests["status"], (s.FINISHED, s.REJECTED))
+
+
+def seen(env):
+    return {key: array.copy() for key, array in env._arrays.items()}
+
+
+def longer(state, random):
+    """Other lengths for all unfinished outputs, and the worth that comes with them; the runs in progress stay."""
+    places = np.flatnonzero(unfinished(state))
+    requests = state.requests
+    left = requests["generated_tokens"][places].astype(np.int64) + 1
+    drawn = left + random.integers(0, 3000, len(places))
+    requests["output_tokens"][places] = np.maximum(requests["output_tokens"][places], drawn)
+    requests["service_ps"][places] += 1_000_000_000
+    return len(places)
+
+
+def check_decisions(env, most=60):
+    """Plays at random; at each decision other lengths must change nothing of what is seen."""
+    random, choose, changed = np.random.default_rng(5), np.random.default_rng(6), 0
+    for _ in range(most):
+        before = seen(env)
+        look_again(env.episodes._handle.address, 0)
+        assert alike(seen(env), before), "to look twice changes nothing"
+        frozen = env.episodes.frozen(0)
+        changed += longer(env.simulation.state, random)
+        look_again(env.episodes._handle.address, 0)
+        after = seen(env)
+        env.episodes.thaw(0, frozen)
+        env._attach()
+        assert [key for key in before if not np.array_equal(before[key], after[key])] == []
+        if env.step(random_legal(choose, env))[3]:
+            break
+    assert changed > 0
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_lengths_of_unfinished_outputs_are_hidden(name):
+    env = make(name)
+    env.reset(seed=1, options={"window": 0})
+    check_decisions(env)
+
+
+@pytest.mark.parametrize("policy", ["ooco_xllm", "hygen_pd", "echo_pd"])
+@pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Eviction-v0", "ooco_gym/Preemption-v0"])
+def test_they_are_hidden_whoever_the_partner_is(name, policy):
+    env = make(name, partner=policy)
+    env.reset(seed=1, options={"window": 0})
+    check_decisions(env, 25)
+
+
+def test_they_are_hidden_on_mixed_instances():
+    env = make("ooco_gym/Packing-v0", **MIXED)
+    env.reset(seed=1, options={"window": 0})
+    check_decisions(env)
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_rules_do_not_see_them_either(name):
+    env = make(name)
+    env.reset(seed=1, options={"window": 0})
+    random = np.random.default_rng(5)
+    if env.episodes.controls is not None:
+        pytest.skip("no rule is asked")
+    for _ in range(25):
+        wanted = [env.rule_action(policy) for policy in ("ooco", "ooco_xllm", "echo_pd", "hygen_pd")]
+        frozen = env.episodes.frozen(0)
+        longer(env.simulation.state, random)
+        again = [env.rule_action(policy) for policy in ("ooco", "ooco_xllm", "echo_pd", "hygen_pd")]
+        env.episodes.thaw(0, frozen)
+        env._attach()
+        assert wanted == again
+        if env.step(env.partner_action())[3]:
+            break
+
+
+def play_apart(name, change, most):
+    """Two episodes alike but for the outputs of those who arrive after the decisions compared; what they see."""
+    random, pair = np.random.default_rng(3), [make(name) for _ in range(2)]
+    for env in pair:
+        env.reset(seed=1, options={"window": 0})
+    change(pair[1].simulation.state)
+    begun_s = pair[0].simulation.now_s
+    for _ in range(most):
+        yield [seen(env) for env in pair]
+        action = random_legal(random, pair[0])
+        over = [env.step(action)[3] for env in pair]
+        if any(over) or pair[0].simulation.now_s > begun_s + LATER_S:
+            return
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_the_future_is_not_seen(name):
+    """Who has not arrived yet may as well be another."""
+
+    def change(state):
+        future = np.flatnonzero(state.requests["status"] == s.FUTURE)
+        late = future[state.requests["arrival_ps"][future] > state.counters[s.NOW] + LATER_S * s.PS_PER_S]
+        assert len(late) > 0
+        state.requests["output_tokens"][late] += 500
+
+    checked = 0
+    for one, other in play_apart(name, change, 30):
+        assert alike(one, other)
+        checked += 1
+    assert checked > 1
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_run_of_decode_steps_is_seen_as_one_step(name):
+    """How many steps a run has says when its shortest output ends: `busy` and `progress` speak of the step at hand."""
+    found = 0
+    env, choose = make(name), at_random(4)
+    env.reset(seed=1, options={"window": 0})
+    for _ in range(200):
+        frozen, before = env.episodes.frozen(0), seen(env)
+        for spec in env.simulation.state.instances:
+            if spec["activity"] == s.DECODE and spec["steps"] > 1:
+                spec["end_ps"] += 7 * (spec["end_ps"] - spec["start_ps"])
+                spec["steps"] *= 8
+                found += 1
+        look_again(env.episodes._handle.address, 0)
+        after = seen(env)
+        env.episodes.thaw(0, frozen)
+        env._attach()
+        assert alike(before, after)
+        if env.step(choose(env))[3]:
+            break
+    assert found > 0 or name in ("ooco_gym/Gating-v0", "ooco_gym/Preemption-v0")
