@@ -1,0 +1,33 @@
+"""The example trains, evaluates and plots, in fewer lines than it promises."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sb3_contrib")
+PATH = Path(__file__).resolve().parents[2] / "examples" / "first_agent.py"
+
+
+def test_the_example_is_short() -> None:
+    assert len(PATH.read_text(encoding="utf-8").splitlines()) < 60
+
+
+@pytest.mark.slow
+def test_the_example_learns_evaluates_and_plots(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                                capsys: pytest.CaptureFixture[str]) -> None:
+    spec = importlib.util.spec_from_file_location("first_agent", PATH)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    monkeypatch.setattr(example, "WINDOW_S", 60.0)
+    page = tmp_path / "page.html"
+    example.main(decisions=8192, page=str(page), seeds=[3000, 3001, 3002])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition(":")[0] for line in lines[-2:]] == ["never stop", "learned"]
+    assert all(re.search(r": [+-]\d+\.\d \[[+-]\d+\.\d, [+-]\d+\.\d\] over OOCO, SLOs missed by \d", line)
+               for line in lines[-2:])
+    assert "reward of each training episode" in page.read_text(encoding="utf-8")
