@@ -26,7 +26,7 @@ class Clones:
     """
 
     def __init__(self, episodes: Episodes, state: s.State, count: int, weights: np.ndarray) -> None:
-        self.count = count
+        self.count, self._bases = count, np.zeros((2, count), np.int64)
         rows = {name: np.zeros((count, *getattr(episodes.job, name).shape[1:]), getattr(episodes.job, name).dtype)
                 for name in _OWN if name != "weights"}
         self.job = episodes.job._replace(**rows, weights=np.array(weights, float))
@@ -37,8 +37,8 @@ class Clones:
         self._handle, self._run = j.job_handle(self.job), address_of(run, RUN_SIGNATURE)
         self._pairs = [(name, [getattr(copy, name) for copy in self._states]) for name in self._changing]
 
-    def play(self, episodes: Episodes, i: int, state: s.State, actions: np.ndarray, until_ps: int, end_ps: int,
-             progress: float = 0.0) -> np.ndarray:
+    def play(self, episodes: Episodes, i: int, state: s.State, actions: np.ndarray, bases: np.ndarray, until_ps: int,
+             end_ps: int, progress: float = 0.0) -> np.ndarray:
         """Plays each of `actions` out from where episode i stands. Returns their scores: float64[actions].
 
         Args:
@@ -46,6 +46,7 @@ class Clones:
             i: which of them.
             state: its state, or another future of the same sizes as the copies.
             actions: int64[n, parts]; the first is the partner's.
+            bases: int64[n], who plays on after each (`lookahead.BASES`).
             until_ps: the horizon.
             end_ps: the end of the drain.
             progress: `lookahead.play_out`.
@@ -58,5 +59,6 @@ class Clones:
         for name in j.ROWS:
             getattr(self.job, name)[:count] = getattr(episodes.job, name)[i]
         self.job.actions[:count] = actions
-        play_out(self._handle.address, self._run, count, int(until_ps), int(end_ps), progress)
+        self._bases[0, :count] = bases
+        play_out(self._handle.address, self._run, self._bases[:, :count].copy(), int(until_ps), int(end_ps), progress)
         return self.job.account[:count, SCORE].copy()

@@ -9,15 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from agents.rollout import Rollout
+from agents.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import job as j
 from ooco_gym.errors import unknown
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.sim import state as s
 
-TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
 RANDOM, HONEST, CLAIRVOYANT = "random actions", "honest rollout", "clairvoyant rollout"
-_SIZED = (s.GATE, s.EVICT, s.PULL)  # decisions whose candidates are requests
 
 
 @dataclass(frozen=True)
@@ -64,10 +62,10 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
         if rule not in list_policies():
             raise unknown("rule", rule, list_policies())
     listed += [_published(rule) for rule in chosen]
-    listed.append(Contender("decline", lambda env: partial(_decline, env)))
-    if kinds & set(_SIZED):
-        listed += [Contender(name, lambda env, sign=sign: partial(_by_length, env, sign))
-                   for name, sign in (("shortest", 1), ("longest", -1))]
+    listed.append(Contender("decline", lambda env: partial(decline, env)))
+    if kinds & set(SIZED):
+        listed += [Contender(name, lambda env, longest=longest: partial(by_length, env, longest))
+                   for name, longest in (("shortest", False), ("longest", True))]
     if s.INTERRUPT in kinds and len(kinds) == 1:
         listed.append(Contender("stop", lambda env: lambda: j.FIXED))
     return listed
@@ -122,18 +120,3 @@ def _random(env: Any) -> Callable[[], Any]:
         return lambda: random.integers(controls.counts)
     return lambda: int(random.choice(np.flatnonzero(env.episodes.job.mask[0])))
 
-
-def _decline(env: Any) -> int:
-    """The decision's own *no* where that is legal, else the partner's."""
-    return j.DECLINE_ACTION if env.episodes.job.mask[0, j.DECLINE_ACTION] else j.PARTNER_ACTION
-
-
-def _by_length(env: Any, sign: int) -> int:
-    """The shortest (or longest) request offered, where requests are; else the partner's."""
-    job = env.episodes.job
-    there = np.flatnonzero(job.mask[0, j.FIXED :])
-    if job.turns[0, j.KIND] not in _SIZED:
-        return j.PARTNER_ACTION
-    if not len(there):
-        return j.DECLINE_ACTION
-    return j.FIXED + int(there[np.argmin(sign * job.candidates[0, there, TOKENS])])

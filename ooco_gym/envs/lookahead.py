@@ -7,17 +7,19 @@ from ooco_gym.compile import inner, jit
 from ooco_gym.envs.job import (
     CONTROL,
     DECLINE_ACTION,
+    FIXED,
     KIND,
     MORE,
     NEXT_CONTROL_PS,
     PACK,
+    PARTNER_ACTION,
     STEP_KIND,
     UNTIL_PS,
     job_at,
     offer_at,
 )
 from ooco_gym.envs.reward import PART, REWARD, TOTAL, WAITING, settle_account
-from ooco_gym.envs.stepping import answer_of, end_runs, set_margin
+from ooco_gym.envs.stepping import advance, answer_of, end_runs, offer, set_margin
 from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.decode import cut, first_step, settle
 from ooco_gym.sim.loop import run_at, settle_all
@@ -25,7 +27,9 @@ from ooco_gym.sim.state import (
     ASK,
     BATCH,
     DECODE,
+    EVICT,
     FINISHED,
+    GATE,
     LEAVING,
     MOVING,
     NEVER,
@@ -39,7 +43,11 @@ from ooco_gym.sim.state import (
 from ooco_gym.sim.state import PS_PER_S as SECOND
 
 SCORE = TOTAL + REWARD - PART  # column of an account: the reward so far, and what a play-out adds to it
-NO_ANSWER = -99
+# Who plays on: the partner; or, in decisions of the environment's kinds, *no*, the shortest or the longest request
+# offered (the partner where requests are not what is offered); or, by the clock, the same action again and again.
+PARTNER, DECLINE, SHORTEST, LONGEST, HOLD = range(5)
+BASES = ("partner", "decline", "shortest", "longest", "hold")
+TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
 
 
 @inner
@@ -76,57 +84,101 @@ def _done(state):
 
 
 @inner
-def _finish(state, job, i, run_address, answer, until_ps, end_ps, progress):
-    """From an answer to the horizon: the interval, the window, the drain, each with its books."""
+def own_action(state, job, i, base):
+    """What a base that is not the partner does at the open decision."""
+    kind, size = job.turns[i, KIND], job.candidates.shape[1]
+    if base == HOLD:
+        return job.actions[i, 0]
+    if base == DECLINE:
+        return DECLINE_ACTION if job.mask[i, DECLINE_ACTION] else PARTNER_ACTION
+    if kind not in (GATE, EVICT, PULL):
+        return PARTNER_ACTION
+    best = -1
+    for k in range(size):
+        if job.mask[i, FIXED + k] == 0:
+            continue
+        lead = job.candidates[i, k, TOKENS] - job.candidates[i, max(0, best), TOKENS]
+        if best < 0 or (lead < 0.0 if base == SHORTEST else lead > 0.0):
+            best = k
+    return FIXED + best if best >= 0 else DECLINE_ACTION
+
+
+@inner
+def _picked(state, job, i, answer, base):
+    """The answer of a decision of several picks: the base goes on picking, the partner stops."""
+    while answer == MORE:
+        job.actions[i, 0] = DECLINE_ACTION
+        if base != PARTNER and offer(state, job, i):
+            job.actions[i, 0] = own_action(state, job, i, base)
+            answer = answer_of(state, job, i)
+        else:
+            answer = offer_at(job.answers[job.turns[i, KIND]])(state, job, i)
+    return answer
+
+
+@inner
+def _play_on(state, job, i, run_address, answer, base):
+    """From an answer to Job.turns[i, UNTIL_PS] under a base."""
     turn, handle = job.turns[i], job.handles[i]
-    stop_ps = min(until_ps, turn[UNTIL_PS])
-    if turn[NEXT_CONTROL_PS] < stop_ps:
-        run_at(run_address)(handle, job.rules[1], turn[NEXT_CONTROL_PS], answer)
-        _set_back(state, job, i, turn[STEP_KIND])
-        answer = ASK
-    run_at(run_address)(handle, job.rules[1], stop_ps, answer)
-    settle_account(state, job.weights, job.account[i])
-    if until_ps < turn[UNTIL_PS]:
-        if progress > 0.0:
-            job.account[i, SCORE] += progress * job.weights[0] * _done(state)
+    if base == PARTNER:
+        if turn[NEXT_CONTROL_PS] < turn[UNTIL_PS]:
+            run_at(run_address)(handle, job.rules[1], turn[NEXT_CONTROL_PS], answer)
+            _set_back(state, job, i, turn[STEP_KIND])
+            answer = ASK
+        run_at(run_address)(handle, job.rules[1], turn[UNTIL_PS], answer)
         return
-    waiting, job.weights[WAITING] = job.weights[WAITING], 0.0  # at an episode's end nothing waits on its account
+    while advance(state, job, i, run_address, answer):
+        job.actions[i, 0] = own_action(state, job, i, base)
+        answer = _picked(state, job, i, answer_of(state, job, i), base)
+
+
+@inner
+def _drain(state, job, i, run_address, end_ps):
+    """The rest of the load under the partner, as at the end of an episode, where nothing waits on its account."""
+    waiting, job.weights[WAITING] = job.weights[WAITING], 0.0
     set_margin(state, job, job.tuned[i])
-    run_at(run_address)(handle, job.rules[1], min(until_ps, end_ps), ASK)
+    run_at(run_address)(job.handles[i], job.rules[1], end_ps, ASK)
     settle_account(state, job.weights, job.account[i])
     job.weights[WAITING] = waiting
 
 
-@jit(types.void(types.int64, types.int64, types.int64, types.int64, types.int64, types.float64))
-def play_out(job_address, run_address, count, until_ps, end_ps, progress):
-    """Takes `Job.actions` in copies 0 … count - 1 of one episode and plays each on under the partner.
+@jit(types.void(types.int64, types.int64, types.int64[:, ::1], types.int64, types.int64, types.float64))
+def play_out(job_address, run_address, bases, until_ps, end_ps, progress):
+    """Takes `Job.actions` in copies of one episode and plays each on under a base, to a horizon or the end.
 
-    An action of several picks goes on with *stop*; what is set by the clock is set back to the action of copy 0, the
-    partner's, at the next interval. A copy whose answer is that of copy 0 is not played: its score is the same.
+    An action of several picks goes on with *stop* where the base is the partner. What is set by the clock is set back
+    to the action of copy 0, the partner's, at the next interval, but for the base HOLD. A copy whose answer and base an
+    earlier one has had is not played: its score is the same.
 
     Args:
         job_address: address of the job of the copies, which stand at the same open decision.
         run_address: address of `sim.loop.run`.
-        count: how many.
+        bases: int64[2, n]: the base of each copy; the second row is written over (answers).
         until_ps: the horizon; time of the simulation.
         end_ps: the end of the drain.
         progress: share of its worth that is credited for unfinished offline work, where the horizon comes before the
             window's end.
     """
-    job, first = job_at(job_address), NO_ANSWER
-    for i in range(count):
-        state = state_at(job.handles[i])
-        kind, single = job.turns[i, KIND], job.turns[i, KIND] != PULL and job.turns[i, KIND] < PACK
-        answer = answer_of(state, job, i)
-        if answer == MORE:
-            job.actions[i, 0] = DECLINE_ACTION
-            answer = offer_at(job.answers[kind])(state, job, i)
-        if single and i > 0 and answer == first:
-            job.account[i, SCORE] = job.account[0, SCORE]
+    job = job_at(job_address)
+    for i in range(bases.shape[1]):
+        state, turn, base = state_at(job.handles[i]), job.turns[i], bases[0, i]
+        answer = _picked(state, job, i, answer_of(state, job, i), base)
+        bases[1, i], same = answer, -1
+        if turn[KIND] < PACK and turn[KIND] != PULL:
+            for k in range(i):
+                if bases[0, k] == base and bases[1, k] == answer:
+                    same = k
+        if same >= 0:
+            job.account[i, SCORE] = job.account[same, SCORE]
             continue
-        if single and i == 0:
-            first = answer
-        _finish(state, job, i, run_address, answer, until_ps, end_ps, progress)
+        window_end_ps = turn[UNTIL_PS]
+        turn[UNTIL_PS] = min(until_ps, window_end_ps)
+        _play_on(state, job, i, run_address, answer, base)
+        settle_account(state, job.weights, job.account[i])
+        if until_ps >= window_end_ps:
+            _drain(state, job, i, run_address, min(until_ps, end_ps))
+        elif progress > 0.0:
+            job.account[i, SCORE] += progress * job.weights[0] * _done(state)
 
 
 @jit(types.void(types.int64))
