@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -45,9 +46,10 @@ class Episodes:
     Attributes:
         job: their arrays: observations, masks, accounts.
         config: what an episode is made of.
+        bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
     """
 
-    def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int) -> None:
+    def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
         self._partner = self._prepared(policy_of(config.partner))
@@ -55,6 +57,8 @@ class Episodes:
         self._lay_out(count)
         self.simulations: list[Simulation | None] = [None] * count
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
+        self.bank = bank
+        self._bank: dict[tuple[int, int], Simulation] = {}
         self._set_up = False
 
     def _prepared(self, partner: Policy) -> Policy:
@@ -90,8 +94,7 @@ class Episodes:
     def start(self, i: int, seed: int, number: int) -> None:
         """Plays window `number` of `seed` in place i, as far as its first decision."""
         job = self.job
-        simulation = self._build(i, seed, number)
-        simulation.advance(simulation.window_s[0])
+        simulation = self._warm(i, seed, number)
         job.handles[i] = simulation.handle.address
         place = int(job.settings[j.PACK_PARAM])
         job.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
@@ -103,6 +106,21 @@ class Episodes:
         turn[j.STEP_KIND] = clocks[0] if clocks else j.NO_KIND
         turn[j.OPEN] = 1
         begin(self._handle.address, self._run, i)
+
+    def _warm(self, i: int, seed: int, number: int) -> Simulation:
+        """The simulation of a window at its start, after the warm-up; from the bank where it is kept there."""
+        kept = self._bank.get((seed, number))
+        if kept is not None:
+            self.windows[i], self._rules[i] = (seed, number), {}
+            simulation = self.simulations[i] = copy(kept)
+            simulation.state = s.copy_state(kept.state)
+            return simulation
+        simulation = self._build(i, seed, number)
+        simulation.advance(simulation.window_s[0])
+        if len(self._bank) < self.bank:
+            kept = self._bank[seed, number] = copy(simulation)
+            kept.state = s.copy_state(simulation.state)
+        return simulation
 
     def _build(self, i: int, seed: int, number: int) -> Simulation:
         self.windows[i], self._rules[i] = (seed, number), {}

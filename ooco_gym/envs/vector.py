@@ -27,6 +27,7 @@ from ooco_gym.errors import UserError
 
 _INFO = slice(r.PART, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
+WINDOWS = 1_000  # of a seed, to be drawn from
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -41,6 +42,8 @@ class DecisionVectorEnv(VectorEnv):
         train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
             for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
         train_stream: keys what each place draws from `train_seeds`.
+        bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
+            `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
         **arguments: as of the single environment.
 
     What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
@@ -51,9 +54,12 @@ class DecisionVectorEnv(VectorEnv):
 
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
                  max_episode_steps: int | None = None, render_mode: str | None = None,
-                 train_seeds: Sequence[int] | None = None, train_stream: int = 0, **arguments: Any) -> None:
+                 train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
+                 **arguments: Any) -> None:
         if not isinstance(num_envs, int) or num_envs < 1:
             raise UserError(f"num_envs={num_envs!r} must be a whole number of at least 1")
+        if not isinstance(bank, int) or bank < 0:
+            raise UserError(f"bank={bank!r} must be a whole number of at least 0")
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
         try:
@@ -65,7 +71,8 @@ class DecisionVectorEnv(VectorEnv):
         self.num_envs, self.render_mode, self._most = num_envs, render_mode, max_episode_steps
         self.config: EpisodeConfig = episode_config(self.single.default_scenario,
                                                     most_candidates=self.single.most_candidates, **arguments)
-        self.episodes = Episodes(self.config, self.single.decisions, num_envs)
+        self.episodes = Episodes(self.config, self.single.decisions, num_envs, bank)
+        self._bank = bank
         self.single_observation_space, self.single_action_space = spaces_of(self.episodes)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
@@ -92,7 +99,7 @@ class DecisionVectorEnv(VectorEnv):
     def __setstate__(self, state: dict[str, Any]) -> None:
         frozen = state.pop("_frozen")
         self.__dict__.update(state)
-        self.episodes = Episodes(self.config, self.single.decisions, self.num_envs)
+        self.episodes = Episodes(self.config, self.single.decisions, self.num_envs, self._bank)
         for i, one in enumerate(frozen):
             self.episodes.thaw(i, one)
         self._attach()
@@ -141,11 +148,13 @@ class DecisionVectorEnv(VectorEnv):
         """As `DecisionEnv.reset`: a seed plays itself, and the numbers drawn from it come after."""
         if self._train_seeds is not None:
             random = self._train_randoms[i]
-            seed, number = self._train_seeds[int(random.integers(len(self._train_seeds)))], int(random.integers(1_000))
+            numbers = WINDOWS if self._bank == 0 else max(1, self._bank // len(self._train_seeds))
+            seed = self._train_seeds[int(random.integers(len(self._train_seeds)))]
+            number = int(random.integers(numbers))
         if seed is not None:
             self._randoms[i] = np_random(seed)[0]
         played = seed if seed is not None else int(self._randoms[i].integers(2**31))
-        window = number if number is not None else int(self._randoms[i].integers(1_000))
+        window = number if number is not None else int(self._randoms[i].integers(WINDOWS))
         self.windows[i] = (played, window)
         self.episodes.start(i, played, window)
         self._over[i], self._steps[i] = False, 0
