@@ -40,8 +40,9 @@ _N = len(PARTS)
 # Columns of an account: sums at the last decision, the step's parts, their total, cost, costs by SLO, elapsed seconds,
 # then totals of the episode, and what was at the beginning of the present block of time.
 OLD, PART, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
-OLD_TIME, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS = range(2 * _N + 5, 2 * _N + 11)
-TOTAL = 2 * _N + 11  # and on, as from PART to COST
+OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS = range(
+    2 * _N + 5, 2 * _N + 12)
+TOTAL = 2 * _N + 12  # and on, as from PART to COST
 ACCOUNT = TOTAL + _N + 2
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
@@ -62,7 +63,6 @@ def settle_account(state, weights, account):
     account[TTFT_COUNT] = counters[TTFT_MISSES] - account[OLD + TTFT]
     account[TPOT_COUNT] = counters[TPOT_MISSES] - account[OLD + TPOT]
     account[COST] = counters[VIOLATIONS] - account[OLD_VIOLATIONS]
-    account[OLD_VIOLATIONS] = counters[VIOLATIONS]
     account[ELAPSED] = now - account[OLD_TIME]
     account[OLD_TIME] = now
     _book(account, weights, SERVICE, 1.0, counters[SERVICE_PS] / PS_PER_S)
@@ -73,6 +73,7 @@ def settle_account(state, weights, account):
     _book(account, weights, LATE, -1.0, state.stats[LATE_AREA] + counters[LATE_OPEN] * late)
     _book(account, weights, BURST, -1.0, _excess(state, account, now))
     _book(account, weights, WASTE, -1.0, counters[WASTED_PS] / PS_PER_S)
+    account[OLD_ARRIVED], account[OLD_VIOLATIONS] = counters[ONLINE_ARRIVED], counters[VIOLATIONS]
     account[REWARD] = 0.0
     for part in range(_N):
         account[REWARD] += account[PART + part]
@@ -89,13 +90,28 @@ def _book(account, weights, part, sign, total):
 @inner
 def _excess(state, account, now):
     """Online requests beyond the budget, summed over the blocks of time so far; of the present one, so far."""
-    arrived, violated = state.counters[ONLINE_ARRIVED], state.counters[VIOLATIONS]
     block = np.floor(now / BURST_S)
-    if block != account[BLOCK]:
-        account[BLOCK_EXCESS] = account[OLD + BURST]
-        account[BLOCK], account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = block, arrived, violated
-    beyond = (violated - account[BLOCK_VIOLATED]) - BUDGET * (arrived - account[BLOCK_ARRIVED])
-    return account[BLOCK_EXCESS] + max(0.0, beyond)
+    if block != account[BLOCK]:  # nobody turned it in time: what has happened since the last call is of this block
+        account[BLOCK_EXCESS], account[BLOCK] = account[OLD + BURST], block
+        account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = account[OLD_ARRIVED], account[OLD_VIOLATIONS]
+    violated = state.counters[VIOLATIONS] - account[BLOCK_VIOLATED]
+    arrived = state.counters[ONLINE_ARRIVED] - account[BLOCK_ARRIVED]
+    return account[BLOCK_EXCESS] + max(0.0, violated - BUDGET * arrived)
+
+
+@inner
+def block_end_ps(account):
+    """When the present block of time ends."""
+    return np.int64((account[BLOCK] + 1.0) * BURST_S) * PS_PER_S
+
+
+@inner
+def turn_block(state, account):
+    """At the end of a block of time: what it had beyond the budget stays, and the next one begins."""
+    now = state.counters[NOW] / PS_PER_S
+    account[BLOCK_EXCESS] = _excess(state, account, account[BLOCK] * BURST_S)
+    account[BLOCK] = np.floor(now / BURST_S)
+    account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = state.counters[ONLINE_ARRIVED], state.counters[VIOLATIONS]
 
 
 @inner

@@ -26,7 +26,7 @@ from ooco_gym.envs.job import (
     job_at,
     offer_at,
 )
-from ooco_gym.envs.reward import open_account, recent_violations, settle_account
+from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, settle_account, turn_block
 from ooco_gym.sim.decode import cut, settle
 from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import (
@@ -90,8 +90,13 @@ def advance(state, job, i, run_address, answer):
     """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
     turn = job.turns[i]
     while True:
-        until_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS])
-        why = run_at(run_address)(job.handles[i], job.rules[0], until_ps, answer)
+        until_ps, edge_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS]), block_end_ps(job.account[i])
+        why = run_at(run_address)(job.handles[i], job.rules[0], min(until_ps, edge_ps), answer)
+        if why != ASKED and state.counters[NOW] >= edge_ps:
+            turn_block(state, job.account[i])
+            if edge_ps < until_ps:
+                answer = ASK
+                continue
         if why == ASKED:
             kind = state.counters[PENDING]
         elif until_ps < turn[UNTIL_PS] and state.counters[NOW] >= until_ps:
@@ -220,6 +225,11 @@ def drain(job_address, run_address, i, end_ps):
     job = job_at(job_address)
     state = state_at(job.handles[i])
     set_margin(state, job, job.tuned[i])
-    run_at(run_address)(job.handles[i], job.rules[1], end_ps, ASK)
+    while True:
+        edge_ps = block_end_ps(job.account[i])
+        run_at(run_address)(job.handles[i], job.rules[1], min(end_ps, edge_ps), ASK)
+        if state.counters[NOW] < edge_ps or edge_ps >= end_ps:
+            break
+        turn_block(state, job.account[i])
     settle_account(state, job.weights, job.account[i])
 

@@ -15,9 +15,17 @@ from ooco_gym.sim import state as s
 
 IDS = tuple(ENVIRONMENTS)
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}
-SHORT_OF: dict[str, dict[str, Any]] = {
-    "ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0},  # sixteen instances: a decision every 7 ms
-    "ooco_gym/Eviction-v0": {"scenario": {"rate_scale": 0.08}}}  # else memory is not short so soon
+SHORT_OF = {"ooco_gym/Routing-v0": {"window_s": 8.0, "warmup_s": 10.0}}  # sixteen instances: a decision every 7 ms
+# What is played does not hang on what is worth learning (conf/env).
+POOLS_7B = {"cluster": "pair_7b", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 3.0},
+            "rate_scale": 0.1}
+MEMORY_BOUND = {"cluster": "pair_llama2_7b_40g", "workload": "azure_conv", "slo": "chat",
+                "offline": {"mode": "rate", "rate": 1.0}, "rate_scale": 0.03}
+FLEET = {"cluster": "fleet_16", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 20.0},
+         "rate_scale": 0.8}
+SCENARIOS: dict[str, dict[str, Any]] = {
+    **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v0": MEMORY_BOUND, "ooco_gym/Colocation-v0": MEMORY_BOUND,
+    "ooco_gym/Eviction-v0": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v0": FLEET}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
@@ -25,9 +33,11 @@ INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_m
 SUMS = tuple(slot for slot in range(s.ONLINE_ARRIVED, s.COUNTERS) if slot not in (s.DECISIONS, s.EVENTS))
 
 
-def arguments(name: str, **changes: Any) -> dict[str, Any]:
-    """Arguments of an environment that make its episodes short."""
-    return {**SHORT, **SHORT_OF.get(name, {}), **changes}
+def arguments(name: str, scenario: Any = None, **changes: Any) -> dict[str, Any]:
+    """Arguments of an environment that make its episodes short; fields of the scenario may be changed."""
+    if scenario is None or isinstance(scenario, dict):
+        scenario = {**SCENARIOS[name], **(scenario or {})}
+    return {"scenario": scenario, **SHORT, **SHORT_OF.get(name, {}), **changes}
 
 
 def make(name: str, **changes: Any) -> Any:

@@ -1,0 +1,148 @@
+"""The reward's parts add up: to the reward, and over an episode to the protocol's figures, recomputed here."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from episodes_in_short import IDS, at_random, make, partner, play
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ooco_gym.envs.reward import BUDGET, BURST_S, PARTS
+from ooco_gym.sim import state as s
+
+FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 3, "derandomize": True}
+WEIGHTS = {"service": 1.0, "waiting": 0.0005, "ttft": 10.0, "tpot": 7.0, "late": 0.1, "burst": 3.0, "waste": 0.5}
+# Rate scale and SLO at which some online requests miss each of them.
+MANY = {"rate_scale": 0.2, "slo": {"ttft_s": 3.0, "tpot_s": 0.022}}
+LARGE = {"rate_scale": 0.15, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}}
+OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v0": LARGE
+                                             for name in ("Eviction", "Migration", "Colocation")},
+              "ooco_gym/Routing-v0": {"rate_scale": 1.8, "slo": {"ttft_s": 1.0, "tpot_s": 0.017}}}
+PS = s.PS_PER_S
+
+
+def seconds(ps):
+    return np.asarray(ps, np.float64) / PS
+
+
+class Expected:
+    """Totals from the requests alone, at the end of an episode whose account was opened at `begin` (seconds)."""
+
+    def __init__(self, state, begin, end):
+        requests, self.begin, self.end = state.requests, begin, end
+        self.now = float(seconds(state.counters[s.NOW]))
+        self.offline = requests[(requests["online"] == 0) & (requests["status"] != s.REJECTED)]
+        self.online = requests[(requests["online"] == 1) & (requests["counted"] == 1)]
+
+    def service(self):
+        finish = seconds(self.offline["finish_ps"])
+        done = (self.offline["status"] == s.FINISHED) & (finish >= self.begin) & (finish < self.end)
+        return float(seconds(self.offline["service_ps"][done]).sum())
+
+    def waiting(self):
+        leave = np.where(self.offline["finish_ps"] > 0, seconds(self.offline["finish_ps"]), np.inf)
+        span = np.minimum(leave, self.end) - np.maximum(seconds(self.offline["arrival_ps"]), self.begin)
+        return float((np.clip(span, 0.0, None) * seconds(self.offline["service_ps"])).sum())
+
+    def misses(self, bit):
+        return int(np.count_nonzero(self.online["violated"] & bit))
+
+    def most_late(self):
+        """At most: as if every request that misses were late from its TTFT deadline, or first token, on."""
+        bad = self.online[self.online["violated"] > 0]
+        leave = np.where(bad["finish_ps"] > 0, seconds(bad["finish_ps"]), self.now)
+        return float(np.clip(leave - seconds(bad["arrival_ps"]), 0.0, None).sum())
+
+
+def played(name, seed, choose, **changes):
+    env = make(name, reward=WEIGHTS, scenario=OVERLOADED[name], **changes)
+    steps = play(env, choose, seed)
+    state = env.simulation.state
+    return env, steps, Expected(state, *seconds(state.counters[[s.WINDOW_START, s.WINDOW_END]]).tolist())
+
+
+@pytest.mark.parametrize("name", IDS)
+@settings(**FEW)
+@given(seed=st.integers(0, 2**20), draws=st.integers(0, 2**20))
+def test_parts_are_the_reward_and_totals_the_protocols_figures(name, seed, draws):
+    env, steps, expected = played(name, seed, at_random(draws))
+    for step in steps[1:]:
+        assert step.reward == pytest.approx(sum(step.info[f"reward/{part}"] for part in PARTS), abs=1e-9)
+    total = {part: sum(step.info[f"reward/{part}"] for step in steps[1:]) for part in PARTS}
+    summary, counters = steps[-1].info["summary"], env.simulation.state.counters
+    assert summary["reward_total"] == pytest.approx(sum(step.reward for step in steps), abs=1e-6)
+    for part in PARTS:
+        assert summary[f"reward/{part}"] == pytest.approx(total[part], abs=1e-6)
+    window_s = env.config.window_s
+    assert total["service"] == pytest.approx(WEIGHTS["service"] * expected.service(), abs=1e-6)
+    assert total["service"] == pytest.approx(summary["offline_reference_gpu_s_per_s"] * window_s, abs=1e-6)
+    assert total["waiting"] == pytest.approx(-WEIGHTS["waiting"] * expected.waiting(), rel=1e-6, abs=1e-6)
+    assert total["ttft"] == -WEIGHTS["ttft"] * expected.misses(1) == -WEIGHTS["ttft"] * counters[s.TTFT_MISSES]
+    assert total["tpot"] == -WEIGHTS["tpot"] * expected.misses(2) == -WEIGHTS["tpot"] * counters[s.TPOT_MISSES]
+    assert -WEIGHTS["late"] * expected.most_late() - 1e-6 <= total["late"] <= 0.0
+    assert total["late"] == pytest.approx(-WEIGHTS["late"] * late_area(env.simulation.state), abs=1e-6)
+    assert total["waste"] == pytest.approx(-WEIGHTS["waste"] * summary["wasted_gpu_s_per_s"] * window_s, abs=1e-6)
+    violated, arrived = summary["online_violated"], summary["online_arrived"]
+    assert violated == np.count_nonzero(expected.online["violated"])
+    assert arrived == len(expected.online)
+    for key, count in (("cost", violated), ("cost_ttft", expected.misses(1)), ("cost_tpot", expected.misses(2))):
+        assert sum(step.info.get(key, 0.0) for step in steps) == count
+    most = -WEIGHTS["burst"] * violated
+    least = -WEIGHTS["burst"] * max(0.0, violated - BUDGET * arrived) if window_s <= BURST_S else 0.0
+    assert most - 1e-9 <= total["burst"] <= least + 1e-9
+
+
+def late_area(state):
+    """Request-seconds past an SLO, by the simulator's own sum brought up to now."""
+    counters = state.counters
+    since = float(seconds(counters[s.NOW] - counters[s.LATE_SINCE_PS]))
+    return state.stats[s.LATE_AREA] + counters[s.LATE_OPEN] * since
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_overloaded_windows_have_misses_of_both_kinds(name):
+    """Else the test above would compare zeros."""
+    *_, expected = played(name, 1, partner)
+    assert expected.misses(1) > 0
+    assert expected.misses(2) > 0
+
+
+def test_parts_do_not_hang_on_how_often_an_agent_is_asked():
+    """One run, its decisions taken by the partner, asked every few milliseconds, every five minutes, or never."""
+    totals = {}
+    for name, interval_s in (("Gating", 1.0), ("Preemption", 1.0), ("Packing", 0.25), ("Control", 300.0)):
+        env = make(f"ooco_gym/{name}-v0", reward=WEIGHTS, partner="ooco:gate_window=64", interval_s=interval_s,
+                   window_s=1_500.0, scenario={"rate_scale": 0.17, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}})
+        summary = play(env, partner)[-1].info["summary"]
+        totals[name] = [summary[f"reward/{part}"] for part in PARTS]
+    first = totals.pop("Gating")
+    assert first[PARTS.index("burst")] < 0.0
+    for name, total in totals.items():
+        # A deadline that passes between two events is seen at the second: `late` hangs on where the loop stops.
+        for part, mine, others in zip(PARTS, first, total, strict=True):
+            assert others == pytest.approx(mine, rel=1e-3 if part == "late" else 1e-9, abs=1e-6), (name, part)
+
+
+def test_the_warm_up_does_not_count():
+    long, short = (make("ooco_gym/Gating-v0", reward=WEIGHTS, warmup_s=warmup) for warmup in (60.0, 20.0))
+    for env in (long, short):
+        steps = play(env, partner)
+        begin = float(seconds(env.simulation.state.counters[s.WINDOW_START]))
+        expected = Expected(env.simulation.state, begin, begin + 60.0)
+        assert steps[-1].info["summary"]["reward/service"] == pytest.approx(expected.service(), abs=1e-6)
+
+
+def test_waiting_ends_with_the_window():
+    """The drain sees online requests through; what is left of offline work then costs nothing more."""
+    env, steps, expected = played("ooco_gym/Gating-v0", 1, partner)
+    assert seconds(env.simulation.state.counters[s.NOW]) > expected.end
+    total = sum(step.info["reward/waiting"] for step in steps[1:])
+    assert total == pytest.approx(-WEIGHTS["waiting"] * expected.waiting(), rel=1e-6)
+
+
+def test_the_constrained_form_leaves_misses_to_the_cost():
+    env = make("ooco_gym/Gating-v0", reward="constrained", scenario={"rate_scale": 0.8})
+    steps = play(env, partner)
+    assert all(step.info[f"reward/{part}"] == 0.0 for step in steps[1:] for part in ("ttft", "tpot", "burst"))
+    assert sum(step.info["cost"] for step in steps[1:]) == steps[-1].info["summary"]["online_violated"] > 0
