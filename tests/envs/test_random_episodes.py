@@ -1,0 +1,126 @@
+"""Same seed, same bytes, wherever it is played; and random policies in random scenarios do no harm."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from episodes_in_short import IDS, at_random, digest, make, play
+
+from ooco_gym.sim import state as s
+
+IN_ANOTHER_PROCESS = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from episodes_in_short import at_random, digest, make, play
+print(json.dumps({name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in sys.argv[2:]}))
+"""
+POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16": (0.3, 1.5), "pair_72b": (0.02, 0.3)}
+PARTNERS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "ooco:max_pull=1,interrupt=slack")
+NEEDS_OOCO = ("Control", "Packing", "Colocation")  # a partner with a packing margin, or the parameters that are turned
+EVERYDAY, MANY = 32, 1_000
+
+
+def test_same_seed_same_bytes_in_another_process():
+    here = {name: digest(play(make(name), at_random(7), 3, 2, 150)) for name in IDS}
+    command = [sys.executable, "-c", IN_ANOTHER_PROCESS, str(Path(__file__).parent), *IDS]
+    there = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert there == here
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_a_seed_says_it_all(name):
+    """Twice in one environment, after other episodes, and in another environment; other seeds differ."""
+    env, other = make(name), make(name)
+    first = digest(play(env, at_random(1), 4, 1))
+    play(env, at_random(2), 5, 0, 10)
+    assert digest(play(env, at_random(1), 4, 1)) == first
+    assert digest(play(other, at_random(1), 4, 1)) == first
+    assert digest(play(env, at_random(1), 6, 1)) != first
+    assert digest(play(env, at_random(1), 4, 2)) != first
+
+
+def reset_twice(env, seed):
+    return [json.dumps(env.reset(seed=seed)[0]["cluster"].tolist()) for _ in range(2)]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_resetting_twice_with_a_seed_gives_one_window(name):
+    env = make(name)
+    one, other = reset_twice(env, 12)
+    assert one == other
+    windows = [(env.reset(seed=12), env.window, env.reset(), env.window)[1::2] for _ in range(2)]
+    assert windows[0] == windows[1], "what is drawn from a seed is drawn from it again"
+    assert windows[0][0] != windows[0][1]
+
+
+def a_scenario(random, name):
+    """Arguments of an environment, drawn at random: cluster, workload, load, partner, candidates, window."""
+    cluster = "fleet_16" if "Routing" in name else str(random.choice(list(POOLS)))  # many, to route among
+    low, high = POOLS[cluster]
+    partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(PARTNERS))
+    if "Gating" in name and partner == "online_priority":
+        partner = "hygen_pd"
+    few = cluster == "fleet_16"
+    return {"scenario": {
+        "cluster": cluster, "workload": str(random.choice(["azure_conv", "azure_code", "ooc"])),
+        "slo": {"ttft_s": float(random.choice([0.5, 2.0, 5.0])), "tpot_s": float(random.choice([0.06, 0.1]))},
+        "offline": {"mode": "rate", "rate": float(random.choice([0.0, 0.5, 3.0, 10.0]))},
+        "rate_scale": float(random.uniform(low, high))}, "partner": partner,
+        "candidates": int(random.integers(1, 20)), "interval_s": float(random.choice([0.1, 1.0, 7.0])),
+        "window_s": float(random.choice([2.0, 4.0] if few else [5.0, 20.0])),
+        "warmup_s": float(random.choice([0.0, 5.0] if few else [0.0, 5.0, 20.0]))}
+
+
+def check_state(state):
+    """What no action may break: memory within bounds, each request at one place, no token too many."""
+    requests, instances = state.requests, state.instances
+    assert ((instances["free_blocks"] >= 0) & (instances["free_blocks"] <= instances["total_blocks"])).all()
+    arrived = int(state.counters[s.NEXT_ARRIVAL])
+    assert (requests["status"][:arrived] != s.FUTURE).all() and (requests["status"][arrived:] == s.FUTURE).all()
+    assert ((requests["generated_tokens"] >= 0) & (requests["generated_tokens"] <= requests["output_tokens"])).all()
+    done = requests["status"] == s.FINISHED
+    assert (requests["generated_tokens"][done] == requests["output_tokens"][done]).all()
+    for place, spec in enumerate(instances):
+        here = requests["instance"] == place
+        held = requests["blocks"][here & (requests["blocks"] > 0)].sum()
+        coming = requests["target_blocks"][(requests["target"] == place) & (requests["target_blocks"] > 0)].sum()
+        assert held + coming == spec["total_blocks"] - spec["free_blocks"], "memory that nobody holds, or twice"
+        for rows, count in ((s.URGENT, "urgent_members"), (s.OFFLINE, "offline_members")):
+            members = state.members[rows, place, : spec[count]]
+            assert len(set(members.tolist())) == len(members)
+
+
+def play_one(name, random):
+    """One random episode: every observation within its space, every reward a number, some action legal."""
+    env = make(name, **a_scenario(random, name))
+    seed, choose = int(random.integers(2**31)), at_random(int(random.integers(2**31)))
+    for step in play(env, choose, seed, int(random.integers(1_000))):
+        assert all(np.isfinite(step.observation[key]).all() for key in ("cluster", "candidates", "decision"))
+        assert env.observation_space.contains(step.observation)
+        assert np.isfinite(step.reward)
+        assert all(np.isfinite(value).all() for key, value in step.info.items() if key != "summary")
+        assert step.info["action_mask"].any()
+        assert step.action is None or env.action_space.contains(step.action)
+    check_state(env.simulation.state)
+    assert all(np.isfinite(value) for value in step.info["summary"].values())
+    return env
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_random_policies_in_random_scenarios_do_no_harm(name):
+    random = np.random.default_rng([11, IDS.index(name)])
+    for _ in range(EVERYDAY // len(IDS)):
+        play_one(name, random)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IDS)
+def test_a_thousand_random_episodes_do_no_harm(name):
+    random = np.random.default_rng([12, IDS.index(name)])
+    for _ in range(MANY // len(IDS)):
+        play_one(name, random)
