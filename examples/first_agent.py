@@ -1,6 +1,6 @@
-"""Trains a first agent, evaluates it against the partner on held-out windows, and plots both: about two minutes.
+"""Trains a first agent, evaluates it against the partner on held-out windows, and plots both.
 
-`python examples/first_agent.py [decisions] [page]`, after `pip install 'ooco-gym[train]'`.
+`python examples/first_agent.py [decisions] [page]`, after `pip install 'ooco-gym[train]'`: a minute or two.
 """
 
 import sys
@@ -11,19 +11,19 @@ from plotly.subplots import make_subplots
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.vec_env import VecNormalize
 
-import ooco_gym  # noqa: F401  registers the environments
 from agents.vector import GymnasiumVecEnv
-from ooco_gym.metrics.statistics import interval
+from ooco_gym.metrics.statistics import interval  # importing ooco_gym registers the environments
 from ooco_gym.resources import load_yaml
 
-NAME, WINDOW_S = "ooco_gym/Preemption-v0", 600.0  # an online request arrives: stop the offline work that runs?
+NAME = "ooco_gym/Preemption-v0"  # an online request arrives: stop the offline work that runs? Here, 2 s leave slack
+HERE = {"window_s": 600.0, "scenario": {"slo": "chat", "rate_scale": 0.1, "offline": {"mode": "rate", "rate": 3.0}}}
 SPLITS = load_yaml("env", "preemption")["splits"]
 
 
 def train(decisions):
     """Learns in 16 episodes side by side, of the training seeds; all of them step in one compiled call."""
     envs = gym.make_vec(NAME, num_envs=16, vectorization_mode="vector_entry_point", autoreset_mode="SameStep",
-                        window_s=WINDOW_S, train_seeds=SPLITS["train"])
+                        train_seeds=SPLITS["train"], **HERE)
     scaled = VecNormalize(GymnasiumVecEnv(envs), norm_obs=False)  # rewards; observations are bounded already
     return MaskablePPO("MultiInputPolicy", scaled, n_steps=256, batch_size=512, n_epochs=4, seed=1,
                        stats_window_size=10_000).learn(decisions)  # keeps the rewards of all episodes
@@ -31,7 +31,7 @@ def train(decisions):
 
 def evaluate(act, seeds):
     """Plays window 0 of each seed with `act(env, observation)`; returns what each episode says at its end."""
-    env, summaries = gym.make(NAME, window_s=WINDOW_S).unwrapped, []
+    env, summaries = gym.make(NAME, **HERE).unwrapped, []
     for seed in seeds:
         (observation, info), over = env.reset(seed=seed, options={"window": 0}), False
         while not over:
@@ -40,7 +40,7 @@ def evaluate(act, seeds):
     return summaries
 
 
-def main(decisions=200_000, page="first_agent.html", seeds=SPLITS["test"]):
+def main(decisions=100_000, page="first_agent.html", seeds=SPLITS["test"]):
     model = train(decisions)
     partner = evaluate(lambda env, _: env.partner_action(), seeds)
     figure = make_subplots(1, 2, subplot_titles=("reward of each training episode", "held out: reward over OOCO's"))

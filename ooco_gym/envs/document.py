@@ -234,10 +234,11 @@ def _figure(interval: Mapping[str, float | None] | None, form: str) -> str:
 
 # --- The index ------------------------------------------------------------------------------------------------------
 def about(short: str) -> tuple[str, str]:
-    """(The decision, the regime in which it matters): the first comments of an environment's configuration."""
+    """(The decision, the regime in which it matters): the comments that an environment's configuration begins with."""
     lines = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8").splitlines()
-    comments = [line.removeprefix("# ") for line in lines if line.startswith("# ")]
-    return re.sub(r"^\S+: | \(docs\S+\)$", "", comments[0]), comments[1]
+    until = next(place for place, line in enumerate(lines) if line.startswith("scenario:"))
+    first, *others = (line.removeprefix("# ") for line in lines[:until] if line.startswith("# "))
+    return re.sub(r"^\S+: | \(docs\S+\)$", "", first), " ".join(others)
 
 
 def index() -> str:

@@ -23,7 +23,7 @@ def test_the_example_learns_evaluates_and_plots(tmp_path: Path, monkeypatch: pyt
     assert spec is not None and spec.loader is not None
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
-    monkeypatch.setattr(example, "WINDOW_S", 60.0)
+    monkeypatch.setitem(example.HERE, "window_s", 60.0)
     page = tmp_path / "page.html"
     example.main(decisions=8192, page=str(page), seeds=[3000, 3001, 3002])
     lines = capsys.readouterr().out.splitlines()
