@@ -4,7 +4,8 @@ What any policy can have completed by the window's end, work done in fractions a
 
 - a relaxed instance prefills, and decodes offline requests; a strict one decodes; each has the window's time;
 - a decode step of b requests with C tokens of context in all takes at least each of its cost table's lines, and C is
-  at most what the KV memory holds: `steps`, `context` and `time` of each pool and batch size are variables;
+  at most what the KV memory holds: `steps`, `context` and `time` of each pool and batch size are variables (sizes that
+  differ by less than 3 % are one, with the best figures of each);
 - a prefill takes at least its tokens at the table's best rate, and its attention by each roof;
 - online requests that must have their first token (or all of them) before the window ends take their share, but for
   those of the violation budget, and the program picks the dearest of these;
@@ -24,6 +25,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 
 _PS = s.PS_PER_S
+_GROUP = 1.03  # ratio of batch sizes that are taken together
 _COMPUTED = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)  # no (or not certainly any) prefill ahead
 
 
@@ -136,8 +138,7 @@ def _solve(state: s.State, service: np.ndarray, work: Work, due: Work, must: np.
     from scipy.sparse import coo_matrix
 
     pools = _pools(state)
-    largest = state.decode_lines.shape[1] - 1
-    n, m, each = len(service), len(must), largest
+    n, m, each = len(service), len(must), len(pools[0].lines)
     # Columns: z (n), y (m), then of each pool its steps, their context and their time by batch size.
     base = n + m
     columns = base + 3 * each * len(pools)
@@ -151,7 +152,7 @@ def _solve(state: s.State, service: np.ndarray, work: Work, due: Work, must: np.
         rows.append((np.concatenate(where), np.concatenate(values)))
         limits.append(limit)
 
-    z, y, sizes = np.arange(n), n + np.arange(m), np.arange(1, largest + 1)
+    z, y, sizes = np.arange(n), n + np.arange(m), pools[0].sizes
     steps, contexts, times = ([place(p, kind) for p in range(len(pools))] for kind in range(3))
     ones = np.ones(each)
     # All that is decoded fits the steps that are run: offline anywhere, online on strict instances.
@@ -197,7 +198,8 @@ class Pool(NamedTuple):
 
     strict: bool
     instances: int
-    lines: np.ndarray  # float64[B, 4], of decode steps of 1 … B requests
+    sizes: np.ndarray  # int64[G], the largest batch of each group of sizes
+    lines: np.ndarray  # float64[G, 4], of decode steps of a group's sizes, the least of each coefficient
     memory: float  # tokens of KV memory
 
 
@@ -207,5 +209,16 @@ def _pools(state: s.State) -> list[Pool]:
     for role, table in sorted(set(zip(instances["role"].tolist(), instances["table"].tolist(), strict=True))):
         mine = instances[(instances["role"] == role) & (instances["table"] == table)]
         tokens = float(mine["total_blocks"].max()) * float(state.counters[s.BLOCK_TOKENS])
-        pools.append(Pool(role == s.STRICT, len(mine), state.decode_lines[table, 1:] / _PS, tokens))
+        first = _groups(state.decode_lines.shape[1] - 1)
+        lines = np.minimum.reduceat(state.decode_lines[table, 1:], first - 1, axis=0) / _PS
+        last = np.append(first[1:] - 1, state.decode_lines.shape[1] - 1)
+        pools.append(Pool(role == s.STRICT, len(mine), last, lines, tokens))
     return pools
+
+
+def _groups(largest: int) -> np.ndarray:
+    """First batch size of each group: sizes that differ by a few percent go together, as the best of them."""
+    first = [1]
+    while (following := max(first[-1] + 1, int(first[-1] * _GROUP))) <= largest:
+        first.append(following)
+    return np.array(first)

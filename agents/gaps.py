@@ -53,7 +53,7 @@ def _verdict(played: Played, rows: Sequence[Mapping[str, Any]], best: str) -> di
     gain = row["difference"][SERVICE]
     return {"headroom": gain["low"] is not None and gain["low"] > 0.0, "policy": row["policy"],
             "relative_gain": gain["mean"] / _mean(played[best], SERVICE) if _mean(played[best], SERVICE) else None,
-            "gain": gain}
+            "gain": gain, "violations": row["difference"][VIOLATIONS]}
 
 
 def _values(records: Sequence[Mapping[str, Any]], metric: str) -> np.ndarray:
@@ -98,7 +98,8 @@ def words(summary: Mapping[str, Any]) -> str:
     says = "Headroom" if verdict["headroom"] else "No headroom shown"
     return text + (f"{says}: {verdict['policy']} does {_cell(gain, SERVICE)} reference GPU-s/s more than "
                    f"{summary['best_heuristic']}" + (f" ({verdict['relative_gain']:+.1%})" if verdict["relative_gain"]
-                                                     is not None else "") + ", at no more violations.")
+                                                     is not None else "") + ", and its violations differ by "
+                   f"{_cell(verdict['violations'], VIOLATIONS)}.")
 
 
 def markdown(summary: Mapping[str, Any], name: str) -> str:
