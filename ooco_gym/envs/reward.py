@@ -15,10 +15,8 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.memory import late_area
 from ooco_gym.sim.state import (
-    LATE_AREA,
-    LATE_OPEN,
-    LATE_SINCE_PS,
     NOW,
     ONLINE_ARRIVED,
     OUTSTANDING_PS,
@@ -59,7 +57,6 @@ def settle_account(state, weights, account):
     counters = state.counters
     now = counters[NOW] / PS_PER_S
     waited = (counters[NOW] - counters[OUTSTANDING_SINCE_PS]) / PS_PER_S
-    late = (counters[NOW] - counters[LATE_SINCE_PS]) / PS_PER_S
     account[TTFT_COUNT] = counters[TTFT_MISSES] - account[OLD + TTFT]
     account[TPOT_COUNT] = counters[TPOT_MISSES] - account[OLD + TPOT]
     account[COST] = counters[VIOLATIONS] - account[OLD_VIOLATIONS]
@@ -70,7 +67,7 @@ def settle_account(state, weights, account):
           state.stats[WAITING_AREA] + counters[OUTSTANDING_PS] / PS_PER_S * waited)
     _book(account, weights, TTFT, -1.0, float(counters[TTFT_MISSES]))
     _book(account, weights, TPOT, -1.0, float(counters[TPOT_MISSES]))
-    _book(account, weights, LATE, -1.0, state.stats[LATE_AREA] + counters[LATE_OPEN] * late)
+    _book(account, weights, LATE, -1.0, late_area(state))
     _book(account, weights, BURST, -1.0, _excess(state, account, now))
     _book(account, weights, WASTE, -1.0, counters[WASTED_PS] / PS_PER_S)
     account[OLD_ARRIVED], account[OLD_VIOLATIONS] = counters[ONLINE_ARRIVED], counters[VIOLATIONS]

@@ -142,7 +142,7 @@ def _arrive(state, slot, route):
         if request.online:
             charge_miss(state, slot, TTFT_BIT, counters[NOW])
             if request.counted:
-                change_late(state, -1)  # it is late for ever, and nothing can be done about it
+                change_late(state, -1, counters[NOW])  # it is late for ever, and nothing can be done about it
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)

@@ -19,9 +19,8 @@ from ooco_gym.sim.queues import (
 from ooco_gym.sim.state import (
     EVICTIONS,
     FINISHED,
-    LATE_AREA,
     LATE_OPEN,
-    LATE_SINCE_PS,
+    LATE_TIMES,
     NEVER,
     NOW,
     OFFLINE_EVICTED_SHARE,
@@ -53,6 +52,7 @@ from ooco_gym.sim.state import (
 )
 
 TTFT_BIT, TPOT_BIT = 1, 2
+PS_PER_US = 1_000_000
 SHARE_WEIGHT = 0.02  # of the newest request in the moving share of evicted offline requests
 MEAN_WEIGHT = 0.01  # of the newest request in the moving means of output lengths
 
@@ -76,13 +76,21 @@ def change_outstanding(state, service_ps):
 
 
 @inner
-def change_late(state, requests):
-    """Adds to the online requests that are late and unfinished, and keeps the integral of their number over time."""
+def change_late(state, requests, time_ps):
+    """Adds to the online requests that are late and unfinished since `time_ps`.
+
+    Misses are found when the books are brought up to date. So their times are summed, in whole microseconds, rather
+    than their number over time: that sum is exact, and does not hang on when they are found.
+    """
+    state.counters[LATE_OPEN] += requests
+    state.stats[LATE_TIMES] -= requests * (time_ps // PS_PER_US)
+
+
+@inner
+def late_area(state):
+    """Counted online requests past an SLO and unfinished, times seconds, so far."""
     counters = state.counters
-    span = (counters[NOW] - counters[LATE_SINCE_PS]) / PS_PER_S
-    state.stats[LATE_AREA] += counters[LATE_OPEN] * span
-    counters[LATE_SINCE_PS] = counters[NOW]
-    counters[LATE_OPEN] += requests
+    return (state.stats[LATE_TIMES] + counters[LATE_OPEN] * (counters[NOW] // PS_PER_US)) / 1e6
 
 
 @inner
@@ -168,7 +176,7 @@ def charge_miss(state, slot, bit, time_ps):
     if clean:
         counters[VIOLATIONS] += 1
         settle_online(state, time_ps)
-        change_late(state, 1)
+        change_late(state, 1, time_ps)
 
 
 @inner
@@ -212,7 +220,7 @@ def finish(state, slot):
             if request.violated == 0:
                 settle_online(state, now)
             else:
-                change_late(state, -1)
+                change_late(state, -1, now)
     else:
         change_outstanding(state, -request.service_ps)
         count(state, OFFLINE_FINISHED, 1)

@@ -255,13 +255,13 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, LATE_OPEN, LATE_SINCE_PS, COUNTERS) = range(74)
+ INTERRUPTIONS, DECISIONS, EVENTS, LATE_OPEN, COUNTERS) = range(73)
 
-# --- Slots of State.stats (float64): what a policy may have observed so far, and WAITING_AREA (reference GPU-seconds
-# of offline work in the system, times seconds) and LATE_AREA (counted online requests past an SLO and unfinished, times
-# seconds) ------------------------------------------------------------------------------------------------------------
+# --- Slots of State.stats (float64): what a policy may have observed so far, WAITING_AREA (reference GPU-seconds of
+# offline work in the system, times seconds), LATE_TIMES (microseconds at which counted online requests that missed an
+# SLO finished, less those at which they missed it) --------------------------------------------------------------------
 (OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
- ONLINE_SEEN, WAITING_AREA, ONLINE_RATE_MINUTE, ONLINE_RATE_HALF_HOUR, LATE_AREA, STATS) = range(12)
+ ONLINE_SEEN, WAITING_AREA, ONLINE_RATE_MINUTE, ONLINE_RATE_HALF_HOUR, LATE_TIMES, STATS) = range(12)
 
 PARAMS = 48  # room for a policy's own parameters
 MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next

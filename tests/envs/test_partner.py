@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 import pytest
-from episodes_in_short import IDS, at_random, differences, make, partner, play
+from episodes_in_short import IDS, POOLS_7B, at_random, differences, make, partner, play
 
 from ooco_gym import Simulation, UserError
 from ooco_gym.envs.gating import GatingEnv
@@ -129,7 +129,7 @@ def test_a_partner_that_profiles_is_tuned_for_each_window(tmp_path):
     """HyGen finds its budget in test runs of the scenario: where that varies, each window has its own."""
     path = tmp_path / "varied.yaml"
     base = load_yaml("env", "packing")
-    path.write_text(json.dumps({**base, "vary": {"rate_scale": [0.02, 0.05, 0.2]}}))
+    path.write_text(json.dumps({**base, "scenario": POOLS_7B, "vary": {"rate_scale": [0.1, 0.2, 0.3]}}))
     found = {"name": "hygen", "profile_windows": 1, "profile_duration_s": 60.0, "profile_steps": 5}
     env = make("ooco_gym/Packing-v0", scenario=str(path), cluster="mixed_7b", partner=found)
     budgets = set()
