@@ -105,13 +105,13 @@ def test_no_policy_is_above_the_bound_on_longer_windows(name, seed):
 
 
 def test_more_time_and_more_misses_allow_more():
-    env = make("Gating", window_s=30.0, warmup_s=40.0)
+    env = make("Gating", scenario=load("pair_7b", "azure_conv", 15.0, 0.12), window_s=30.0, warmup_s=40.0)
     state = at_start(env, 3001, 2)
     ends = [end_ps(env) - round(cut * s.PS_PER_S) for cut in (20.0, 10.0, 0.0)]
     services = [fluid_bound(state, end) for end in ends]
-    assert services == sorted(services) and services[0] < services[-1]
+    assert services[0] < services[1] < services[2]
     rates = [fluid_bound(state, ends[-1], budget) for budget in (0.0, 0.2, 1.0)]
-    assert rates == sorted(rates) and rates[0] < rates[-1]
+    assert rates[0] < rates[1] < rates[2]
 
 
 def test_nothing_to_do_is_nothing():
