@@ -59,7 +59,7 @@ def test_changes_are_paired_and_averaged_over_rates() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_one_seed_has_no_interval(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {(1.0, who): [{name: factor * (seed + 1) for name in METRICS} for seed in range(seeds)]
+    found = {(1.0, who): [dict.fromkeys(METRICS, factor * (seed + 1)) for seed in range(seeds)]
              for who, factor in (("bros", 1.0), ("vllm_v0", 2.0))}
     rows = [row_of(("bros_opt_13b", "bros_sharegpt", *key), one) for key, one in found.items()]
     rows.append({**rows[0], "policy": "idle", **dict.fromkeys(
