@@ -127,6 +127,8 @@ class Episodes:
         simulation = self.simulations[i] = Simulation(self.config.window(seed, number), self._partner)
         if not self._set_up:
             self._set_rules(simulation)
+            self._first = simulation.state
+        simulation.state = s.share_tables(simulation.state, self._first)
         return simulation
 
     def _set_rules(self, simulation: Simulation) -> None:

@@ -27,6 +27,7 @@ from ooco_gym.errors import UserError
 
 _INFO = slice(r.PART, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
+_FLAGGED = tuple((key, f"_{key}") for key in INFO_KEYS)
 WINDOWS = 1_000  # of a seed, to be drawn from
 
 
@@ -210,10 +211,13 @@ class DecisionVectorEnv(VectorEnv):
     def _infos(self, present: np.ndarray) -> dict[str, Any]:
         """Information on the steps of the episodes `present`; the others have just been reset."""
         columns = self.episodes.job.account[:, _INFO].T.copy()
+        if not present.all():
+            columns[:, ~present] = 0.0
+        masks = np.repeat(present[None], len(INFO_KEYS), axis=0)
         infos: dict[str, Any] = {}
-        for key, column in zip(INFO_KEYS, columns, strict=True):
-            if key != "reward":
-                infos[key], infos[f"_{key}"] = np.where(present, column, 0.0), present.copy()
+        for (key, flag), column, mask in zip(_FLAGGED, columns, masks, strict=True):
+            infos[key], infos[flag] = column, mask
+        del infos["reward"], infos["_reward"]
         infos["action_mask"] = self.episodes.job.mask.copy()
         infos["_action_mask"], infos["_elapsed_s"] = np.ones((2, self.num_envs), bool)
         return infos

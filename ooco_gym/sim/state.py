@@ -353,10 +353,18 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return room[start : start + size].view(dtype).reshape(shape)
 
 
+COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables")
+
+
+def share_tables(state: State, other: State) -> State:
+    """The first episode with the cost tables of the other, where they are equal: side by side, they are read once."""
+    equal = all(np.array_equal(getattr(state, name), getattr(other, name)) for name in COST_TABLES)
+    return state._replace(**{name: getattr(other, name) for name in COST_TABLES}) if equal else state
+
+
 def copy_state(state: State) -> State:
     """Copies an episode: every array, the cost tables shared (they never change)."""
-    shared = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables", "hash_ids",
-              "order")
+    shared = (*COST_TABLES, "hash_ids", "order")
     return State(*(value if name in shared else value.copy() for name, value in zip(State._fields, state, strict=True)))
 
 
