@@ -18,11 +18,15 @@ from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.picture import picture
+from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.envs.words import PARTNER, WORDS
 from ooco_gym.resources import conf_root, load_yaml, names
 
 NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "
         "Edit the classes instead. -->")
+# What an environment takes in place of its configuration's, besides the named arguments.
+IN_CONF = {"levels": "Sequence[float]", "controls": "Mapping[str, Any]", "vary": "Mapping[str, Any]",
+           "shifts": "Mapping[str, Any]"}
 ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Rewards", "Starting State", "Episode End",
          "Information", "Arguments", "Default Scenario", "Splits and Shifts", "Headroom", "References",
          "Version History")
@@ -174,9 +178,24 @@ def _arguments(env: Any) -> list[str]:
     known = {"partner": config.partner, "window_s": config.window_s, "warmup_s": config.warmup_s,
              "candidates": config.candidates, "reward": given.get("reward"), "interval_s": config.interval_s,
              "scenario": env.default_scenario}
+    head = ("argument", "type", "default here")
     rows = [(f"`{name}`", f"`{parameter.annotation}`", f"`{known[name]}`" if name in known else "–")
-            for name, parameter in inspect.signature(DecisionEnv.__init__).parameters.items() if name != "self"]
-    return [table(("argument", "type", "default here"), rows)]
+            for name, parameter in _parameters(DecisionEnv)]
+    rows += [(f"`{name}`", f"`{kind}`", f"`{given[name]}`" if name in given and name != "shifts" else "–")
+             for name, kind in IN_CONF.items()]
+    vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
+              for name, parameter in _parameters(DecisionVectorEnv) if name != "render_mode"]
+    size = env.observation_space["candidates"].shape[0]
+    fixed = [] if size == config.candidates else [
+        f"`candidates` changes nothing here: there are {size}, one for each thing that can be chosen."]
+    return [table(head, rows), *fixed, "`gym.make_vec` takes these besides:", table(head, vector)]
+
+
+def _parameters(owner: type) -> list[tuple[str, inspect.Parameter]]:
+    """The arguments of a class that have names of their own."""
+    parameters = inspect.signature(owner.__init__).parameters
+    return [(name, one) for name, one in parameters.items()
+            if name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD]
 
 
 def _defaults(short: str) -> list[str]:
