@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ooco_gym.envs import features
-from ooco_gym.envs.config import EpisodeConfig, episode_config
+from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.controls import LEVELS
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.episodes import Episodes
@@ -46,7 +46,9 @@ class DecisionEnv(gym.Env):
     Truncated after `window_s`; the load then goes on under the partner until every online request of the window has
     finished or missed its SLO, and what that finds is in the last reward. Never terminated. A decision is asked only
     where two answers at least are legal beside the partner's; all others the partner takes. A window without any ends
-    with its first step, in which only the partner's action is legal.
+    with its first step, in which only the partner's action is legal: so do nearly all where decisions are unlikely
+    (evictions where memory is plentiful, pulls beside a partner that lets no offline request decode on relaxed
+    instances), while a cluster or partner with which none can ever come up is refused.
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
@@ -110,11 +112,15 @@ class DecisionEnv(gym.Env):
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None
               ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Starts a window; see the class."""
+        """Starts a window; see the class.
+
+        Raises:
+            UserError: an unknown option, or a window that is no whole number of at least 0.
+        """
+        number = window_number(reset_options(options, ("window",)).get("window"))
         super().reset(seed=seed)
         played = seed if seed is not None else int(self.np_random.integers(2**31))
-        number = (options or {}).get("window")
-        self.window = (played, int(number) if number is not None else int(self.np_random.integers(1_000)))
+        self.window = (played, number if number is not None else int(self.np_random.integers(1_000)))
         self.episodes.start(0, *self.window)
         self._started = True
         return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
@@ -181,6 +187,7 @@ class DecisionEnv(gym.Env):
         Raises:
             UserError: no policy of that name.
         """
+        self.episodes.check_rule(name)
         if self.episodes.controls is not None:
             return self.partner_action()
         return self.episodes.rule_action(0, name)

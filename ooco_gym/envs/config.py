@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,10 +11,13 @@ import numpy as np
 
 from ooco_gym.envs.reward import PARTS
 from ooco_gym.errors import UserError, check_keys, nearest, unknown
+from ooco_gym.policy.bundle import Policy
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
 
 DRAIN_S = 120.0  # most that is played after a window, to see its online requests through
+MOST_CANDIDATES = 64
+_SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 _KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
          "interval_s", "levels", "controls", "vary", "shifts", "splits")
 
@@ -72,34 +76,133 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         window_s, warmup_s, candidates, reward, interval_s: as `partner`, None takes the default's.
         workload, cluster: in short for these fields of the scenario.
         shift: name of one of the default's distribution shifts.
-        most_candidates: more than the environment can offer are cut to this.
+        most_candidates: more than the environment can ever offer are cut to this.
         **parts: `levels`, `controls`, `vary`, `shifts` instead of the default's.
 
     Raises:
         UserError: unknown names or keys, or figures out of range.
     """
-    base = load_yaml("env", default if not isinstance(scenario, str) else scenario)
+    if not (scenario is None or isinstance(scenario, (str, os.PathLike, Mapping, Scenario))):
+        raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
+                        "or a Scenario")
+    base = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
     base.update({key: value for key, value in parts.items() if value is not None})
     check_keys("env", base, _KEYS)
+
+    def given_or_default(name: str, given: Any, default: Any) -> Any:
+        return given if given is not None else base.get(name, default)
+
     chosen = _scenario(base, scenario, {"workload": workload, "cluster": cluster}, shift)
-    size = min(most_candidates, int(candidates if candidates is not None else base.get("candidates", 8)))
-    if not 1 <= size <= 64:
-        raise UserError(f"candidates={size} must be from 1 to 64")
-    window = float(window_s if window_s is not None else base.get("window_s", 1800.0))
-    warmup = float(warmup_s if warmup_s is not None else base.get("warmup_s", 300.0))
-    if not 0 < window <= DAY_S or not 0 <= warmup <= DAY_S:
-        raise UserError(f"window_s={window:g} and warmup_s={warmup:g} must be positive and at most a day")
-    interval = float(interval_s if interval_s is not None else base.get("interval_s", 1.0))
-    if not 0.001 <= interval <= DAY_S:
-        raise UserError(f"interval_s={interval:g} must be from 0.001 to a day")
-    vary = dict(base.get("vary") or {})
+    size = whole_number("candidates", given_or_default("candidates", candidates, 8), 1, MOST_CANDIDATES)
+    return EpisodeConfig(
+        chosen, _partner(given_or_default("partner", partner, "ooco")),
+        _seconds("window_s", given_or_default("window_s", window_s, 1800.0), 0.001),
+        _seconds("warmup_s", given_or_default("warmup_s", warmup_s, 300.0), 0.0), min(most_candidates, size),
+        reward_weights(given_or_default("reward", reward, "penalty")),
+        _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
+        _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
+        _vary(chosen, base.get("vary")))
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a number, and no flag."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+
+
+def whole_number(name: str, value: Any, low: int, high: int) -> int:
+    """Reads a whole number from `low` to `high`.
+
+    Raises:
+        UserError: it is none, or out of range; `name` says which argument that is.
+    """
+    if not is_number(value) or isinstance(value, (float, np.floating)) or not low <= value <= high:
+        raise UserError(f"{name}={value!r} must be a whole number from {low} to {high}")
+    return int(value)
+
+
+def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:
+    """Reads the options of a `reset`.
+
+    Raises:
+        UserError: no mapping, or an unknown option.
+    """
+    values = _mapping("options", options, f"options of reset: {', '.join(known)}")
+    for name in values:
+        if name not in known:
+            raise unknown("option of reset", name, known)
+    return values
+
+
+def window_number(value: Any) -> int | None:
+    """Reads which window of its seed an episode plays; None: it is drawn."""
+    return None if value is None else whole_number("options['window']", value, 0, 2**32 - 1)
+
+
+def _seconds(name: str, value: Any, low: float) -> float:
+    if not is_number(value) or not low <= value <= DAY_S:
+        kind = "positive number" if low > 0 else "number"
+        raise UserError(f"{name}={value!r} must be a {kind} of seconds, from {low:g} to {DAY_S:g} (a day)")
+    return float(value)
+
+
+def _mapping(name: str, value: Any, what: str) -> dict[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise UserError(f"{name}={value!r} must be a mapping of {what}")
+    return dict(value or {})
+
+
+def _partner(value: Any) -> Any:
+    named = isinstance(value, Mapping) and isinstance(value.get("name", ""), str)
+    if not named and not isinstance(value, (str, Policy)):
+        raise UserError(f"partner={value!r} must be a policy's name, such as ooco or ooco:slo_margin=0.8, a mapping "
+                        "with 'name' and parameters, or a Policy")
+    return value
+
+
+def _levels(value: Any) -> tuple[float, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, (Sequence, np.ndarray)) or not all(is_number(level) for level in value):
+        raise UserError(f"levels={value!r} must be a list of shares of the TPOT SLO, such as [0.8, 0.9, 1.0]")
+    if len(value) > MOST_CANDIDATES:
+        raise UserError(f"levels has {len(value)} entries: give at most {MOST_CANDIDATES} shares of the TPOT SLO")
+    return tuple(float(level) for level in value)
+
+
+def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:
+    """What varies, held against the scenario once, so that no window finds a mistake."""
+    vary = _mapping("vary", value, "scenario fields to [low, high] or a list of choices")
+    check_keys("vary", [str(name).partition(".")[0] for name in vary], Scenario.__dataclass_fields__)
     for name, values in vary.items():
+        if name in _SET_BY_WINDOWS:
+            raise UserError(f"vary.{name}: each window sets it; leave it out")
         if not isinstance(values, (list, tuple)) or not values:
             raise UserError(f"vary.{name}={values!r} must be [low, high] or a list of choices")
-    return EpisodeConfig(chosen, partner if partner is not None else base.get("partner", "ooco"), window, warmup, size,
-                         reward_weights(reward if reward is not None else base.get("reward", "penalty")), interval,
-                         tuple(float(level) for level in base.get("levels") or ()), dict(base.get("controls") or {}),
-                         vary)
+        if _is_range(values) and not values[0] <= values[1]:
+            raise UserError(f"vary.{name}={values!r} must be [low, high]: give the lower one first")
+        for one in values:
+            _changed(f"vary.{name}", scenario, {name: one})
+    return vary
+
+
+def _changed(where: str, scenario: Scenario, changes: Mapping[str, Any]) -> Scenario:
+    """The scenario with some fields changed; the error for a value that it cannot have begins with `where`."""
+    merged = _merged(scenario, changes)
+    try:
+        _check_kinds(merged)
+        return scenario.with_(**merged)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
+
+
+def _check_kinds(fields: Mapping[str, Any]) -> None:
+    """Refuses what is no source of a workload or cluster at all: `Scenario` takes any and fails at the first use."""
+    for name in ("workload", "cluster"):
+        value = fields.get(name, "")
+        if not isinstance(value, (str, os.PathLike, Mapping)):
+            raise UserError(f"{name}={value!r} must be a name in conf/{name}, a path or a mapping")
+    if not isinstance(fields.get("offline", {}), Mapping):
+        raise UserError(f"offline={fields['offline']!r} must be a mapping, such as {{mode: rate, rate: 1.0}}")
 
 
 def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shift: str | None) -> Scenario:
@@ -109,13 +212,16 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
         if given.get("online_rate") is not None:
             fields.pop("rate_scale", None)
         fields.update(given)
+    _check_kinds(fields)
     chosen = given if isinstance(given, Scenario) else Scenario.from_config(fields)
     changes = {key: value for key, value in short.items() if value is not None}
+    _check_kinds(changes)
+    shifts = _mapping("shifts", base.get("shifts"), "names to the scenario fields that each changes")
     if shift is not None:
-        shifts = base.get("shifts") or {}
-        if shift not in shifts:
+        if not isinstance(shift, str) or shift not in shifts:
             raise unknown("shift", shift, shifts)
-        changes.update(_merged(chosen, shifts[shift]))
+        changes.update(_merged(chosen, _mapping(f"shifts.{shift}", shifts[shift], "scenario fields to values")))
+        _check_kinds(changes)
     return chosen.with_(**changes) if changes else chosen
 
 
@@ -137,9 +243,13 @@ def _merged(scenario: Scenario, changes: Mapping[str, Any]) -> dict[str, Any]:
 
 def _drawn(random: np.random.Generator, values: Any) -> Any:
     """A value: uniform between two numbers, or one of a list."""
-    if len(values) == 2 and all(isinstance(value, float) for value in values):
+    if _is_range(values):
         return float(random.uniform(values[0], values[1]))
     return values[int(random.integers(len(values)))]
+
+
+def _is_range(values: Any) -> bool:
+    return len(values) == 2 and all(isinstance(value, float) for value in values)
 
 
 def reward_weights(value: Any) -> np.ndarray:

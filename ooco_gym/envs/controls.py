@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.envs.config import EpisodeConfig
+from ooco_gym.envs.config import EpisodeConfig, is_number
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.policy.bundle import Param, Policy
 
@@ -87,15 +88,18 @@ def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
     if param.choices:
         if len(param.choices) > LEVELS:
             raise UserError(f"controls: {param.name} has more than {LEVELS} choices")
+        if step != "choices":
+            raise UserError(f"controls.{param.name}={step!r} must be choices: its values are "
+                            f"{', '.join(param.choices)}, with no step between them")
         return [float(place) for place in range(len(param.choices))]
     centre, offsets = param.number(tuned, "controls"), range(-STEPS, STEPS + 1)
-    text = str(step)
+    factor = isinstance(step, str) and step.startswith("x")
     try:
-        if text.startswith("x"):
-            row = [centre * float(text[1:]) ** offset for offset in offsets]
-        else:
-            row = [centre + float(step) * offset for offset in offsets]
+        size = float(step[1:] if factor else step) if isinstance(step, str) or is_number(step) else math.nan
     except ValueError:
+        size = math.nan
+    if not 0.0 < size < 1e9 or (factor and size == 1.0):
         raise UserError(f"controls.{param.name}={step!r} must be the size of a step, such as 0.05, or a factor, such "
-                        "as x2") from None
+                        "as x2: a positive number, and no factor of 1")
+    row = [centre * size**offset if factor else centre + size * offset for offset in offsets]
     return [float(min(max(value, param.low), param.high)) for value in row]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.cluster import Cluster
 from ooco_gym.compile import address_of
 from ooco_gym.decisions import addresses, ask_outside, call_rule
 from ooco_gym.envs import job as j
@@ -52,7 +53,10 @@ class Episodes:
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
-        self._partner = self._prepared(policy_of(config.partner))
+        partner = policy_of(config.partner)
+        _refuse_nothing_to_decide(self.decisions, partner, config)
+        self._partner = self._prepared(partner)
+        self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
         self._lay_out(count)
         self.simulations: list[Simulation | None] = [None] * count
@@ -169,6 +173,8 @@ class Episodes:
         job.account[i, r.PART:r.ELAPSED] += last[r.PART:r.ELAPSED]
         job.account[i, r.ELAPSED] = last[r.ELAPSED]
         job.turns[i, j.OPEN] = 0
+        if self.controls is not None:
+            job.mask[i] = 1  # a vector of levels has no action of the partner's own: all are legal, also now
 
     def open(self, i: int) -> bool:
         """Whether the episode in place i goes on."""
@@ -240,6 +246,18 @@ class Episodes:
         state.instances["pull_wake_ps"], counters[s.ROUTE_STEP] = wake, turn
         return answer, written
 
+    def check_rule(self, name: Any) -> None:
+        """Refuses what names no policy.
+
+        Raises:
+            UserError: no policy of that name.
+        """
+        if not isinstance(name, str):
+            raise UserError(f"rule_action({name!r}): expected a policy's name, such as 'ooco'; `env.rules` lists them")
+        if name not in self._known_rules:
+            policy_of(name)
+            self._known_rules.add(name)
+
     def _rule(self, i: int, name: str) -> Policy:
         """A policy as the scenario of episode i prepares it."""
         rules, simulation = self._rules[i], self.simulations[i]
@@ -265,6 +283,39 @@ class Episodes:
         assert simulation is not None
         asked = Asked(simulation.state, answer, picks, self.job.chosen[i], self.job.turns[i])
         return self._by_kind[kind].action_of(asked)
+
+
+def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, config: EpisodeConfig) -> None:
+    """Refuses an environment none of whose decisions can ever come up, whatever the load."""
+    if any(str(name).partition(".")[0] == "cluster" for name in config.vary):
+        return  # another one in each window
+    cluster = config.scenario.load_cluster()
+    if any(_may_come_up(decision.kind, cluster, partner, config.candidates) for decision in decisions):
+        return
+    names = " or ".join(decision.name for decision in decisions)
+    if s.ROUTE in [decision.kind for decision in decisions]:
+        why, instead = "there are not two instances or candidates to choose from", "fleet_16, and candidates=2 at least"
+    elif cluster.mixed:
+        why = "its instances are mixed, and such decisions are those of relaxed and strict ones"
+        instead = f"{cluster.twin or 'pair_7b'}, and a partner for it, such as ooco"
+    else:
+        raise UserError(f"partner '{partner.name}' treats offline requests as online ones: no {names} decision ever "
+                        "comes up beside it; choose another partner, such as ooco")
+    raise UserError(f"no {names} decision ever comes up on cluster '{cluster.name}' beside partner '{partner.name}': "
+                    f"{why}; choose another cluster, such as {instead}")
+
+
+def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) -> bool:
+    """Whether a kind of decision can come up: `sim/dispatch.py` and `sim/loop.py` say where each is asked."""
+    if kind >= j.PACK:
+        return True
+    if kind == s.ROUTE:
+        many_arrive = sum(pool.count for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
+        many_decode = sum(pool.count for pool in cluster.strict) > 1  # for an offline one, to stay is a choice as well
+        return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
+    if cluster.mixed:
+        return False
+    return kind == s.EVICT or not partner.class_blind
 
 
 def _facts(simulation: Simulation) -> Facts:

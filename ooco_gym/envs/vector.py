@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.base import DecisionEnv, spaces_of
 from ooco_gym.envs.colocation import ColocationEnv
-from ooco_gym.envs.config import EpisodeConfig, episode_config
+from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.control import ControlEnv
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.eviction import EvictionEnv
@@ -57,10 +57,9 @@ class DecisionVectorEnv(VectorEnv):
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
                  **arguments: Any) -> None:
-        if not isinstance(num_envs, int) or num_envs < 1:
-            raise UserError(f"num_envs={num_envs!r} must be a whole number of at least 1")
-        if not isinstance(bank, int) or bank < 0:
-            raise UserError(f"bank={bank!r} must be a whole number of at least 0")
+        self.num_envs = _at_least("num_envs", num_envs, 1)
+        self._bank = _at_least("bank", bank, 0)
+        self._most = None if max_episode_steps is None else _at_least("max_episode_steps", max_episode_steps, 1)
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
         try:
@@ -69,18 +68,18 @@ class DecisionVectorEnv(VectorEnv):
             names = ", ".join(mode.value for mode in AutoresetMode)
             raise UserError(f"autoreset_mode={autoreset_mode!r} must be one of {names}") from None
         self.metadata = {**self.single.metadata, "autoreset_mode": self.mode}
-        self.num_envs, self.render_mode, self._most = num_envs, render_mode, max_episode_steps
+        self.render_mode = render_mode
         self.config: EpisodeConfig = episode_config(self.single.default_scenario,
                                                     most_candidates=self.single.most_candidates, **arguments)
         self.episodes = Episodes(self.config, self.single.decisions, num_envs, bank)
-        self._bank = bank
         self.single_observation_space, self.single_action_space = spaces_of(self.episodes)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._attach()
         self._randoms: list[np.random.Generator] = []
-        self._train_seeds = None if train_seeds is None else [int(seed) for seed in train_seeds]
-        self._train_randoms = [np.random.default_rng([train_stream, i]) for i in range(num_envs)]
+        self._train_seeds = _train_seeds(train_seeds)
+        stream = _at_least("train_stream", train_stream, 0)
+        self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
         self._steps = np.zeros(num_envs, np.int64)
         self.windows: list[tuple[int, int]] = [(-1, -1)] * num_envs
@@ -114,16 +113,18 @@ class DecisionVectorEnv(VectorEnv):
             seed: place i takes seed + i; or one for each place; None draws on.
             options: `window`: which window of its seed each place plays, a number or one for each place;
                 `reset_mask`: bool (N,).
+
+        Raises:
+            UserError: an unknown option, or one that is none of the above.
         """
-        options = dict(options or {})
-        chosen = self._reset_mask(options.pop("reset_mask", None))
+        options = reset_options(options, ("window", "reset_mask"))
+        chosen = self._reset_mask(options.get("reset_mask"))
+        numbers = self._numbers(options.get("window"))
         seeds = self._seeds(seed)
         if not self._started and chosen.all():
             self._randoms = [np.random.default_rng() for _ in range(self.num_envs)]
-        numbers = options.get("window")
         for i in np.flatnonzero(chosen):
-            number = numbers if numbers is None or isinstance(numbers, (int, np.integer)) else numbers[i]
-            self._start(int(i), seeds[i], None if number is None else int(number))
+            self._start(int(i), seeds[i], numbers[i])
         self._started = True
         infos = {"action_mask": self.episodes.job.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
                  "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
@@ -137,6 +138,13 @@ class DecisionVectorEnv(VectorEnv):
             raise UserError(f"options['reset_mask'] must be a bool array of shape ({self.num_envs},) with one True at "
                             "least")
         return mask
+
+    def _numbers(self, window: Any) -> list[int | None]:
+        if isinstance(window, (list, tuple, np.ndarray)):
+            if len(window) != self.num_envs:
+                raise UserError(f"options['window'] has {len(window)} entries for {self.num_envs} environments")
+            return [window_number(one) for one in window]
+        return [window_number(window)] * self.num_envs
 
     def _seeds(self, seed: Any) -> list[int | None]:
         if seed is None or isinstance(seed, (int, np.integer)):
@@ -257,6 +265,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def rule_actions(self, name: str) -> np.ndarray:
         """The actions that express what a policy's rule would do now: (N,), or (N, P)."""
+        self.episodes.check_rule(name)
         if self.episodes.controls is not None:
             return self.partner_actions()
         return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
@@ -267,6 +276,20 @@ class DecisionVectorEnv(VectorEnv):
 
     def _observations(self) -> dict[str, np.ndarray]:
         return {key: array.copy() for key, array in self._arrays.items()}
+
+
+def _at_least(name: str, value: Any, low: int) -> int:
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
+        raise UserError(f"{name}={value!r} must be a whole number of at least {low}")
+    return int(value)
+
+
+def _train_seeds(seeds: Any) -> list[int] | None:
+    if seeds is None:
+        return None
+    if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Iterable) or not (listed := list(seeds)):
+        raise UserError(f"train_seeds={seeds!r} must be a list of seeds, one at least; None lets reset choose them")
+    return [_at_least(f"train_seeds[{place}]", seed, 0) for place, seed in enumerate(listed)]
 
 
 def _places(count: int, chosen: Sequence[int]) -> np.ndarray:

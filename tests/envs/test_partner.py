@@ -30,6 +30,8 @@ def refused(name, policy):
         return "no packing"
     if "Control" in name and "gate_gain" not in params:
         return "no parameter"
+    if any(part in name for part in ("Migration", "Preemption")) and policy_of(policy).class_blind:
+        return "offline requests as online ones"
     return ""
 
 
