@@ -11,7 +11,7 @@ import numpy as np
 
 from agents.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import job as j
-from ooco_gym.errors import unknown
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.sim import state as s
 
@@ -41,6 +41,22 @@ def contenders(env: Any, config: Mapping[str, Any], names: Sequence[str]) -> lis
     return listed
 
 
+def rule_names(rules: Any) -> list[str] | None:
+    """Names of published policies as given: a list, a single name, or None for null.
+
+    Raises:
+        UserError: no policy of that name.
+    """
+    if rules is None:
+        return None
+    names = list(dict.fromkeys([rules] if isinstance(rules, str) else list(rules) if isinstance(rules, (list, tuple))
+                               else [str(rules)]))
+    for name in names:
+        if name not in list_policies():
+            raise unknown("rule", name, list_policies())
+    return names
+
+
 def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
     """The partner, the published rules that answer this environment's decisions, and plain ones.
 
@@ -49,19 +65,19 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
         rules: names of policies; None: each pool policy whose rule at these decisions is not another's.
 
     Raises:
-        UserError: no policy of that name.
+        UserError: no policy of that name, or rules are named where only the clock asks.
     """
     listed = [Contender("partner", lambda env: env.partner_action)]
+    kinds = {decision.kind for decision in env.decisions}
+    rules = rule_names(rules)
+    if rules and min(kinds) >= j.PACK:
+        raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
+                        "which are settings; leave rules=null")
     if env.episodes.controls is not None:
         return listed + _constant_controls(env.episodes.controls)
-    kinds = {decision.kind for decision in env.decisions}
     if j.PACK in kinds and len(kinds) == 1:
         return listed + _constant_levels(env)
-    chosen = _distinct(env, kinds) if rules is None else list(rules)
-    for rule in chosen:
-        if rule not in list_policies():
-            raise unknown("rule", rule, list_policies())
-    listed += [_published(rule) for rule in chosen]
+    listed += [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)]
     listed.append(Contender("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
         listed += [Contender(name, lambda env, longest=longest: partial(by_length, env, longest))

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from agents.contenders import CLAIRVOYANT
-from ooco_gym.metrics.statistics import interval, interval_words
+from agents.scoring import interval_note, too_few
+from ooco_gym.metrics.statistics import interval
 
 SERVICE, VIOLATIONS, REWARD = "offline_reference_gpu_s_per_s", "violation_rate", "reward_total"
 METRICS = (SERVICE, VIOLATIONS, REWARD, "wasted_gpu_s_per_s", "evictions")
@@ -21,7 +22,8 @@ def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) 
     """Means with intervals, differences to the best heuristic window by window, and what that says.
 
     The best heuristic has the most offline service of those within the budget (in the mean); if none is, the fewest
-    violations. The verdict is of the clairvoyant rollout with the most service at no more violations than that.
+    violations. The verdict is of the clairvoyant rollout with the most service at no more violations than that; its
+    `headroom` is true, false, or None where there are too few windows to say, as its `reason` then does.
 
     Args:
         played: contender -> one record a window, the same windows for all.
@@ -45,6 +47,9 @@ def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) 
 
 
 def _verdict(played: Played, rows: Sequence[Mapping[str, Any]], best: str) -> dict[str, Any]:
+    few = too_few(len(played[best]), "windows")
+    if few:
+        return {"headroom": None, "policy": None, "reason": few}
     limit = _mean(played[best], VIOLATIONS)
     fair = [row for row in rows if row["policy"].startswith(CLAIRVOYANT) and row[VIOLATIONS]["mean"] <= limit + 1e-12]
     if not fair:
@@ -90,8 +95,9 @@ def words(summary: Mapping[str, Any]) -> str:
     """What came out, in sentences."""
     verdict = summary["verdict"]
     n = summary["episodes"]
-    text = f"{n} windows of {summary['window_s']:g} s that all share. {interval_words(n)} "
-    text = text.replace("seeds", "windows")
+    text = f"{n} windows of {summary['window_s']:g} s that all share. {interval_note(n, what='windows')} "
+    if verdict["headroom"] is None:
+        return f"{text}{verdict['reason'].capitalize()}."
     if verdict["policy"] is None:
         return text + f"No headroom shown: {verdict['reason']} than {summary['best_heuristic']}."
     gain = verdict["gain"]

@@ -13,31 +13,35 @@ from typing import Any
 import numpy as np
 
 from agents.bound import fluid_bound
-from agents.contenders import Contender, contenders, heuristics_of
+from agents.checks import is_number, number, positive_or_null, whole
+from agents.checks import seeds as checked_seeds
+from agents.contenders import Contender, contenders, heuristics_of, rule_names
 from agents.environments import group, make_env, plain, split_seeds
 from agents.gaps import markdown, score, show
-from ooco_gym.cli.progress import track
+from ooco_gym.cli.progress import Bar, progress, track
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.sim import state as s
 
 BOUND = "fluid bound"
+DAY_S = 86_400.0
 
 
 def main(cfg: Any) -> dict[str, Any]:
     """Plays all contenders through `cfg.episodes` windows; writes headroom.md, and headroom.json by the summary.
 
     Raises:
-        UserError: a count, a weight or a rule is none.
+        UserError: a count, a share, a seed, a weight or a rule is none, or no rule answers these decisions.
     """
     config = plain(cfg)
     started = time.monotonic()
     config["env"] = {**group(config, "env"), "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
     _check(config)
-    seeds = config["seeds"] or split_seeds(config["env"], "test")
+    seeds = checked_seeds(config["seeds"]) or split_seeds(config["env"], "test")
     windows = [(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(config["episodes"])]
-    rules = heuristics_of(_bare(config), config["rules"])
-    records = list(_played(config, windows, rules))
+    env = _bare(config)
+    rules = heuristics_of(env, rule_names(config["rules"]))
+    records = list(_played(config, windows, rules, env))
     played = {name: [record[name] for record in records] for name in records[0]}
     name = str(config["env"].get("name") or config["env"]["id"])
     summary = {"env": config["env"]["id"], "seeds": list(map(int, seeds)), "episodes": len(windows),
@@ -58,17 +62,16 @@ def main(cfg: Any) -> dict[str, Any]:
 
 def _check(config: Mapping[str, Any]) -> None:
     for key, least in (("episodes", 2), ("every", 1), ("samples", 0), ("workers", 1)):
-        if not isinstance(config[key], int) or isinstance(config[key], bool) or config[key] < least:
-            raise UserError(f"{key}={config[key]!r} must be a whole number of at least {least}")
-    for key in ("window_s", "warmup_s", "progress"):
-        if not isinstance(config[key], (int, float)) or config[key] < 0:
-            raise UserError(f"{key}={config[key]!r} must be a number of at least 0")
-    if config["horizon_s"] is not None and not config["horizon_s"] > 0:
-        raise UserError(f"horizon_s={config['horizon_s']!r} must be positive, or null for the end of the episode")
+        whole(config, key, least)
+    if config["honest_every"] is not None:
+        whole(config, "honest_every", 1)
+    for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0), ("violation_budget", 1.0)):
+        number(config, key, most=most)
+    positive_or_null(config, "horizon_s", "the end of the episode")
     weights = config["weights"]
     if not isinstance(weights, list) or not weights or any(
-            not isinstance(weight, (int, float)) or weight < 0 for weight in weights):
-        raise UserError(f"weights={weights!r} must be a list of numbers of at least 0, such as [1.0,4.0]")
+            not is_number(weight) or weight < 0 for weight in weights) or len(set(weights)) < len(weights):
+        raise UserError(f"weights={weights!r} must be a list of different numbers of at least 0, such as [1.0,4.0]")
 
 
 def _bare(config: Mapping[str, Any]) -> Any:
@@ -76,21 +79,22 @@ def _bare(config: Mapping[str, Any]) -> Any:
 
 
 def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
-            rules: Sequence[Contender]) -> Iterator[dict[str, Any]]:
+            rules: Sequence[Contender], env: Any) -> Iterator[dict[str, Any]]:
     """The records of each window, in order: contender -> record."""
     names = [rule.name for rule in rules]
     workers = min(int(config["workers"]), len(windows))
     play = partial(play_window, dict(config), names)
-    if workers == 1:
-        env = _bare(config)
-        yield from track((play(window, env) for window in windows), "looking ahead", total=len(windows))
+    if workers > 1:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield from track(pool.map(play, windows), "looking ahead", total=len(windows))
         return
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from track(pool.map(play, windows), "looking ahead", total=len(windows))
+    with progress("looking ahead", len(windows)) as bar:
+        for window in windows:
+            yield play(window, env, bar)
 
 
 def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[int, int],
-                env: Any = None) -> dict[str, Any]:
+                env: Any = None, bar: Bar | None = None) -> dict[str, Any]:
     """Plays one window with every contender.
 
     Args:
@@ -98,11 +102,14 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
         names: heuristics, as `contenders.heuristics_of` names them.
         window: seed and number.
         env: an environment to use again.
+        bar: is moved on by one in all, and says who plays.
     """
-    env = env or _bare(config)
-    found = {}
-    for contender in contenders(env, config, names):
+    env, bar = env or _bare(config), bar or Bar()
+    found, players = {}, contenders(env, config, names)
+    for contender in players:
+        bar.text(f"seed {window[0]}, window {window[1]}: {contender.name}")
         found[contender.name] = _play(env, contender, window)
+        bar.advance(1 / len(players))
     if config["bound"]:
         env.reset(seed=window[0], options={"window": window[1]})
         simulation = env.simulation

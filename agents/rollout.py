@@ -38,7 +38,7 @@ class Rollout:
         env: the environment, bare.
         horizon_s: seconds of simulated time that are played out; None: to the end of the drain.
         weight: factor on the reward's parts that are SLO misses, in the rollout's own score.
-        every: every k-th decision is looked at; the base in force takes the others.
+        every: every k-th decision is looked at, from the first; the base that won the last look takes the others.
         progress: share of their worth credited for unfinished offline requests at a horizon within the window
             (service is paid at completion, so that a short horizon undervalues long requests).
         samples: futures that are drawn at a decision; 0: the true one.

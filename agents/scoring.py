@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.metrics.statistics import interval
+from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval, interval_words
 
 CONFIDENCE = 0.95
 VIOLATION_LIMIT = 0.03
@@ -39,6 +39,25 @@ def by_seed(records: Records, metric: str) -> np.ndarray:
     figures = values(records, metric)
     seeds = list(dict.fromkeys(record["seed"] for record in records))
     return np.array([[f for f, record in zip(figures, records, strict=True) if record["seed"] == s] for s in seeds])
+
+
+def too_few(count: int, what: str) -> str | None:
+    """Why `count` seeds or windows (`what`) allow no verdict; None where they do.
+
+    Below five, Student's t asks for more than resampling can give: the interval of so few figures runs from the
+    smallest to the largest of them and no further, and misses the mean more often than one time in twenty.
+    """
+    return None if count >= ADVISED_SEEDS else f"too few {what} for a verdict: {count}, at least {ADVISED_SEEDS}"
+
+
+def interval_note(count: int, windows: int | None = None, what: str = "seeds") -> str:
+    """What the intervals are, in a sentence; `windows` as for `interval_words`."""
+    if count >= ADVISED_SEEDS or (count < 2 and (windows or 0) < 2):
+        return interval_words(count, windows).replace("seed", what.removesuffix("s"))
+    over = f"{count} {what if count > 1 else what.removesuffix('s')}"
+    over += "" if windows is None or windows <= count else f" and {'their' if count > 1 else 'its'} {windows} windows"
+    return (f"Intervals: bootstrap over {over}, which with fewer than {ADVISED_SEEDS} {what} is narrower than a 95 % "
+            f"interval; at least {ADVISED_SEEDS} are advised.")
 
 
 def without_online(records: Records) -> bool:
@@ -118,14 +137,15 @@ def _reference(played: Mapping[str, Records], learned: Mapping[str, bool], ranke
 def _difference(
     policy: str, reference: str, metric: str, played: Mapping[str, Records], both_feasible: bool
 ) -> dict[str, Any]:
-    """Paired difference policy − reference with its interval, and what the interval allows to say."""
+    """Paired difference policy − reference with its interval, and what the interval and its seeds allow to say."""
     mean, low, high = mean_interval(by_seed(played[policy], metric) - by_seed(played[reference], metric))
     if metric == "violation_rate" and without_online(played[policy]):
         mean = low = high = None
-    verdict = "no difference shown"
+    few = too_few(len({record["seed"] for record in played[policy]}), "seeds")
+    verdict = few or "no difference shown"
     if metric in _SERVICE and not both_feasible:
         verdict = "not ranked"  # more service bought with violations is no better service
-    elif low is not None and high is not None and (low > 0.0 or high < 0.0):
+    elif not few and low is not None and high is not None and (low > 0.0 or high < 0.0):
         verdict = "better" if (low > 0.0) == METRICS[metric][1] else "worse"
     return {"policy": policy, "reference": reference, "metric": metric, "mean_difference": mean, "ci_low": low,
             "ci_high": high, "n_windows": len(played[policy]), "verdict": verdict}

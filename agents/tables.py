@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from agents.scoring import HEADLINE, METRICS
-from ooco_gym.metrics.statistics import interval_words
+from agents.scoring import HEADLINE, METRICS, interval_note, too_few
 
 _TITLES = {
     "episode_reward": "reward",
@@ -33,7 +32,9 @@ def differences(summary: Mapping[str, Any]) -> list[list[str]]:
     by = {(row["policy"], row["metric"]): row for row in summary["paired"]}
     names = [entry["policy"] for entry in summary["policies"] if entry["policy"] != summary["reference"]]
     shown = ("episode_reward", HEADLINE, "violation_rate")
-    return [[name, *(f"{_cell(by[name, metric], metric)} {by[name, metric]['verdict']}" for metric in shown)]
+    few = too_few(summary["results"][0]["n_seeds"], "seeds")  # said once, below the tables
+    return [[name, *(_cell(by[name, metric], metric) + (
+        "" if by[name, metric]["verdict"] == few else f" {by[name, metric]['verdict']}") for metric in shown)]
             for name in names]
 
 
@@ -42,8 +43,11 @@ def note(summary: Mapping[str, Any]) -> str:
     out = [entry["policy"] for entry in summary["policies"] if not entry["feasible"]]
     seeds, windows = (summary["results"][0][key] for key in ("n_seeds", "n_windows"))
     text = (f"Means over {summary['episodes']} held-out windows that all policies share. "
-            f"{interval_words(seeds, windows)} Ranked by offline reference GPU-s/s among the policies "
+            f"{interval_note(seeds, windows)} Ranked by offline reference GPU-s/s among the policies "
             f"whose upper limit of the violation rate is at most {summary['violation_limit']:.0%}.")
+    few = too_few(seeds, "seeds")
+    if few and summary["paired"]:
+        text += f" Nothing is called better or worse: {few}."
     if all(row["mean"] is None for row in summary["results"] if row["metric"] == "violation_rate"):
         return f"{text} No online request arrived: there is no violation rate, and no policy is ranked."
     return text + (f" Not ranked: {', '.join(out)}." if out else "")

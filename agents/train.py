@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from agents.checks import LARGEST_SEED, is_number, positive_or_null, whole
 from agents.environments import SPLITS, group, plain, split_seeds, training_env, windows
 from agents.extras import require
 from agents.load import CONFIG_FILE, POLICY_FILE, SCALE_FILE
@@ -60,16 +61,19 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
         (config, "total_timesteps", 1), (agent, "n_envs", 1), (agent, "n_steps", 2), (agent, "batch_size", 2),
         (agent, "n_epochs", 1), (agent, "hidden", 1),
     ):
-        value = place.get(key)
-        if not isinstance(value, int) or value < least:
-            name = key if place is config else f"agent.{key}"
-            raise UserError(f"{name} must be a whole number of at least {least}, got {value}")
-    limit = config.get("max_wall_s")
-    if limit is not None and not limit > 0:
-        raise UserError(f"max_wall_s must be positive or null, got {limit}")
+        whole(place, key, least, name=key if place is config else f"agent.{key}")
+    whole(config, "seed", 0, most=LARGEST_SEED)
+    positive_or_null(config, "max_wall_s", "no limit")
+    positive_or_null(config, "window_s", "the environment's own")
     for key in ("discount_per_s", "trace_per_s"):
-        if not 0.0 < float(agent[key]) <= 1.0:
+        if not is_number(agent[key]) or not 0.0 < agent[key] <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {agent[key]}")
+    validation = plain(config.get("validation") or {})
+    if validation.get("windows"):
+        for key in ("windows", "every_steps"):
+            whole(validation, key, 1, name=f"validation.{key}")
+    if config.get("checkpoint_every_steps"):
+        whole(config, "checkpoint_every_steps", 0)
     for split in SPLITS[:2]:
         split_seeds(group(config, "env"), split)
     return agent

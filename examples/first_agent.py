@@ -1,9 +1,6 @@
-"""Trains a first agent, evaluates it against the partner on held-out windows, and plots both.
+"""Trains a first agent, evaluates it against the partner on held-out windows, and plots both: a minute or two."""
 
-`python examples/first_agent.py [decisions] [page]`, after `pip install 'ooco-gym[train]'`: a minute or two.
-"""
-
-import sys
+import argparse
 
 import gymnasium as gym
 import numpy as np
@@ -56,4 +53,7 @@ def main(decisions=100_000, page="first_agent.html", seeds=SPLITS["test"]):
 
 
 if __name__ == "__main__":
-    main(*(int(word) if word.isdecimal() else word for word in sys.argv[1:]))
+    parser = argparse.ArgumentParser(description=f"{__doc__} It needs pip install 'ooco-gym[train]'.")
+    parser.add_argument("decisions", nargs="?", type=int, default=100_000)
+    parser.add_argument("page", nargs="?", default="first_agent.html")
+    main(**vars(parser.parse_args()))

@@ -12,11 +12,12 @@ from agents.environments import Window, windows
 from agents.play import RulePlayer, play
 from ooco_gym.errors import UserError
 
+SEEDS = [21, 22, 23, 24, 25, 26]
 RULES = ["best", "ooco", "always", "never", "random"]
 
 
 def config(out, **changes):
-    return {"env": CONFIG, "policies": RULES, "episodes": 12, "seeds": None, "workers": 1,
+    return {"env": CONFIG, "policies": RULES, "episodes": 12, "seeds": SEEDS, "workers": 1,
             "out": str(out), **changes}
 
 
@@ -35,7 +36,7 @@ def test_results_name_every_policy_and_metric(summary):
     assert len(result["results"]) == len(RULES) * len(scoring.METRICS)
     for row in result["results"]:
         assert set(row) == {"policy", "env", "metric", "mean", "ci_low", "ci_high", "n_seeds", "n_windows"}
-        assert (row["n_seeds"], row["n_windows"]) == (3, 12) and row["ci_low"] <= row["mean"] <= row["ci_high"]
+        assert (row["n_seeds"], row["n_windows"]) == (6, 12) and row["ci_low"] <= row["mean"] <= row["ci_high"]
     json.dumps(result)
 
 
@@ -69,7 +70,18 @@ def test_files_hold_the_windows_and_the_table(summary):
     assert len({(row["seed"], row["window"]) for row in rows}) == 12
     text = (folder / "evaluation.md").read_text()
     assert "Not ranked: always, random" in text and "| 1 | ooco |" in text
-    assert "bootstrap over 3 seeds and their 12 windows" in text and "at least 5 are advised" in text
+    assert "bootstrap over 6 seeds and their 12 windows, widened to match Student's t" in text
+
+
+@pytest.mark.parametrize("seeds", [[21], [21, 22, 23, 24], None])
+def test_fewer_than_five_seeds_call_nothing_better_or_worse(tmp_path, seeds):
+    result = evaluate.main(config(tmp_path, seeds=seeds))  # null: the test split, of three
+    count = len(result["seeds"])
+    said = f"too few seeds for a verdict: {count}, at least 5"
+    assert {row["verdict"] for row in result["paired"]} == {said, "not ranked"}
+    text = (tmp_path / "evaluation.md").read_text(encoding="utf-8")
+    assert text.count(said) == 1 and " better |" not in text and " worse |" not in text
+    assert f"bootstrap over {count} seed" in text and "Student" not in text
 
 
 def test_processes_change_nothing(summary, tmp_path):
@@ -147,7 +159,7 @@ def test_interval_covers_the_spread_of_windows():
     ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
     ({"env": "gatting.csv"}, "env=gatting.csv is no configuration"),
     ({"seeds": ["x"]}, "seeds must hold whole numbers of at least 0, got x"),
-    ({"episodes": 7}, "cannot spread 7 windows over 3 seeds"),
+    ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):
     with pytest.raises(UserError) as error:

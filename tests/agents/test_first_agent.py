@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,12 @@ PATH = Path(__file__).resolve().parents[2] / "examples" / "first_agent.py"
 
 def test_the_example_is_short() -> None:
     assert len(PATH.read_text(encoding="utf-8").splitlines()) < 60
+
+
+def test_what_is_no_number_is_refused_in_one_line() -> None:
+    done = subprocess.run([sys.executable, str(PATH), "abc"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "invalid int value: 'abc'" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.slow

@@ -5,12 +5,14 @@ import numpy as np
 import pytest
 
 import ooco_gym  # noqa: F401
+from agents import gaps
 from agents.contenders import heuristics_of
 from agents.futures import Futures
-from agents.headroom import main
+from agents.headroom import main, play_window
 from agents.rollout import Rollout
 from ooco_gym import UserError
-from ooco_gym.envs import register_all
+from ooco_gym.cli.progress import Bar
+from ooco_gym.envs import document, register_all
 from ooco_gym.envs.lookahead import PARTNER, play_out
 from ooco_gym.sim import build
 from ooco_gym.sim import state as s
@@ -182,8 +184,55 @@ def test_the_command_writes_its_table(tmp_path):
     assert (tmp_path / "headroom.json").exists()
 
 
-@pytest.mark.parametrize("key,value", [("weights", []), ("weights", [-1.0]), ("episodes", 1), ("every", 0),
-                                       ("horizon_s", 0.0), ("rules", ["oocoo"])])
+def test_two_windows_allow_no_verdict(tmp_path):
+    summary = main({**CONFIG, "env": ENV, "out": str(tmp_path), "rules": "ooco_xllm", "bound": False, "samples": 0})
+    assert "ooco_xllm" in {row["policy"] for row in summary["rows"]}, "a single name will do"
+    assert summary["verdict"]["headroom"] is None
+    said = "Too few windows for a verdict: 2, at least 5."
+    assert said in (tmp_path / "headroom.md").read_text(encoding="utf-8")
+    text = document._headroom(summary, 1800.0)[0]
+    assert said in text and "windows are 8 s long, the environment's own episodes 1800 s" in text
+    assert "windows are" not in document._headroom(summary, 8.0)[0]
+
+
+@pytest.mark.parametrize("count,headroom", [(4, None), (5, True)])
+def test_a_verdict_needs_five_windows(count, headroom):
+    played = {name: [{gaps.SERVICE: service + 0.1 * i, gaps.VIOLATIONS: 0.0, gaps.REWARD: service, "decisions": 9}
+                     for i in range(count)] for name, service in (("partner", 1.0), ("clairvoyant rollout", 1.5))}
+    found = gaps.score(played, ["partner"], "fluid bound", 0.03)
+    assert found["verdict"]["headroom"] is headroom
+    said = gaps.words({**found, "episodes": count, "window_s": 60.0})
+    assert ("Headroom: clairvoyant rollout" in said) is bool(headroom)
+    assert ("widened to match Student's t" in said) is bool(headroom)
+
+
+def test_the_bar_moves_by_one_a_window():
+    class Counting(Bar):
+        moved, said = 0.0, ()
+
+        def advance(self, steps=1.0):
+            self.moved += steps
+
+        def text(self, text):
+            self.said += (text,)
+
+    bar, env = Counting(), make("Gating", window_s=5.0, warmup_s=20.0)
+    found = play_window({**CONFIG, "env": ENV, "bound": False, "every": 50}, ["partner"], (3000, 0), env, bar)
+    assert bar.moved == pytest.approx(1.0) and len(bar.said) == len(found)
+
+
+@pytest.mark.parametrize("key,value", [
+    ("weights", []), ("weights", [-1.0]), ("weights", [1.0, 1.0]), ("weights", [float("nan")]), ("episodes", 1),
+    ("every", 0), ("honest_every", 0), ("horizon_s", 0.0), ("horizon_s", "abc"), ("progress", 7), ("progress", True),
+    ("violation_budget", 5), ("warmup_s", -1.0), ("seeds", "foo"), ("seeds", ["a"]), ("seeds", 3), ("seeds", [-1]),
+    ("seeds", []), ("seeds", [1, 1]), ("rules", ["oocoo"]), ("rules", "o")])
 def test_bad_values_are_refused(tmp_path, key, value):
     with pytest.raises(UserError, match="rule" if key == "rules" else key):
         main({**CONFIG, "env": ENV, "out": str(tmp_path), key: value})
+
+
+@pytest.mark.parametrize("rules,words", [(["foo"], "unknown rule 'foo'"), (["ooco_xllm"], "rules=ooco_xllm")])
+def test_rules_where_only_the_clock_asks_are_refused(tmp_path, rules, words):
+    packing = {**ENV, "id": "ooco_gym/Packing-v0"}
+    with pytest.raises(UserError, match=words):
+        main({**CONFIG, "env": packing, "out": str(tmp_path), "rules": rules})

@@ -1,0 +1,72 @@
+"""Checks of what a user gives the commands: one sentence that names the key and says what was expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ooco_gym.errors import UserError
+
+LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds
+
+
+def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = None, most: int | None = None) -> int:
+    """The whole number at `key`, of at least `least` and at most `most`; `name` is what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise UserError(f"{name or key} must be a whole number of at least {least}{upper}, got {value!r}")
+    return value
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float = math.inf,
+           name: str | None = None) -> float:
+    """The number at `key`, from `least` to `most`; `name` is what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if not is_number(value) or not least <= value <= most:  # type: ignore[operator]
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise UserError(f"{name or key} must be a number of at least {least:g}{upper}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def positive_or_null(place: Mapping[str, Any], key: str, null: str) -> None:
+    """Checks a positive number or null at `key`; `null` says what null means.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if value is not None and (not is_number(value) or value <= 0):
+        raise UserError(f"{key} must be a positive number, or null for {null}, got {value!r}")
+
+
+def seeds(value: Any) -> list[int] | None:
+    """A list of different seeds, or None for null.
+
+    Raises:
+        UserError: no list, an empty one, one seed twice, or what is no whole number of at least 0.
+    """
+    if value is None:
+        return None
+    listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not listed or any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in listed):
+        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], or "
+                        "null for the environment's test split")
+    if len(set(listed)) < len(listed):
+        twice = next(seed for seed in listed if listed.count(seed) > 1)
+        raise UserError(f"seeds={value} names {twice} twice; expected each seed once")
+    return listed
