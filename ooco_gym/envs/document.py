@@ -51,7 +51,7 @@ def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
     own["Default Scenario"] = joined(*_defaults(short))
     own["Splits and Shifts"] = joined(*_splits(load_yaml("env", short)))
     if headroom:
-        own["Headroom"] = joined(*_headroom(headroom))
+        own["Headroom"] = joined(*_headroom(headroom, load_yaml("env", short)["window_s"]))
     merged = {head: joined(own.get(head), shared.get(head)) for head in (*ORDER, *own, *shared)}
     parts = [NOTE, f"# {name}", "", summary, "", f"![Where the decision is taken]({short}.svg)", "",
              *_facts(name, env), ""]
@@ -225,7 +225,7 @@ def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
     return json.loads(path.read_text(encoding="utf-8")).get(name)
 
 
-def _headroom(found: Mapping[str, Any]) -> list[str]:
+def _headroom(found: Mapping[str, Any], episode_s: float) -> list[str]:
     service, violations, best = "offline_reference_gpu_s_per_s", "violation_rate", found["best_heuristic"]
     rows = []
     for row in sorted(found["rows"], key=lambda row: row[service]["mean"]):
@@ -235,8 +235,16 @@ def _headroom(found: Mapping[str, Any]) -> list[str]:
                      "" if chosen else _figure(row["difference"].get(service), "{:+.4g}"),
                      f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""))
     verdict = found["verdict"]
-    says = (f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero." if verdict["headroom"] else
-            "None beats the best heuristic by an interval clear of zero: heuristics suffice, as far as this shows.")
+    if verdict["headroom"] is None:
+        says = f"{verdict['reason'].capitalize()}."
+    elif verdict["headroom"]:
+        says = f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero."
+    else:
+        says = "None beats the best heuristic by an interval clear of zero: heuristics suffice, as far as this shows."
+    if found["window_s"] < episode_s:
+        says += (f" These windows are {found['window_s']:g} s long, the environment's own episodes {episode_s:g} s: "
+                 "short windows reward what pays at once, and rankings of heuristics may differ in whole episodes "
+                 "([how to read it](../headroom.md#how-to-read-it)).")
     return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
             f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
             table(("policy", "offline reference GPU-seconds per second", "violations",
