@@ -11,7 +11,7 @@ from ooco_gym.envs.lookahead import SCORE, play_out
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 
-_SHARED = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables", "hash_ids", "order")
+_SHARED = (*s.COST_TABLES, "hash_ids", "order")
 _OWN = (*j.ROWS, "handles", "weights")  # of a job: all else is the episodes' own
 
 

@@ -13,7 +13,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.build import REFERENCE_BATCH
 from ooco_gym.sim.driver import Simulation
 
-_SHARED = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables", "hash_ids", "order")
+_SHARED = (*s.COST_TABLES, "hash_ids", "order")
 
 
 class Futures:

@@ -35,10 +35,16 @@ def add_quantiles(state, chosen, count, found):
             keys[left], values[left] = keys[j], values[j]
             left += 1
     sort_ascending(keys, values, left)
+    return add_spread(values, chosen, count, left)
+
+
+@inner
+def add_spread(ordered, chosen, count, left):
+    """Fills `chosen` up with every so many of the `left` first entries of `ordered`; returns how many are chosen."""
     offered = min(chosen.size - count, left)
     for k in range(offered):
         place = k if offered == left else (k * (left - 1)) // max(1, offered - 1)
-        chosen[count + k] = values[place]
+        chosen[count + k] = ordered[place]
     return count + offered
 
 

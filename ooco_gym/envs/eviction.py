@@ -7,7 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fill_request, fill_step, running
+from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import longest, shortest
@@ -34,9 +34,10 @@ def offer_victims(state, job, i):
     offered = add_quantiles(state, chosen, offered, count)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
+    rate = fast_rate(state)
     for k in range(offered):
         slot, out = view.candidates[chosen[k]], job.candidates[i, k]
-        fill_request(state, instance, slot, spec.total_blocks, out)
+        fill_request(state, instance, slot, spec.total_blocks, rate, out)
         out[10] = running(state, instance, slot)
         fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
         out[15] = chosen[k] == wanted

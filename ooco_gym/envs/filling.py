@@ -63,6 +63,12 @@ def online_rate(state, slot, horizon_s):
 
 
 @inner
+def fast_rate(state):
+    """The moving online arrival rate over the shortest horizon, in requests a second."""
+    return online_rate(state, ONLINE_RATE_FAST, FAST_S)
+
+
+@inner
 def fill_cluster(state, instance, day_s, out):
     """Writes the CLUSTER features of a decision on `instance`, but for those that the episode keeps (the last four).
 
@@ -89,7 +95,7 @@ def fill_cluster(state, instance, day_s, out):
             end_ps = spec.start_ps + decode_sum(state, spec.table, spec.batch_size, spec.context, 1)
         out[10] = log_scale((end_ps - now) / 1e9, _10_MS)
         out[11] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
-    out[12] = log_scale(online_rate(state, ONLINE_RATE_FAST, FAST_S), _RATE)
+    out[12] = log_scale(fast_rate(state), _RATE)
     out[13] = log_scale(online_rate(state, ONLINE_RATE_MINUTE, MINUTE_S), _RATE)
     out[14] = log_scale(online_rate(state, ONLINE_RATE_SLOW, SLOW_S), _RATE)
     out[15] = log_scale(online_rate(state, ONLINE_RATE_HALF_HOUR, HALF_HOUR_S), _RATE)
@@ -165,7 +171,7 @@ def _guard(state, instance):
 
 
 @inner
-def fill_request(state, instance, slot, blocks_of, out):
+def fill_request(state, instance, slot, blocks_of, rate, out):
     """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`.
 
     Args:
@@ -173,6 +179,7 @@ def fill_request(state, instance, slot, blocks_of, out):
         instance: whose believed prefill latency is meant.
         slot: the request.
         blocks_of: blocks that count as the whole of the memory.
+        rate: `online_rate` over the shortest horizon.
         out: float32[CANDIDATE_SIZE]; what does not apply is left 0.
     """
     request, now = state.requests[slot], state.counters[NOW]
@@ -180,13 +187,14 @@ def fill_request(state, instance, slot, blocks_of, out):
     prefill_ps = predict_prefill(state, instance, tokens)
     out[0] = 1.0
     out[1] = log_scale(float(tokens), _SHORT)
-    out[2] = log_scale(float(request.generated_tokens), _LONG)
+    if request.generated_tokens > 0:
+        out[2] = log_scale(float(request.generated_tokens), _LONG)
     out[3] = log_scale(prefill_ps / 1e9, _10_MS)
     out[4] = log_scale((now - request.arrival_ps) / PS_PER_S, _HOUR)
     out[5] = share(float(request.evictions), 4.0)
     out[6] = share(float(request.interruptions), 8.0)
     out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
-    out[8] = 1.0 - math.exp(-online_rate(state, ONLINE_RATE_FAST, FAST_S) * prefill_ps / PS_PER_S)
+    out[8] = 1.0 - math.exp(-rate * prefill_ps / PS_PER_S)
     if request.online:
         if request.first_token_ps == 0:
             out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
@@ -227,16 +235,15 @@ def fill_instance(state, instance, slot, decodes, out):
 
 @inner
 def rank_candidates(candidates):
-    """Writes to each candidate present which share of the others is shorter."""
-    size = candidates.shape[0]
-    for k in range(size):
-        shorter, others = 0, 0
-        if candidates[k, 0] > 0.0:
-            for j in range(size):
-                if candidates[j, 0] > 0.0 and j != k:
-                    others += 1
-                    shorter += candidates[j, 1] < candidates[k, 1]
-        candidates[k, CANDIDATE_SIZE - 1] = shorter / max(1, others)
+    """Writes to each candidate present which share of the others is shorter; those present come first."""
+    present = 0
+    while present < candidates.shape[0] and candidates[present, 0] > 0.0:
+        present += 1
+    for k in range(present):
+        tokens, shorter = candidates[k, 1], 0
+        for j in range(present):
+            shorter += candidates[j, 1] < tokens
+        candidates[k, CANDIDATE_SIZE - 1] = shorter / max(1, present - 1)
 
 
 @inner

@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
+from ooco_gym.envs.choosing import add_choice, add_spread, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fill_request
+from ooco_gym.envs.filling import fast_rate, fill_request
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
-from ooco_gym.sim.costs import length
-from ooco_gym.sim.state import GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
+from ooco_gym.sim.front import SHORTEST
+from ooco_gym.sim.reference import bring
+from ooco_gym.sim.state import CACHE_LINE, GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
 
 WINDOW = 64  # waiting requests from which the candidates are chosen
 
@@ -20,15 +21,21 @@ def offer_gate(state, job, i):
     """The head of the queue among those that fit, whom the partner would start, then quantiles of length."""
     instance, count = state.counters[PENDING_INSTANCE], state.counters[PENDING_COUNT]
     chosen, wanted = job.chosen[i], partner_pick(state, job, i)
-    chosen[0] = 0
-    offered = add_choice(chosen, 1, wanted if wanted < count else -1)
-    for position in range(1, count):
-        state.scratch[0, position - 1] = length(state, state.picks[position])
-        state.scratch[1, position - 1] = position
-    offered = add_quantiles(state, chosen, offered, count - 1)
+    first = state.picks[0]
+    wanted = state.picks[wanted] if 0 <= wanted < count else -1
+    chosen[0] = first
+    offered = add_choice(chosen, 1, wanted)
+    shortest, others, left = state.front[instance, SHORTEST], state.scratch[1], 0
+    for place in range(count):  # who fits is no longer than who does not: the first ones by length are the candidates
+        others[left] = shortest[place]
+        left += (shortest[place] != first) & (shortest[place] != wanted)
+    offered = add_spread(others, chosen, offered, left)
+    rate, free = fast_rate(state), state.instances[instance].free_blocks
     for k in range(offered):
-        slot = state.picks[chosen[k]]
-        fill_request(state, instance, slot, state.instances[instance].free_blocks, job.candidates[i, k])
+        bring(state.requests[chosen[k]], 0)
+        bring(state.requests[chosen[k]], CACHE_LINE)
+    for k in range(offered):
+        fill_request(state, instance, chosen[k], free, rate, job.candidates[i, k])
         job.candidates[i, k, 15] = chosen[k] == wanted
         job.mask[i, FIXED + k] = 1
     job.mask[i, DECLINE_ACTION] = 1
@@ -40,15 +47,19 @@ def offer_gate(state, job, i):
 def answer_gate(state, job, i):
     """Hold, or the position of the candidate."""
     k = job.actions[i, 0] - FIXED
-    return job.chosen[i, k] if k >= 0 else HOLD
+    if k < 0:
+        return HOLD
+    position = 0
+    while state.picks[position] != job.chosen[i, k]:
+        position += 1
+    return position
 
 
 def action_of_gate(asked: Asked) -> int:
     """The action for a gate's answer: its candidate, or the offered one closest in length."""
     if asked.answer < 0:
         return DECLINE_ACTION
-    picks = asked.state.picks
-    return asked.closest(picks[asked.offered()], picks[asked.answer])
+    return asked.closest(asked.offered(), asked.state.picks[asked.answer])
 
 
 DECISION = Decision("gate", GATE, offer_gate, answer_gate, action_of_gate, window=WINDOW)

@@ -8,7 +8,7 @@ from ooco_gym.compile import inner
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fill_request, fill_step, running
+from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running
 from ooco_gym.envs.job import (
     DECLINE_ACTION,
     FIXED,
@@ -78,10 +78,11 @@ def offer_pulls(state, job, i):
     if wanted >= 0 and _among(state.scratch[1], found, wanted):
         offered = add_choice(chosen, offered, wanted)
     offered = add_quantiles(state, chosen, offered, found)
+    rate = fast_rate(state)
     for k in range(offered):
         slot, out = chosen[k], job.candidates[i, k]
         source = state.requests[slot].instance
-        fill_request(state, source, slot, max(1, free), out)
+        fill_request(state, source, slot, max(1, free), rate, out)
         out[10] = running(state, source, slot)
         fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
         out[15] = slot == wanted

@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_alone_ps
 from ooco_gym.sim import state as s
+from ooco_gym.sim.costs import work_out_alone
 from ooco_gym.sim.pool import fill_pool, pool_for
 from ooco_gym.workload import Trace
 
@@ -139,6 +140,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _fill_requests(state, trace, rules, window_s, class_blind)
     _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
     _charge_decisions(state, len(unique), rules.decision_s)
+    work_out_alone(s.handle_of(state).address)
     _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
     state.params[:] = params
     for slot, value in settings.items():
@@ -270,7 +272,7 @@ def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[floa
     counters[s.OPEN_ONLINE] = int(np.count_nonzero((state.requests["online"] == 1) & (state.requests["counted"] == 1)))
     counters[s.BULK] = int(bulk)
     counters[s.CLASS_BLIND] = int(class_blind)
-    counters[s.GATE_WINDOW] = 8
+    counters[s.GATE_WINDOW] = s.DEFAULT_GATE_WINDOW
     counters[s.PREFILL_TOKENS] = 2048
     counters[s.BLOCK_TOKENS] = rules.block_tokens
     counters[s.HOST_BYTES_PER_S] = int(rules.host_link_bytes_per_s)

@@ -6,9 +6,10 @@ All sums are of integers, so that k decode steps at once cost exactly what they 
 import math
 
 import numpy as np
+from numba import types
 
-from ooco_gym.compile import inner
-from ooco_gym.sim.state import BLOCK_TOKENS, SEED
+from ooco_gym.compile import inner, jit
+from ooco_gym.sim.state import BLOCK_TOKENS, SEED, state_at
 
 MAX_STEPS = 65_536  # in one run: keeps the closed-form sums far from an int64's limit
 NOISE_STREAM, JITTER_STREAM = 101, 102
@@ -154,8 +155,19 @@ def prefill_latency(state, table, work, rows, tokens, context, sequences):
 @inner
 def prefill_one(state, table, tokens):
     """Latency of prefilling one prompt of `tokens` alone, in ps."""
+    if 0 <= tokens < state.alone_ps.shape[1] and state.alone_ps[table, tokens] > 0:
+        return state.alone_ps[table, tokens]
     return prefill_latency(state, table, prompt_work(state, table, tokens, tokens), prompt_rows(state, table, tokens),
                            tokens, tokens, 1)
+
+
+@jit(types.void(types.int64))
+def work_out_alone(handle):
+    """Fills State.alone_ps, which `prefill_one` then looks up; `handle` is the episode's address."""
+    state = state_at(handle)
+    for table in range(state.alone_ps.shape[0]):
+        for tokens in range(state.alone_ps.shape[1]):
+            state.alone_ps[table, tokens] = prefill_one(state, table, tokens)
 
 
 @inner

@@ -11,21 +11,30 @@ from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, settle, start_run, wake
 from ooco_gym.sim.memory import evict
+from ooco_gym.sim.front import FIRST, FIRST_LENGTH
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
-from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule
+from ooco_gym.sim.queues import (
+    cancel,
+    has_room,
+    join_decodable,
+    join_push_queue,
+    leave_push_queue,
+    retry_waiting,
+    schedule,
+)
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
     ASK,
     BATCH,
+    BLOCK_TOKENS,
     COMPOSE,
     DECISIONS,
     DECLINE,
     EVICT,
     GATE,
     GATE_POLL_PS,
-    GATE_WINDOW,
     HOLD,
     HOLD_UNTIL_CHANGE,
     IDLE,
@@ -236,14 +245,14 @@ def _start_online(state, instance, evict_hook):
 @inner
 def gather_waiting(state, instance):
     """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
-    slot, found, seen = state.instances[instance].offline_head, 0, 0
-    window = min(state.counters[GATE_WINDOW], state.picks.size)
-    while slot >= 0 and seen < window:
-        if prefill_fits(state, instance, slot):
-            state.picks[found] = slot
-            found += 1
-        seen += 1
-        slot = state.requests[slot].next
+    spec, found = state.instances[instance], 0
+    if not has_room(state, instance):
+        return found
+    slots, lengths, picks = state.front[instance, FIRST], state.front[instance, FIRST_LENGTH], state.picks
+    most = spec.free_blocks * state.counters[BLOCK_TOKENS] - 1  # tokens, with room for the next one
+    for place in range(spec.front_size):
+        picks[found] = slots[place]
+        found += lengths[place] <= most
     return found
 
 

@@ -22,7 +22,7 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, i
     caching, order = bool(settings.get(s.PREFIX_CACHING)), settings.get(s.WAITING_ORDER, 0)
     n = len(trace)
     hashes = trace.prefix_hashes
-    sizes = {}
+    sizes = {"front": min(settings.get(s.GATE_WINDOW, s.DEFAULT_GATE_WINDOW), max_batch)}
     if n and hashes is not None and (caching or order):
         sizes = {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
     if order and n:

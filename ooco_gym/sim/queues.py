@@ -6,6 +6,7 @@ A request is in at most one linked queue at a time (its `previous` and `next`), 
 
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.front import join_front, lay_front, leave_front
 from ooco_gym.sim.order import ordered, set_waiting
 from ooco_gym.sim.state import (
     DISPATCH,
@@ -91,6 +92,8 @@ def enqueue(state, instance, slot, front):
         spec.online_waiting_tokens += tokens
     else:
         spec.offline_head, spec.offline_tail = head, tail
+        if front or spec.front_size == spec.offline_waiting:
+            join_front(state, instance, slot, tokens, front)
         spec.offline_waiting += 1
         spec.offline_waiting_tokens += tokens
         if ordered(state):
@@ -119,6 +122,7 @@ def enqueue_by_arrival(state, instance, slot):
     requests[before].next = slot
     requests[after].previous = slot
     request.previous, request.next = before, after
+    lay_front(state, instance)
 
 
 @inner
@@ -134,6 +138,7 @@ def dequeue(state, instance, slot):
         spec.offline_head, spec.offline_tail = unlink(state.requests, spec.offline_head, spec.offline_tail, slot)
         spec.offline_waiting -= 1
         spec.offline_waiting_tokens -= tokens
+        leave_front(state, instance, slot)
         if ordered(state):
             set_waiting(state, instance, slot, False)
 

@@ -80,6 +80,24 @@ def _refer(typing_context, value):
 refer: Any = intrinsic(_refer)
 
 
+def _bring(typing_context, record, offset):
+    """Tells the processor that what is at so many bytes of a record is about to be used: it is on the way by then."""
+
+    def build(context, builder, signature, arguments):
+        place, flag = cgutils.voidptr_t, ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        write, keep, data = flag(1), flag(3), flag(1)
+        address = cgutils.pointer_add(builder, arguments[0], arguments[1])
+        builder.call(function, [builder.bitcast(address, place), write, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(record, offset), build
+
+
+bring: Any = intrinsic(_bring)
+
+
 def _lay_down(typing_context, value, address):
     """Writes a NamedTuple to where a Handle keeps it."""
 

@@ -70,26 +70,27 @@ REQUEST = np.dtype(
         ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
         ("previous", np.int32),  # neighbours in the one queue that holds it
         ("next", np.int32),
-        # given
+        # what an observation, and the first token, touch besides: the next line. Given are:
         ("arrival_ps", np.int64),
         ("ttft_slo_ps", np.int64),
         ("tpot_slo_ps", np.int64),
-        ("service_ps", np.int64),  # reference GPU time of the whole request (PROTOCOL: offline service)
-        # progress
+        # and progress:
+        ("first_token_ps", np.int64),
         ("instance", np.int32),  # where its KV memory is, or where it waits
         ("origin", np.int32),  # the relaxed instance that it was routed to
         ("target", np.int32),  # where it is moving to
-        ("target_blocks", np.int32),  # KV blocks reserved on `target`
-        ("target_context", np.int32),  # context length when they were reserved
         ("position", np.int32),  # index in its instance's member list
         ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it (mixed: so many tokens)
-        ("first_token_ps", np.int64),
-        ("finish_ps", np.int64),
-        ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
-        ("wasted_ps", np.int64),  # instance time spent on them, in proportion
         ("evictions", np.int32),
         ("migrations", np.int32),
         ("interruptions", np.int32),
+        # the rest
+        ("service_ps", np.int64),  # reference GPU time of the whole request (PROTOCOL: offline service)
+        ("finish_ps", np.int64),
+        ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
+        ("wasted_ps", np.int64),  # instance time spent on them, in proportion
+        ("target_blocks", np.int32),  # KV blocks reserved on `target`
+        ("target_context", np.int32),  # context length when they were reserved
         # on mixed instances
         ("computed_tokens", np.int32),  # tokens whose keys and values are in memory
         ("scheduled_tokens", np.int32),  # new tokens in the iteration in progress
@@ -133,6 +134,7 @@ INSTANCE = np.dtype(
         ("offline_tail", np.int32),
         ("offline_waiting", np.int64),
         ("offline_waiting_tokens", np.int64),
+        ("front_size", np.int64),  # entries of State.front
         ("urgent_members", np.int64),
         ("offline_members", np.int64),
         ("decodable", np.int64),  # members with status RESIDENT
@@ -263,6 +265,7 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
 (OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
  ONLINE_SEEN, WAITING_AREA, ONLINE_RATE_MINUTE, ONLINE_RATE_HALF_HOUR, LATE_TIMES, STATS) = range(12)
 
+DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at, where its policy does not say
 PARAMS = 48  # room for a policy's own parameters
 MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next
 LEVELS = 64  # queues of blocks that may be taken, lowest first
@@ -285,6 +288,7 @@ class State(NamedTuple):
     links: np.ndarray  # LINK[l]
     heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
+    front: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each instance (`sim.front`)
     picks: np.ndarray  # int32[B], wide answers and candidates
     scratch: np.ndarray  # int64[2, B], working room of rules
     memory: np.ndarray  # float64[m, MEMORY], the policy's own
@@ -302,13 +306,14 @@ class State(NamedTuple):
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
     attention_lines: np.ndarray  # int64[t, B + 1, 4]
     prefill_ps: np.ndarray  # int64[t, P]
+    alone_ps: np.ndarray  # int64[t, P], prefill of one prompt of so many tokens, all in all; 0: not worked out
     head_ps: np.ndarray  # int64[t, B + 1]
     attention_grid: np.ndarray  # float64[t, GRID_ROWS, GRID_COLUMNS], log2 of ps
     tables: np.ndarray  # TABLE[t]
 
 
 class Pool(NamedTuple):
-    """Sizes of what only some policies need: blocks told apart, prefix hashes, an order of the waiting."""
+    """Sizes of what only some policies need: blocks told apart, prefix hashes, an order of the waiting, its front."""
 
     blocks: int = 0
     entries: int = 0
@@ -319,6 +324,7 @@ class Pool(NamedTuple):
     pairs: int = 0
     pair_entries: int = 0
     owners: int = 0
+    front: int = 0
 
 
 NO_POOL = Pool()
@@ -332,6 +338,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
+        np.zeros((n_instances, 4, pool.front), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((n_instances, pool.blocks), BLOCK), np.zeros((n_instances, pool.entries), np.int32),
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
@@ -340,6 +347,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(ITL_BINS, np.int64),
         np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
+        np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
         np.zeros(n_tables, TABLE),
     )
@@ -353,7 +361,7 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     return room[start : start + size].view(dtype).reshape(shape)
 
 
-COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid", "tables")
+COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
 
 
 def share_tables(state: State, other: State) -> State:
