@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from agents.bound import fluid_bound
-from agents.checks import is_number, number, positive_or_null, whole
+from agents.checks import number, positive_or_null, whole
 from agents.checks import seeds as checked_seeds
 from agents.contenders import Contender, contenders, heuristics_of, rule_names
 from agents.environments import group, make_env, plain, split_seeds
 from agents.gaps import markdown, score, show
 from ooco_gym.cli.progress import Bar, progress, track
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write
+from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 
 BOUND = "fluid bound"
-DAY_S = 86_400.0
 
 
 def main(cfg: Any) -> dict[str, Any]:
