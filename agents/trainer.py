@@ -69,6 +69,7 @@ class Trainer:
             Validation,
             WallClock,
         )
+        from agents.tracking import Tracking
 
         config, settings = self.config, plain(self.config.get("validation") or {})
         limit = config.get("max_wall_s")
@@ -76,7 +77,9 @@ class Trainer:
         self.figures = Figures()
         self.progress = Progress(config["total_timesteps"], limit)
         self.validation: Validation | None = None
-        callbacks: list[Any] = [self.clock, TimedTransitions(), self.figures, *extra_callbacks(self.agent, self)]
+        self.tracking = Tracking(config.get("logger"))
+        callbacks: list[Any] = [self.clock, TimedTransitions(), self.figures, self.tracking,
+                                *extra_callbacks(self.agent, self)]
         if imitated(self.agent) is not None:
             callbacks.append(CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
@@ -100,7 +103,9 @@ class Trainer:
     def _play_validation(self) -> list[dict[str, Any]]:
         from agents.play import play
 
-        return play(self.config["env"], self._player(), self.validation_windows, envs=self.validation_envs)
+        player = self.tracking.watched(self._player(), self.validation_windows)
+        return self.tracking.validated(play(self.config["env"], player, self.validation_windows,
+                                            envs=self.validation_envs))
 
     def _player(self) -> Any:
         import torch
