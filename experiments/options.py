@@ -38,8 +38,8 @@ def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
     """
     baseline = options["baseline"] or policies[0]
     if baseline not in policies:
-        raise UserError(f"baseline={baseline} is none of the policies compared{nearest(str(baseline), policies)}; add it "
-                        f"to policies=[…], or name one of them by baseline=…: {', '.join(policies)}")
+        raise UserError(f"baseline={baseline} is none of the policies compared{nearest(str(baseline), policies)}; add "
+                        f"it to policies=[…], or name one of them by baseline=…: {', '.join(policies)}")
     return str(baseline)
 
 
