@@ -25,10 +25,16 @@ class Stateful(Protocol):
         ...
 
 
+def _lagrangian(settings: dict[str, Any], trainer: Any) -> Any:
+    from agents.lagrangian import lagrangian
+
+    return lagrangian(settings, trainer)
+
+
 # From a key of the agent's configuration to the callback that it asks for: (its settings, the trainer) → callback.
 # The trainer has `config`, `agent`, `env` (VecNormalize), `model` and `out`. They are called in this order, after the
 # durations of transitions are known and before validation.
-EXTRAS: dict[str, Callable[[dict[str, Any], Any], Any]] = {}
+EXTRAS: dict[str, Callable[[dict[str, Any], Any], Any]] = {"lagrangian": _lagrangian}
 
 
 def extra_callbacks(agent: Mapping[str, Any], trainer: Any) -> list[Any]:
