@@ -33,6 +33,8 @@ from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import (
     ASK,
     ASKED,
+    LOG_FULL,
+    LOG_USED,
     NEVER,
     NOW,
     PENDING,
@@ -94,6 +96,9 @@ def run_to(state, job, i, run_address, rules, until_ps, answer):
     while True:
         edge_ps = block_end_ps(job.account[i])
         why = run_at(run_address)(job.handles[i], rules, min(until_ps, edge_ps), answer)
+        if why == LOG_FULL:  # more than is kept of one step (`recording`): what came first goes
+            state.counters[LOG_USED], answer = 0, ASK
+            continue
         if why == ASKED or state.counters[NOW] < edge_ps:
             return why
         turn_block(state, job.account[i])
