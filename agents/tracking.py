@@ -73,8 +73,14 @@ class Tracking(BaseCallback):
             if chosen.ndim == 1:
                 self._histogram(DECISIONS[kind], chosen)
                 continue
-            for part in range(chosen.shape[1]):
-                self._histogram(f"{DECISIONS[kind]}_{part}", chosen[:, part])
+            for part, name in enumerate(self._parts(chosen.shape[1])):
+                self._histogram(f"{DECISIONS[kind]}/{name}", chosen[:, part])
+
+    def _parts(self, count: int) -> list[str]:
+        """What the parts of an action of several set."""
+        episodes: Any = getattr(getattr(self.training_env.unwrapped, "env", None), "episodes", None)
+        controls = getattr(episodes, "controls", None)
+        return [str(part) for part in range(count)] if controls is None else list(controls.names)
 
     def _histogram(self, name: str, actions: np.ndarray) -> None:
         self.logger.record(f"{ACTIONS}/{name}", actions.astype(np.int64), exclude=_NUMBERS_ONLY)

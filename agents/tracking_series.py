@@ -12,7 +12,7 @@ from ooco_gym.envs.reward import PARTS
 
 STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
 TIMELINE, WINDOWS = "validation/timeline", "validation/table"  # a picture, and a table of one row a window
-ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>
+ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, or actions/control/<parameter>
 
 
 class Chart(NamedTuple):

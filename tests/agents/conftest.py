@@ -27,3 +27,23 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_json(folder / "summary.json", main(train_config(folder)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tracked(tmp_path_factory):
+    """A run on short windows of the gate, tracked by W&B offline: (folder, what its log holds)."""
+    pytest.importorskip("sb3_contrib")
+    pytest.importorskip("wandb")
+    from gating_double import real_config
+    from wandb_log import offline_run
+
+    from agents.train import main
+
+    out = tmp_path_factory.mktemp("tracked") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_CACHE_DIR", str(out.parent / "cache"))
+        patch.chdir(out.parent)
+        main(real_config(out, logger={"name": "wandb", "project": "tests", "tags": ["t"],
+                                      "regret": {"decisions": 3, "horizon_s": 20.0}}))
+    return out, offline_run(out)

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from gating_double import train_config
+from gating_double import SHORT, real_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks, offline_run
+from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks
 
 from agents import train
 from agents.environments import Window, make_env
@@ -20,29 +20,7 @@ from agents.tracking_series import CHARTS, STEP
 from ooco_gym.envs.reward import PARTS
 from ooco_gym.errors import UserError
 
-GATING = yaml.safe_load((Path(__file__).parents[2] / "conf" / "env" / "gating.yaml").read_text())
-SHORT = {**GATING, "window_s": 60.0, "warmup_s": 30.0}
 EVERYWHERE = {name for chart in CHARTS if not chart.only for name in chart.series}
-
-
-def real_config(out, **changes):
-    """A run on short windows of the gate; two updates."""
-    changes = {"total_timesteps": 1600, "window_s": 30.0, **changes}
-    return {**train_config(out, agent={"n_envs": 4, "n_steps": 200, "batch_size": 400, "imitate": None}, **changes),
-            "env": SHORT, "validation": {"windows": 2, "every_steps": 800, "violation_limit": 0.03}}
-
-
-@pytest.fixture(scope="module")
-def tracked(tmp_path_factory):
-    """A tracked run, offline: (folder, what its log holds)."""
-    out = tmp_path_factory.mktemp("tracked") / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WANDB_MODE", "offline")
-        patch.setenv("WANDB_CACHE_DIR", str(out.parent / "cache"))
-        patch.chdir(out.parent)
-        train.main(real_config(out, logger={"name": "wandb", "project": "tests", "tags": ["t"],
-                                            "regret": {"decisions": 3, "horizon_s": 20.0}}))
-    return out, offline_run(out)
 
 
 def test_every_series_of_the_dashboard_is_logged_against_decisions(tracked):
