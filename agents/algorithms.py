@@ -14,7 +14,8 @@ from typing import Any
 from agents.checks import is_number, whole
 from ooco_gym.errors import UserError, unknown
 
-NETWORKS = ("candidate_scorer", "mlp")
+NETWORKS = ("candidate_scorer", "attention", "mlp")
+HEADS = ("shared", "joint")  # of several decisions: last layers that all share, or one for each kind
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def check_agent(agent: Mapping[str, Any]) -> None:
     algorithm = algorithm_of(agent)
     if agent.get("network") not in NETWORKS:
         raise unknown("agent.network", agent.get("network"), NETWORKS)
+    if (agent.get("heads") or "shared") not in HEADS:
+        raise unknown("agent.heads", agent["heads"], HEADS)
     for key in ("n_envs", "hidden"):
         whole(agent, key, 1, name=f"agent.{key}")
     algorithm.check(agent)
@@ -99,22 +102,16 @@ def ppo_arguments(agent: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 def masked_policy(agent: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The class of policy for `agent.network`, with masks from the algorithm, and its arguments."""
-    from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
+    """The class of policy for algorithms that know masks, and its arguments."""
+    from agents.policies import CandidatePolicy, policy_arguments
 
-    from agents.networks import CandidatePolicy, ObservationEncoder
-
-    if agent["network"] == "candidate_scorer":
-        return CandidatePolicy, {"hidden": agent["hidden"]}
-    layers = [agent["hidden"], agent["hidden"]]
-    return MaskableMultiInputActorCriticPolicy, {
-        "features_extractor_class": ObservationEncoder, "net_arch": {"pi": layers, "vf": layers}}
+    return CandidatePolicy, policy_arguments(agent)
 
 
 def _maskable_ppo_class() -> Any:
-    from sb3_contrib import MaskablePPO
+    from agents.lean_ppo import LeanMaskablePPO
 
-    return MaskablePPO
+    return LeanMaskablePPO
 
 
 def _maskable_ppo(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
