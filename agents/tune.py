@@ -23,7 +23,7 @@ from agents.contenders import by_name, seated
 from agents.environments import Window, group, make_env, plain, split_seeds, windows
 from agents.extras import require
 from agents.ranges import ranges_of, spelled
-from agents.scoring import HEADLINE, by_seed, mean_interval, upper_violation_limit, values
+from agents.scoring import HEADLINE, grid, mean_interval, upper_violation_limit, values
 from ooco_gym.cli.progress import progress
 from ooco_gym.envs import job as j
 from ooco_gym.errors import UserError, unknown
@@ -323,8 +323,8 @@ class _Search:
 
 def _intervals(records: Sequence[Mapping[str, Any]], default: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Service and violation rate with their 95 % intervals, and the difference in service, window by window."""
-    service, violations = (mean_interval(by_seed(records, metric)) for metric in (HEADLINE, "violation_rate"))
-    difference = mean_interval(by_seed(records, HEADLINE) - by_seed(default, HEADLINE))
+    service, violations = (mean_interval(grid(records, metric)) for metric in (HEADLINE, "violation_rate"))
+    difference = mean_interval(grid(records, HEADLINE) - grid(default, HEADLINE))
     return {"service_interval": list(service[1:]), "violation_interval": list(violations[1:]),
             "difference": difference[0], "difference_interval": list(difference[1:])}
 
