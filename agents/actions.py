@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# decision -> (its own no, what candidate k stands for)
-MEANINGS = {
-    "route": ("wait, or stay where it is", "take instance {k}"),
-    "interrupt": ("let the iteration finish", "stop it at the next layer"),
-    "gate": ("hold: decode what is resident", "start candidate {k}"),
-    "evict": ("let the newcomer wait", "evict candidate {k}"),
-    "pull": ("no more picks", "pick candidate {k}"),
-    "pack": ("never legal", "pack to level {k}"),
-}
-ANY = ("the decision's own no", "take candidate {k}")
-PARTNER = "do what the partner would do"
+from ooco_gym.envs.job import FIXED
+from ooco_gym.envs.words import PARTNER, WORDS, meaning
+
+_ANY = ("the decision's own no", PARTNER)
 
 
 def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:
@@ -26,15 +19,16 @@ def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[s
         fixed: actions before them.
     """
 
-    def named(no: str, candidate: str) -> list[str]:
-        before = [no, PARTNER][:fixed] + [f"action {i}" for i in range(2, fixed)]
-        return before + [candidate.format(k=k) for k in range(places)]
+    def named(decision: str, action: int) -> str:
+        if decision in WORDS and fixed == FIXED:
+            return meaning(decision, action)
+        before = (*_ANY, *(f"action {i}" for i in range(len(_ANY), fixed)))[:fixed]
+        return before[action] if action < fixed else f"take candidate {action - fixed}"
 
-    return {decision: named(*MEANINGS.get(decision, ANY)) for decision in decisions}
+    return {decision: [named(decision, action) for action in range(fixed + places)] for decision in decisions}
 
 
 def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]:
     """Names of the actions: those of the one decision there is, or words that hold for all of them."""
-    known = [decision for decision in decisions if decision in MEANINGS]
-    name = known[0] if len(known) == 1 == len(decisions) else ""
+    name = decisions[0] if len(decisions) == 1 else ""
     return action_meanings([name], places, fixed)[name]

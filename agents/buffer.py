@@ -13,6 +13,33 @@ import torch
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
 
+def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
+                     dones: np.ndarray, elapsed_s: np.ndarray, discount_per_s: float,
+                     trace_per_s: float) -> np.ndarray:
+    """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt: float64 (steps, places).
+
+    Args:
+        rewards, values: of each step, (steps, places); rewards are paid at the end of the step.
+        last_values: of what comes after the last step, (places,).
+        starts: whether an episode begins at a step, (steps, places); what came before it does not see past it.
+        dones: whether the last step ended an episode, (places,).
+        elapsed_s: simulated duration of each step, (steps, places).
+        discount_per_s: γ over one simulated second.
+        trace_per_s: λ over one simulated second.
+    """
+    discount = discount_per_s**elapsed_s
+    decay = discount * trace_per_s**elapsed_s
+    advantages = np.zeros(rewards.shape)
+    next_value, alive = np.asarray(last_values, np.float64), 1.0 - np.asarray(dones, np.float64)
+    advantage: Any = 0.0
+    for step in reversed(range(len(rewards))):
+        delta = rewards[step] + discount[step] * next_value * alive - values[step]
+        advantage = delta + decay[step] * alive * advantage
+        advantages[step] = advantage
+        next_value, alive = values[step], 1.0 - starts[step]
+    return advantages
+
+
 class TimedRolloutBuffer(MaskableDictRolloutBuffer):
     """`MaskableDictRolloutBuffer` with a duration for each transition.
 
@@ -35,14 +62,8 @@ class TimedRolloutBuffer(MaskableDictRolloutBuffer):
         self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
 
     def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
-        """Generalised advantages with γ^Δt and (γλ)^Δt; returns are advantages plus values."""
-        discount = self.discount_per_s**self.elapsed_s
-        decay = discount * self.trace_per_s**self.elapsed_s
-        next_value, alive = last_values.clone().cpu().numpy().flatten(), 1.0 - dones.astype(np.float64)
-        advantage: Any = 0.0
-        for step in reversed(range(self.buffer_size)):
-            delta = self.rewards[step] + discount[step] * next_value * alive - self.values[step]
-            advantage = delta + decay[step] * alive * advantage
-            self.advantages[step] = advantage
-            next_value, alive = self.values[step], 1.0 - self.episode_starts[step]
+        """Generalised advantages in simulated time; returns are advantages plus values."""
+        self.advantages[:] = timed_advantages(
+            self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
+            self.elapsed_s, self.discount_per_s, self.trace_per_s)
         self.returns = self.advantages + self.values

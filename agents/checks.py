@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, is_number, is_whole
 
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds
 
@@ -18,15 +18,10 @@ def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = Non
         UserError: it is something else.
     """
     value = place.get(key)
-    if isinstance(value, bool) or not isinstance(value, int) or value < least or (most is not None and value > most):
+    if not is_whole(value) or value < least or (most is not None and value > most):
         upper = "" if most is None else f" and at most {most}"
         raise UserError(f"{name or key} must be a whole number of at least {least}{upper}, got {value!r}")
     return value
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a finite number."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float = math.inf,
@@ -63,7 +58,7 @@ def seeds(value: Any) -> list[int] | None:
     if value is None:
         return None
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
-    if not listed or any(isinstance(seed, bool) or not isinstance(seed, int) or seed < 0 for seed in listed):
+    if not listed or any(not is_whole(seed) or seed < 0 for seed in listed):
         raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], or "
                         "null for the environment's test split")
     if len(set(listed)) < len(listed):

@@ -11,7 +11,6 @@ from ooco_gym.envs.lookahead import SCORE, play_out
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 
-_SHARED = (*s.COST_TABLES, "hash_ids", "order")
 _OWN = (*j.ROWS, "handles", "weights")  # of a job: all else is the episodes' own
 
 
@@ -30,7 +29,7 @@ class Clones:
         rows = {name: np.zeros((count, *getattr(episodes.job, name).shape[1:]), getattr(episodes.job, name).dtype)
                 for name in _OWN if name != "weights"}
         self.job = episodes.job._replace(**rows, weights=np.array(weights, float))
-        self._changing = [name for name in s.State._fields if name not in _SHARED and getattr(state, name).size]
+        self._changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
         self._states = [s.copy_state(state) for _ in range(count)]
         self._handles = [s.handle_of(copy) for copy in self._states]
         self.job.handles[:] = [handle.address for handle in self._handles]

@@ -1,4 +1,18 @@
-"""Who plays in the headroom table: chance, plain rules, published rules, and those that look ahead."""
+"""Who plays, by name: chance, plain rules, published rules, tuned policies, and those that look ahead.
+
+Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`,
+`tune` and the learned table share. `by_name` knows, in an environment:
+
+- `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
+- `partner`: the policy that takes all other decisions takes these, too;
+- `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
+- `level 0.9` (Packing) and `slo_margin=0.95` (Control; several with commas): a constant;
+- published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
+
+A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
+Packing and Control, it has settings instead: there the whole policy takes the partner's seat, and the partner's action
+is taken (`seated`). Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +21,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from agents.environments import Window, is_partner, make_env
+from agents.play import Observations, play
 from agents.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import job as j
-from ooco_gym.errors import UserError, unknown
-from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.envs.controls import pack_parameter
+from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.policy import get_policy, list_policies, policy_of
 from ooco_gym.sim import state as s
 
 RANDOM, HONEST, CLAIRVOYANT = "random actions", "honest rollout", "clairvoyant rollout"
+PARTNER = "partner"
 
 
 @dataclass(frozen=True)
@@ -26,11 +45,108 @@ class Contender:
     begin: Callable[[Any], Callable[[], Any]]
 
 
+class HeuristicPlayer:
+    """A contender as a player of several episodes side by side (`agents.play`)."""
+
+    learned = False
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
+
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
+        """Asks each environment's own contender, begun anew in each episode."""
+        return [self._of(env.unwrapped)() for env in envs]
+
+    def _of(self, env: Any) -> Callable[[], Any]:
+        episode = getattr(env, "simulation", None)
+        known = self._acting.get(id(env))
+        if known is None or known[0] is not episode:
+            known = self._acting[id(env)] = (episode, by_name(env, self.name).begin(env))
+        return known[1]
+
+
+def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Window],
+                   side_by_side: int = 8) -> list[dict[str, Any]]:
+    """Plays windows with a heuristic by its name; records as `agents.play.play` gives them.
+
+    Args:
+        config: the `env` configuration.
+        name: as in the head of this file.
+        windows: the episodes.
+        side_by_side: how many advance together.
+
+    Raises:
+        UserError: nothing of that name, or it has no say in this environment.
+    """
+    config, name = seated(config, name)
+    return play(config, HeuristicPlayer(name), windows, side_by_side)
+
+
+def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[str, Any], str]:
+    """The environment in which a heuristic plays, and the contender's name there.
+
+    Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
+
+    Args:
+        config: the `env` configuration.
+        name: of a heuristic.
+        env: an environment of that configuration, where there is one; else one is made for the question.
+
+    Raises:
+        UserError: a policy that cannot be the partner.
+    """
+    here = (make_env(config) if env is None else env).unwrapped
+    kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
+    if not kinds or min(kinds) < j.PACK or not is_published(name) or is_partner(name, here):
+        return dict(config), name
+    moved = {**config, "partner": name}
+    make_env(moved).close()  # a policy without the settings that are turned here says so
+    return moved, PARTNER
+
+
+def is_published(name: str) -> bool:
+    """Whether a name is a registered policy's, parameters or not."""
+    return name.partition(":")[0] in list_policies()
+
+
+def by_name(env: Any, name: str) -> Contender:
+    """The contender of a name in a bare environment, made by `seated`'s configuration.
+
+    Raises:
+        UserError: nothing of that name here, or a published policy where only the clock asks.
+    """
+    if not hasattr(env, "episodes"):  # an environment of somebody else: its own rules
+        return Contender(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
+                                                                                                    name))
+    kinds = {decision.kind for decision in env.decisions}
+    if name == RANDOM or (name == "random" and s.GATE not in kinds):
+        return Contender(name, _random)
+    plain = {one.name: one for one in _plain(env, kinds)}
+    if name in plain:
+        return plain[name]
+    if is_published(name):
+        policy_of(name)
+        if is_partner(name, env):
+            return Contender(name, plain[PARTNER].begin)
+        if min(kinds) >= j.PACK:
+            raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
+                            "the partner's seat (agents.contenders.seated)")
+        return _published(name)
+    if env.episodes.controls is not None and "=" in name:
+        return _constant(env.episodes.controls, name)
+    known = [RANDOM, *plain, *list_policies()]
+    raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)}; it knows: {', '.join(known)}")
+
+
 def contenders(env: Any, config: Mapping[str, Any], names: Sequence[str]) -> list[Contender]:
-    """All that are played: chance, the named heuristics, honest and clairvoyant look-ahead at each weight."""
-    known = {one.name: one for one in heuristics_of(env, None)}
-    listed = [Contender(RANDOM, _random)]
-    listed += [known.get(name) or _published(name) for name in names]
+    """All that headroom plays: chance, the named heuristics, honest and clairvoyant look-ahead at each weight."""
+    return [by_name(env, name) for name in (RANDOM, *names)] + looking(config)
+
+
+def looking(config: Mapping[str, Any]) -> list[Contender]:
+    """Honest (with `samples`) and clairvoyant look-ahead at each of `weights`, as conf/headroom.yaml sets them."""
+    listed = []
     for weight in config["weights"]:
         common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
         text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
@@ -67,22 +183,29 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
     Raises:
         UserError: no policy of that name, or rules are named where only the clock asks.
     """
-    listed = [Contender("partner", lambda env: env.partner_action)]
     kinds = {decision.kind for decision in env.decisions}
     rules = rule_names(rules)
+    plain = _plain(env, kinds)
     if rules and min(kinds) >= j.PACK:
         raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
                         "which are settings; leave rules=null")
+    if min(kinds) >= j.PACK:
+        return plain
+    return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
+
+
+def _plain(env: Any, kinds: set[int]) -> list[Contender]:
+    """The partner first, then rules and constants that need no policy."""
+    listed = [Contender(PARTNER, lambda env: env.partner_action)]
     if env.episodes.controls is not None:
         return listed + _constant_controls(env.episodes.controls)
-    if j.PACK in kinds and len(kinds) == 1:
+    if kinds == {j.PACK}:
         return listed + _constant_levels(env)
-    listed += [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)]
     listed.append(Contender("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
         listed += [Contender(name, lambda env, longest=longest: partial(by_length, env, longest))
                    for name, longest in (("shortest", False), ("longest", True))]
-    if s.INTERRUPT in kinds and len(kinds) == 1:
+    if kinds == {s.INTERRUPT}:
         listed.append(Contender("stop", lambda env: lambda: j.FIXED))
     return listed
 
@@ -90,19 +213,38 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Pool policies that answer these decisions by rules of their own."""
     points = [kind - 1 for kind in sorted(kinds) if kind < j.PACK]
-    seen: list[tuple[Any, ...]] = [tuple(env.episodes._partner.hooks()[point] for point in points)]
+    partner = policy_of(env.config.partner)
+    seen: list[tuple[Any, ...]] = [tuple(partner.hooks()[point] for point in points)]
     names = []
     for name in list_policies():
         policy = get_policy(name)
         rules = tuple(policy.hooks()[point] for point in points)
-        if policy.mixed == env.episodes._partner.mixed and rules not in seen:
+        if policy.mixed == partner.mixed and rules not in seen:
             seen.append(rules)
             names.append(name)
     return names
 
 
 def _published(rule: str) -> Contender:
-    return Contender(rule, lambda env: partial(env.rule_action, rule))
+    """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
+    def begin(env: Any) -> Callable[[], Any]:
+        turns, level = env.episodes.job.turns, _nearest_level(env, rule)
+        return lambda: level if turns[0, j.KIND] == j.PACK else env.rule_action(rule)
+
+    return Contender(rule, begin)
+
+
+def _nearest_level(env: Any, rule: str) -> int:
+    """The action that packs as a policy is set to; the partner's where it is set alike, or has no such setting."""
+    own, partner = (policy_of(one) for one in (rule, env.config.partner))
+    if j.PACK not in {decision.kind for decision in env.decisions}:
+        return j.PARTNER_ACTION
+    (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, partner))
+    if place < 0 or there < 0:
+        return j.PARTNER_ACTION
+    share, tuned = own.vector()[place] * scale, partner.vector()[there] * unit
+    gaps = np.abs(env.episodes.job.levels[0] * unit - share)
+    return j.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else j.FIXED + int(np.argmin(gaps))
 
 
 def _constant_levels(env: Any) -> list[Contender]:
@@ -116,12 +258,25 @@ def _constant_controls(controls: Any) -> list[Contender]:
     listed = []
     for part, name in enumerate(controls.names):
         for level in range(int(controls.counts[part])):
-            action = controls.tuned.copy()
-            action[part] = level
             value = controls.levels[part, level]
             if value != controls.levels[part, controls.tuned[part]]:
-                listed.append(Contender(f"{name}={value:g}", lambda env, action=action: lambda: action))
+                listed.append(_constant(controls, f"{name}={value:g}"))
     return listed
+
+
+def _constant(controls: Any, name: str) -> Contender:
+    """Parameters at levels all the time, `slo_margin=0.95,interrupt=1`; all others as they are tuned."""
+    action = controls.tuned.copy()
+    for text in name.split(","):
+        parameter, _, value = (part.strip() for part in text.partition("="))
+        if parameter not in controls.names:
+            raise unknown("control", parameter, controls.names)
+        part = controls.names.index(parameter)
+        levels = [f"{level:g}" for level in controls.levels[part, : int(controls.counts[part])]]
+        if value not in levels:
+            raise UserError(f"'{name}': {parameter} has no level {value}; it has: {', '.join(levels)}")
+        action[part] = levels.index(value)
+    return Contender(name, lambda env: lambda: action)
 
 
 def _looking(env: Any, **how: Any) -> Callable[[], Any]:
@@ -135,4 +290,3 @@ def _random(env: Any) -> Callable[[], Any]:
     if controls is not None:
         return lambda: random.integers(controls.counts)
     return lambda: int(random.choice(np.flatnonzero(env.episodes.job.mask[0])))
-

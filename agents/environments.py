@@ -18,7 +18,6 @@ from ooco_gym.policy import policy_of
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
-_NOT_ARGUMENTS = ("id", "name", "splits", "description")
 
 
 class Window(NamedTuple):
@@ -63,10 +62,11 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     if not spec.get("id"):
         raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
     from ooco_gym.envs import register_all
+    from ooco_gym.envs.config import NOT_ARGUMENTS
 
     register_all()
 
-    arguments = {key: value for key, value in spec.items() if key not in _NOT_ARGUMENTS}
+    arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     try:
         return make(spec["id"], **more, **arguments)
     except gym.error.Error as error:

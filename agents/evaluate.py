@@ -6,66 +6,89 @@ import csv
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from agents.environments import (
-    OBSERVATION_KEYS,
-    Window,
-    decision_names,
-    group,
-    is_partner,
-    make_env,
-    plain,
-    split_seeds,
-    windows,
-)
-from agents.play import BatchPlayer, Player, RulePlayer, play
+from agents.checks import number
+from agents.contenders import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
+from agents.environments import Window, group, make_env, plain, split_seeds, windows
+from agents.learned import check_fit, kept, runs_of
+from agents.play import BatchPlayer, play
 from agents.scoring import score
 from ooco_gym.cli.progress import track
-from ooco_gym.errors import UserError, nearest
-from ooco_gym.files import atomic_write
+from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.files import atomic_write, write_json
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
-CLOCKED = {"pack", "control"}  # decisions that come by the clock, for which policies have a setting but no rule
-_EXTRA_RULES = ("always", "never", "random")
+SCHEMA = "ooco-gym/evaluation/1"
+ALL_SHIFTS = "all"
+
+
+class Entrant(NamedTuple):
+    """A policy under evaluation: its label, and for a learned one its training runs (name → folder)."""
+
+    label: str
+    policy: str
+    runs: dict[str, str]
+
+    @property
+    def learned(self) -> bool:
+        """Whether it is the folder of a learned policy."""
+        return bool(self.runs)
+
+
+class Job(NamedTuple):
+    """Some windows of one policy: a heuristic's name, or the folder of a training run (`run`, its name)."""
+
+    label: str
+    env: dict[str, Any]
+    policy: str
+    learned: bool
+    run: str | None
+    games: list[Window]
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Evaluates `cfg.policies` (rule names, run folders, export folders) and writes evaluation.md and episodes.csv.
+    """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of several runs.
+
+    Writes evaluation.md, evaluation.json, evaluation.html and episodes.csv.
 
     Raises:
-        UserError: a policy is neither a rule nor a folder, does not fit the environment, or a count is out of range.
+        UserError: a policy is neither a heuristic nor a folder, does not fit the environment, a shift is unknown, or a
+            count is out of range.
     """
     config = plain(cfg)
     started = time.monotonic()
-    policies = _named(config.get("policies"))
-    config["env"] = group(config, "env")
-    seeds = _whole_numbers("seeds", config.get("seeds")) or split_seeds(config["env"], "test")
+    env = config["env"] = _environment(config)
+    entrants = _entrants(config.get("policies"))
+    seeds = _whole_numbers("seeds", config.get("seeds")) or split_seeds(env, "test")
     games = windows(seeds, sum(_whole_numbers("episodes", config.get("episodes"))))
-    learned = _check(config["env"], policies)
+    suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
+    jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
+    found = _results(config, [job for some in jobs.values() for job in some])
+    played = {shift: _gathered(some, found) for shift, some in jobs.items()}
+    bounds = {shift: _bounds(suite, games) if config.get("bound") else None for shift, suite in suites.items()}
+    summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
+               "window_s": env.get("window_s"), **_scored(env, entrants, played, bounds, len(games)),
+               "wall_s": time.monotonic() - started}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    jobs = [(name, policies[name], games[i : i + SIDE_BY_SIDE])
-            for name in policies for i in range(0, len(games), SIDE_BY_SIDE)]
-    played: dict[str, list[dict[str, Any]]] = {name: [] for name in policies}
-    for (name, _, _), records in zip(jobs, _results(config, jobs, learned), strict=True):
-        played[name].extend(records)
-    name = config["env"].get("name") or config["env"]["id"]
-    summary = {"command": "evaluate", "env": config["env"]["id"], "seeds": seeds, "episodes": len(games),
-               **score(played, name, learned), "wall_s": time.monotonic() - started}
-    _write_episodes(out / "episodes.csv", played)
-    from agents.tables import markdown, show
+    _write(out, summary, played)
+    from agents.tables import show
 
-    with atomic_write(out / "evaluation.md") as temporary:
-        temporary.write_text(markdown(summary), encoding="utf-8")
     show(summary)
     return summary
+
+
+def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `env` configuration, with other lengths of window and warm-up where they are given."""
+    env = group(config, "env")
+    for key in ("window_s", "warmup_s"):
+        if config.get(key) is not None:
+            env[key] = number(config, key)
+    return env
 
 
 def _whole_numbers(key: str, value: Any) -> list[int]:
@@ -77,141 +100,161 @@ def _whole_numbers(key: str, value: Any) -> list[int]:
     return given
 
 
-def _named(policies: Any) -> dict[str, str]:
-    """Returns label -> policy as given; a folder is labelled by its last part unless that is ambiguous."""
-    given = [policies] if isinstance(policies, str) else list(policies or [])
+def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
+    """The suites to be played: None is the environment as it is, before all its shifts where they are asked for."""
+    known = list(plain(env.get("shifts") or {}))
+    if value is None:
+        return [None]
+    given = list(value) if isinstance(value, (list, tuple)) else [value]
+    chosen: list[str | None] = [None, *known] if given == [ALL_SHIFTS] else given
+    for shift in chosen:
+        if shift is not None and shift not in known:
+            raise unknown("shift", shift, [*known, ALL_SHIFTS])
+    return list(dict.fromkeys(chosen))
+
+
+def _suite_env(env: Mapping[str, Any], shift: str | None) -> dict[str, Any]:
+    return dict(env) if shift is None else {**env, "shift": shift}
+
+
+def _entrants(policies: Any) -> list[Entrant]:
+    """The policies as given; a folder is labelled by its last part unless that is ambiguous."""
+    given = [str(policy) for policy in ([policies] if isinstance(policies, str) else list(policies or []))]
     if not given:
         raise UserError("policies is empty; expected names or run folders, such as policies=[ooco,always,never]")
-    labels = [Path(str(policy)).name if os.path.isdir(str(policy)) else str(policy) for policy in given]
+    labels = [Path(policy).name if os.path.isdir(policy) else policy for policy in given]
     if len(set(labels)) < len(labels):
-        labels = [str(policy) for policy in given]
+        labels = given
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise UserError(f"policies names '{twice}' twice; each policy is played once")
-    return dict(zip(labels, map(str, given), strict=True))
+    return [Entrant(label, policy, runs_of(policy) if os.path.isdir(policy) else {})
+            for label, policy in zip(labels, given, strict=True)]
 
 
-def _check(env_config: Mapping[str, Any], policies: Mapping[str, str]) -> dict[str, bool]:
-    """Loads every policy once and checks that it fits the environment; returns whether each is learned."""
-    env = make_env(env_config)
+def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:
+    """What is to be played in one suite, after a look at whether each policy can play there."""
+    env, jobs = make_env(config), []
     try:
-        rules = rule_names(env)
-        for label, policy in policies.items():
-            if _is_rule(policy, rules):
-                _check_rule(policy, env)
-            elif os.path.isdir(policy):
-                _check_folder(label, policy, env)
+        for entrant in entrants:
+            if entrant.learned:
+                for folder in entrant.runs.values():
+                    check_fit(entrant.label, folder, env)
+                players = [(dict(config), folder, name) for name, folder in entrant.runs.items()]
             else:
-                raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
-                                f"known: {', '.join(rules)}")
+                check_heuristic(entrant.policy, env)
+                players = [(*seated(config, entrant.policy, env), None)]
+            jobs += [Job(entrant.label, where, policy, entrant.learned, run, list(games[i : i + SIDE_BY_SIDE]))
+                     for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
     finally:
         env.close()
-    return {label: not _is_rule(policy, rules) for label, policy in policies.items()}
+    return jobs
 
 
-def _check_rule(policy: str, env: Any) -> None:
-    """Refuses a rule that has no say where only the clock asks: it would play as the partner under another name."""
-    asked = decision_names(env)
-    if asked and set(asked) <= CLOCKED and not is_partner(policy, env):
-        raise UserError(f"'{policy}' has no rule for {' and '.join(asked)}: only the environment's partner can be "
-                        "played beside learned policies")
+def check_heuristic(policy: str, env: Any) -> None:
+    """Refuses a name that stands for no heuristic of an environment.
 
-
-def _check_folder(label: str, policy: str, env: Any) -> None:
-    """Refuses a learned policy that was trained on other observations, actions or decisions."""
-    kept = _folder_policy(policy)
-    expected = {key: tuple(env.observation_space[key].shape) for key in OBSERVATION_KEYS}
-    if kept.shapes != expected:
-        raise UserError(f"policy '{label}' was trained on observations {kept.shapes}, but the environment gives "
-                        f"{expected}; evaluate it on the environment it was trained on")
-    unknown = [name for name in decision_names(env) if name not in kept.decisions]
-    if unknown:
-        raise UserError(f"policy '{label}' was never asked to {' or '.join(unknown)}, only to "
-                        f"{', '.join(kept.decisions)}; evaluate it on the environment it was trained on")
-
-
-def _is_rule(policy: str, rules: Sequence[str]) -> bool:
-    """A name, also with parameters: `ooco:slo_margin=0.8`."""
-    return policy.partition(":")[0] in rules
+    Raises:
+        UserError: nothing of that name.
+    """
+    rules = rule_names(env)
+    inside = env.unwrapped
+    if policy.partition(":")[0] in rules or policy in (PARTNER, RANDOM):
+        return
+    if hasattr(inside, "episodes"):
+        try:
+            by_name(inside, policy)
+            return
+        except UserError:
+            if "=" in policy or policy.startswith("level "):
+                raise  # it says what there is instead
+    raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
+                    f"known: {', '.join(rules)}")
 
 
 def rule_names(env: Any) -> list[str]:
-    """Names of the rules that `env` can play: its own list, or every registered policy and always, never, random."""
-    own: Any = getattr(env.unwrapped, "rules", None)
-    if own is not None:
-        return sorted(own)
-    from ooco_gym.policy import list_policies
+    """Names of the heuristics that `env` can play: its own list, and what `heuristics_of` has beside it."""
+    from agents.contenders import heuristics_of
 
-    return sorted({*list_policies(), *_EXTRA_RULES})
-
-
-class _Kept(NamedTuple):
-    """A learned policy: its batch decision, the shapes of the observation it expects, the decisions it was asked."""
-
-    decide: Callable[..., np.ndarray]
-    shapes: dict[str, tuple[int, ...]]
-    decisions: tuple[str, ...]
+    inside = env.unwrapped
+    more = [one.name for one in heuristics_of(inside, [])] + [RANDOM] if hasattr(inside, "episodes") else []
+    return sorted({*inside.rules, *more})
 
 
-@lru_cache(maxsize=8)
-def _folder_policy(folder: str) -> _Kept:
-    """Loads a run or an exported policy."""
-    from ooco_gym.runtime import MANIFEST_FILE, Policy
-
-    if (Path(folder) / MANIFEST_FILE).is_file():
-        policy = Policy.load(folder)
-        inputs = policy.manifest["inputs"]
-
-        def decide(*parts: np.ndarray) -> np.ndarray:
-            return policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
-
-        return _Kept(decide, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS}, tuple(policy.decisions))
-    from agents.load import load_run
-
-    run = load_run(folder)
-    space: Any = run.model.observation_space
-    return _Kept(run.decide_batch, {key: tuple(space[key].shape) for key in OBSERVATION_KEYS}, run.decisions)
-
-
-Job = tuple[str, str, Sequence[Window]]
-
-
-def _results(
-    config: Mapping[str, Any], jobs: Sequence[Job], learned: Mapping[str, bool]
-) -> Iterator[list[dict[str, Any]]]:
+def _results(config: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[list[dict[str, Any]]]:
     """Plays all jobs, in `workers` processes if more than one, and yields their records in order."""
     workers = min(int(config.get("workers") or 1), len(jobs))
-    arguments = [(config["env"], label, policy, learned[label], list(games)) for label, policy, games in jobs]
     if workers <= 1:
-        yield from track(map(_play_job, arguments), "evaluating", len(jobs))
+        yield from track(map(play_job, jobs), "evaluating", len(jobs))
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from track(pool.map(_play_job, arguments), "evaluating", len(jobs))
+        yield from track(pool.map(play_job, jobs), "evaluating", len(jobs))
 
 
-def _play_job(argument: tuple[dict[str, Any], str, str, bool, list[Window]]) -> list[dict[str, Any]]:
-    """Plays one chunk of windows with one policy; runs in a worker process."""
-    env_config, label, policy, learned, games = argument
-    player: Player
-    if learned:
-        from agents.extras import limit_torch_threads
+def play_job(job: Job) -> list[dict[str, Any]]:
+    """Plays one chunk of windows with one policy; runs in a worker process. Records of a run name it as `run`."""
+    if not job.learned:
+        return play(job.env, HeuristicPlayer(job.policy), job.games, side_by_side=SIDE_BY_SIDE)
+    from agents.extras import limit_torch_threads
 
-        limit_torch_threads()
-        player = BatchPlayer(label, _folder_policy(policy).decide)
-    else:
-        player = RulePlayer(policy)
-    return play(env_config, player, games, side_by_side=SIDE_BY_SIDE)
+    limit_torch_threads()
+    player = BatchPlayer(job.policy, kept(job.policy).decide)
+    return [{**record, "run": job.run} for record in play(job.env, player, job.games, side_by_side=SIDE_BY_SIDE)]
 
 
-def _write_episodes(path: Path, played: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-    """Writes one row a policy and window with all figures that the environment gave."""
-    first = next(iter(played.values()))[0]
+def _gathered(jobs: Sequence[Job], found: Iterator[list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """The records of one suite by policy, taken from the results in the order of the jobs."""
+    played: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        played.setdefault(job.label, []).extend(next(found))
+    return played
+
+
+def _bounds(config: Mapping[str, Any], games: Sequence[Window]) -> list[float]:
+    """The fluid bound of each window: offline service that no policy can exceed."""
+    from agents.headroom import bound_of
+
+    env = make_env(config).unwrapped
+    return [bound_of(env, (game.seed, game.number)) for game in track(games, "bounding")]
+
+
+def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
+            bounds: Mapping[str | None, list[float] | None], episodes: int) -> dict[str, Any]:
+    """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
+    from agents.tables import budget
+
+    name = env.get("name") or env["id"]
+    learned = {one.label: one.learned for one in entrants}
+    suites = []
+    for shift, records in played.items():
+        suite = {"shift": shift, "episodes": episodes, **score(records, name, learned, bounds[shift])}
+        suites.append({**suite, "budget": budget(suite)})
+    return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
+
+
+def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
+    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv."""
+    from agents.evaluation_page import write_page
+    from agents.tables import markdown
+
+    with atomic_write(out / "evaluation.md") as temporary:
+        temporary.write_text(markdown(summary), encoding="utf-8")
+    records = {shift or "none": suite for shift, suite in played.items()}
+    write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
+    _write_episodes(out / "episodes.csv", played)
+    write_page(out / "evaluation.html", summary)
+
+
+def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
+    """Writes one row a suite, policy, run and window with all figures that the environment gave."""
+    first = next(iter(next(iter(played.values())).values()))[0]
     keys = sorted(first["summary"])
     with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["policy", "seed", "window", "decisions", "reward", *keys])
-        for policy, records in played.items():
-            for record in records:
-                row = [record[key] for key in ("seed", "window", "decisions", "reward")]
-                writer.writerow([policy, *row, *(record["summary"].get(key) for key in keys)])
+        writer.writerow(["shift", "policy", "run", "seed", "window", "decisions", "reward", *keys])
+        for shift, suite in played.items():
+            for policy, records in suite.items():
+                for record in records:
+                    row = [record.get(key) for key in ("run", "seed", "window", "decisions", "reward")]
+                    writer.writerow([shift, policy, *row, *(record["summary"].get(key) for key in keys)])

@@ -9,14 +9,18 @@ from ooco_gym.errors import UserError
 _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
     "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxscript", "onnxruntime"),
+    "tune": ("optuna",),
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
+    "dashboard": ("wandb", "wandb_workspaces"),
+    "explain": ("sklearn",),
 }
-_EXTRA = {"train": "train", "export": "train,export", "wandb": "train", "tensorboard": "train"}
+_EXTRA = {"train": "train", "export": "train,export", "tune": "tune", "wandb": "train", "tensorboard": "train",
+          "dashboard": "train", "explain": "explain"}
 
 
 def require(purpose: str) -> None:
-    """Checks that the packages for `purpose` (train, export, wandb, tensorboard) can be imported.
+    """Checks that the packages for `purpose` (train, export, tune, wandb, tensorboard, dashboard, explain) can be imported.
 
     Raises:
         UserError: names the missing package and the extra that brings it.

@@ -13,8 +13,6 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.build import REFERENCE_BATCH
 from ooco_gym.sim.driver import Simulation
 
-_SHARED = (*s.COST_TABLES, "hash_ids", "order")
-
 
 class Futures:
     """Draws what might come after the open decision of an episode (place 0), in place, in one state.
@@ -61,7 +59,7 @@ class Futures:
         """Copies what has been, and what comes in another trace."""
         state, now = self.state, true.counters[s.NOW]
         for name in s.State._fields:
-            if name not in _SHARED and name not in ("requests", "deadlines"):
+            if name not in s.SHARED and name not in ("requests", "deadlines"):
                 np.copyto(getattr(state, name), getattr(true, name))
         past = int(true.counters[s.NEXT_ARRIVAL])
         come = trace[trace["arrival_ps"] > now]

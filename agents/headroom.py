@@ -13,18 +13,18 @@ from typing import Any
 import numpy as np
 
 from agents.bound import fluid_bound
-from agents.checks import is_number, number, positive_or_null, whole
+from agents.checks import number, positive_or_null, whole
 from agents.checks import seeds as checked_seeds
 from agents.contenders import Contender, contenders, heuristics_of, rule_names
 from agents.environments import group, make_env, plain, split_seeds
 from agents.gaps import markdown, score, show
 from ooco_gym.cli.progress import Bar, progress, track
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write
+from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 
 BOUND = "fluid bound"
-DAY_S = 86_400.0
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -111,12 +111,21 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
         found[contender.name] = _play(env, contender, window)
         bar.advance(1 / len(players))
     if config["bound"]:
-        env.reset(seed=window[0], options={"window": window[1]})
-        simulation = env.simulation
-        most = fluid_bound(_at_start(env, window), round(simulation.window_s[1] * s.PS_PER_S),
-                           float(config["violation_budget"]))
-        found[BOUND] = {"offline_reference_gpu_s_per_s": most / env.config.window_s}
+        found[BOUND] = {"offline_reference_gpu_s_per_s": bound_of(env, window, float(config["violation_budget"]))}
     return found
+
+
+def bound_of(env: Any, window: tuple[int, int], budget: float = 0.03) -> float:
+    """The fluid bound of a window, in reference GPU-seconds a second.
+
+    Args:
+        env: the environment, bare; the window is begun anew in it.
+        window: seed and number.
+        budget: share of online requests that may miss an SLO.
+    """
+    env.reset(seed=window[0], options={"window": window[1]})
+    end_ps = round(env.simulation.window_s[1] * s.PS_PER_S)
+    return fluid_bound(_at_start(env, window), end_ps, budget) / env.config.window_s
 
 
 def _at_start(env: Any, window: tuple[int, int]) -> s.State:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import yaml
 
-from agents.environments import OBSERVATION_KEYS, decision_names, make_env
+from agents.algorithms import algorithm_of
+from agents.environments import OBSERVATION_KEYS, decision_names, make_env, plain
 from agents.extras import require
 from ooco_gym.errors import UserError
 
@@ -68,14 +69,23 @@ def load_run(folder: str | Path) -> LoadedRun:
                             "'ooco-gym train'")
     require("train")
     config = read_config(path)
-    from sb3_contrib import MaskablePPO
-
     try:
-        model = MaskablePPO.load(path / POLICY_FILE, device="cpu")
+        model = load_model(config, path / POLICY_FILE)
+    except UserError:
+        raise
     except Exception as error:  # SB3, zipfile and pickle raise many kinds; all mean that the file is no policy
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"'{path / POLICY_FILE}' cannot be read as a policy: {reason}") from error
     return LoadedRun(path, model, config)
+
+
+def load_model(config: Mapping[str, Any], path: Path) -> Any:
+    """Reads a saved model of the algorithm that a run's configuration names.
+
+    Raises:
+        UserError: an unknown algorithm.
+    """
+    return algorithm_of(plain(config["agent"])).model_class().load(path, device="cpu")
 
 
 def read_config(folder: Path) -> dict[str, Any]:

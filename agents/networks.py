@@ -1,9 +1,7 @@
-"""The actor and critic of decisions among candidates: a scorer shared by all of them, with observation scaling inside.
+"""From raw observations to decisions: the scaling of observations, and the actor that is evaluated and exported.
 
-A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
-order in which candidates are listed. `CandidateScorer` keeps that symmetry: permuting the candidates permutes their
-logits and changes neither those of the fixed actions nor the value. Scaling lives in the network
-(`ObservationEncoder`), so a saved policy is whole by itself.
+Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. What comes after it is in
+`agents.scorers`; the policies of Stable-Baselines3 around both are in `agents.policies`.
 """
 
 from __future__ import annotations
@@ -14,11 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from gymnasium import spaces
-from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
 from agents.environments import OBSERVATION_KEYS
+from agents.scorers import Layout
 from ooco_gym.errors import UserError
 
 _CLIP = 8.0
@@ -68,38 +66,47 @@ class FeatureScale(nn.Module):
 
 
 class ObservationEncoder(BaseFeaturesExtractor):
-    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F), their legality (K).
+    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F), mask (A).
 
     `decision` is one-hot and stays as it is. The statistics of a candidate's features are shared by all K places and
     come from legal candidates only, so that padding does not move them.
+
+    Args:
+        observation_space: of cluster, candidates, action_mask and decision.
+        levels: where the action is a vector of levels, how many each of its parts has: the candidates then are these
+            parts, all of them there.
     """
 
-    def __init__(self, observation_space: spaces.Dict) -> None:
+    def __init__(self, observation_space: spaces.Dict, levels: tuple[int, ...] = ()) -> None:
         check_observation_space(observation_space)
         cluster, candidates = observation_space["cluster"], observation_space["candidates"]
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
-        self.places, features = candidates.shape
-        flat = cluster.shape[0] + _size(observation_space, "decision") + self.places * (features + 1)
-        super().__init__(observation_space, features_dim=flat)
-        self.fixed = _size(observation_space, "action_mask") - self.places
+        places, features = candidates.shape
+        layout = Layout(cluster.shape[0], _size(observation_space, "decision"), places, features,
+                        _size(observation_space, "action_mask"), tuple(int(count) for count in levels))
+        super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
+        self.layout = layout
         self.cluster = FeatureScale(cluster.low, cluster.high)
         self.candidates = FeatureScale(candidates.low.min(axis=0), candidates.high.max(axis=0))
 
     def update(self, observations: Mapping[str, np.ndarray]) -> None:
         """Adds a batch of raw observations (leading axes of any shape) to the running statistics."""
-        candidates = observations["candidates"]
-        places, features = candidates.shape[-2:]
-        legal = observations["action_mask"].reshape(-1, self.fixed + places)[:, self.fixed :] > 0
+        candidates, layout = observations["candidates"], self.layout
+        rows = candidates.reshape(-1, layout.places, layout.features)
+        mask = observations["action_mask"].reshape(-1, layout.actions)
+        legal = np.ones(rows.shape[:2], bool) if layout.levels else mask[:, layout.fixed :] > 0
         self.cluster.update(observations["cluster"].reshape(-1, observations["cluster"].shape[-1]))
-        self.candidates.update(candidates.reshape(-1, places, features)[legal])
+        self.candidates.update(rows[legal])
 
     def forward(self, observations: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Returns (batch, Fc + D + K·F + K)."""
-        legal = observations["action_mask"][:, self.fixed :].to(torch.float32)
+        """Returns (batch, Fc + D + K·F + A)."""
+        mask = (observations["action_mask"] > 0).to(torch.float32)
         cluster = self.cluster(observations["cluster"].to(torch.float32))
-        candidates = self.candidates(observations["candidates"].to(torch.float32)) * legal.unsqueeze(-1)
+        candidates = self.candidates(observations["candidates"].to(torch.float32))
+        if not self.layout.levels:
+            candidates = candidates * mask[:, self.layout.fixed :].unsqueeze(-1)
         decision = observations["decision"].to(torch.float32)
-        return torch.cat([cluster, decision, candidates.flatten(1), legal], dim=1)
+        return torch.cat([cluster, decision, candidates.flatten(1), mask], dim=1)
 
 
 def _size(space: spaces.Dict, key: str) -> int:
@@ -108,132 +115,41 @@ def _size(space: spaces.Dict, key: str) -> int:
     return int(shape[0])
 
 
-class _SetEncoder(nn.Module):
-    """Embeds each candidate beside the cluster and averages the legal ones: (batch, K, h) and (batch, h)."""
-
-    def __init__(self, cluster: int, features: int, hidden: int) -> None:
-        super().__init__()
-        self.of_candidate = nn.Linear(features, hidden)
-        self.of_cluster = nn.Linear(cluster, hidden, bias=False)
-        self.second = nn.Linear(hidden, hidden)
-
-    def forward(
-        self, cluster: torch.Tensor, candidates: torch.Tensor, legal: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        first = torch.tanh(self.of_candidate(candidates) + self.of_cluster(cluster).unsqueeze(1))
-        embedded = torch.tanh(self.second(first))
-        weight = legal / legal.sum(1, keepdim=True).clamp(min=1.0)
-        return embedded, (embedded * weight.unsqueeze(-1)).sum(1)
-
-
-class CandidateScorer(nn.Module):
-    """From the flat features of `ObservationEncoder` to A logits (actor) and a value latent (critic).
-
-    Actor: logit of candidate k = head(embedding of k, mean embedding of the legal ones, cluster); logits of the fixed
-    actions = head(mean embedding, cluster). The cluster's features include which decision is due. Actor and critic have
-    embeddings of their own.
-
-    Args:
-        cluster: features of the cluster and the decision.
-        places, features: candidates (K), and features of each.
-        fixed: actions before those of the candidates (A - K).
-        hidden: width of every layer.
-    """
-
-    def __init__(self, cluster: int, places: int, features: int, fixed: int, hidden: int) -> None:
-        super().__init__()
-        self.sizes = (cluster, places, features)
-        self.latent_dim_pi, self.latent_dim_vf = fixed + places, hidden
-        self.actor = _SetEncoder(cluster, features, hidden)
-        self.score_own, self.score_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + cluster, hidden, bias=False)
-        self.fixed_pool = nn.Linear(hidden + cluster, hidden)
-        self.score, self.fixed = nn.Linear(hidden, 1), nn.Linear(hidden, fixed)
-        self.critic = _SetEncoder(cluster, features, hidden)
-        self.value = nn.Linear(hidden + cluster, hidden)
-
-    def _split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        cluster, places, features = self.sizes
-        candidates = x[:, cluster : cluster + places * features].reshape(-1, places, features)
-        return x[:, :cluster], candidates, x[:, cluster + places * features :]
-
-    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns (logits (batch, A), value latent (batch, hidden))."""
-        return self.forward_actor(x), self.forward_critic(x)
-
-    def forward_actor(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns logits (batch, A), the fixed actions first."""
-        cluster, candidates, legal = self._split(x)
-        embedded, pooled = self.actor(cluster, candidates, legal)
-        context = torch.cat([pooled, cluster], dim=1)
-        own = torch.tanh(self.score_own(embedded) + self.score_pool(context).unsqueeze(1))
-        fixed = self.fixed(torch.tanh(self.fixed_pool(context)))
-        return torch.cat([fixed, self.score(own).squeeze(-1)], dim=1)
-
-    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns the value latent (batch, hidden)."""
-        cluster, candidates, legal = self._split(x)
-        _, pooled = self.critic(cluster, candidates, legal)
-        return torch.tanh(self.value(torch.cat([pooled, cluster], dim=1)))
-
-
-class CandidatePolicy(MaskableMultiInputActorCriticPolicy):
-    """A Stable-Baselines3 policy whose actor is a `CandidateScorer` of width `hidden`."""
-
-    def __init__(self, *args: Any, hidden: int = 64, **kwargs: Any) -> None:
-        self.hidden = hidden
-        kwargs.setdefault("features_extractor_class", ObservationEncoder)
-        super().__init__(*args, **kwargs)
-
-    def _get_constructor_parameters(self) -> dict[str, Any]:
-        return {**super()._get_constructor_parameters(), "hidden": self.hidden}
-
-    def _build_mlp_extractor(self) -> None:
-        space, encoder = self.observation_space, self.features_extractor
-        assert isinstance(space, spaces.Dict) and isinstance(encoder, ObservationEncoder)
-        cluster, features = _size(space, "cluster") + _size(space, "decision"), space["candidates"].shape[-1]  # type: ignore[index]
-        self.mlp_extractor = CandidateScorer(  # type: ignore[assignment]
-            cluster, encoder.places, features, encoder.fixed, self.hidden)
-
-    def _build(self, lr_schedule: Any) -> None:
-        super()._build(lr_schedule)
-        self.action_net = nn.Identity()  # type: ignore[assignment]  # the scorer's output already is the logits
-        scorer = self.mlp_extractor
-        assert isinstance(scorer, CandidateScorer)
-        for head in (scorer.score, scorer.fixed):  # a nearly uniform policy at first, as SB3 does for its action_net
-            nn.init.orthogonal_(head.weight, gain=0.01)
-        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)  # type: ignore[call-arg]
-
-
 class Actor(nn.Module):
     """The decision alone: raw observation and mask in, arg-max action and masked logits out.
 
-    It is what evaluation runs and what `export` writes, so both are the same arithmetic.
+    It is what evaluation runs and what `export` writes, so both are the same arithmetic. Logits are what the algorithm
+    learns of each action: logits of its probability, its value, or the mean of its value's quantiles.
+
+    Args:
+        policy: one of `agents.policies`.
     """
 
-    MASKED_LOGIT = -1e8  # as sb3-contrib masks
-
-    def __init__(self, policy: MaskableMultiInputActorCriticPolicy) -> None:
+    def __init__(self, policy: Any) -> None:
         super().__init__()
-        self.encoder = policy.pi_features_extractor
-        self.scorer = policy.mlp_extractor
-        self.head = policy.action_net
+        self.encoder, self.scorer = policy.deciding_parts()
+        self.levels: tuple[int, ...] = self.encoder.layout.levels
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """The parameters that decide; actor and critic share none."""
-        value = ("critic.", "value.", "value_net.")  # of CandidateScorer, and of SB3's MlpExtractor
-        named = [*self.scorer.named_parameters(), *self.head.named_parameters()]
-        return [parameter for name, parameter in named if not name.startswith(value)]
+        return self.scorer.actor_parameters()
 
     def forward(
         self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor, decision: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns action (batch,) int64 and logits (batch, A) for cluster (batch, Fc), candidates (batch, K, F),
-        action_mask (batch, A) and decision (batch, D)."""
-        legal = action_mask > 0
-        observation = {"cluster": cluster, "candidates": candidates, "action_mask": legal, "decision": decision}
-        logits = self.head(self.scorer.forward_actor(self.encoder(observation)))
-        logits = torch.where(legal, logits, torch.full_like(logits, self.MASKED_LOGIT))
-        return logits.argmax(dim=1), logits
+        """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, A) and
+        decision (batch, D).
+
+        The action is (batch,) int64, or (batch, P) where it is a vector of levels; logits are (batch, A), those of the
+        levels of one parameter after those of another.
+        """
+        observation = {"cluster": cluster, "candidates": candidates, "action_mask": action_mask, "decision": decision}
+        logits = self.scorer.forward_actor(self.encoder(observation))
+        if logits.dim() == 3:
+            logits = logits.mean(-1)
+        if not self.levels:
+            return logits.argmax(dim=1), logits
+        return torch.stack([part.argmax(dim=1) for part in logits.split(self.levels, dim=1)], dim=1), logits
 
 
 def check_observation_space(space: spaces.Space) -> None:
@@ -248,9 +164,10 @@ def check_observation_space(space: spaces.Space) -> None:
         )
 
 
-def check_action_space(space: spaces.Space, env: str) -> None:
-    """Raises UserError unless actions are Discrete."""
-    if not isinstance(space, spaces.Discrete):
-        raise UserError(f"{env} has {type(space).__name__} actions, which 'ooco-gym train' does not support: learn on "
-                        "it with agents.vector.GymnasiumVecEnv and sb3-contrib's MaskablePPO('MultiInputPolicy') "
-                        "(docs/training.md)")
+def check_action_space(space: spaces.Space, env: str, vectors: bool = True) -> None:
+    """Raises UserError unless actions are Discrete or, where `vectors` of them can be learned, MultiDiscrete."""
+    if isinstance(space, spaces.Discrete) or (vectors and isinstance(space, spaces.MultiDiscrete)):
+        return
+    can = "Discrete or MultiDiscrete" if vectors else "Discrete"
+    raise UserError(f"{env} has {type(space).__name__} actions, which this agent cannot learn: expected {can} ones"
+                    + ("" if vectors else "; choose agent=maskable_ppo or agent=ppo"))

@@ -1,17 +1,29 @@
-"""Turns the records of played windows into means, intervals, feasibility and paired differences.
+"""Turns the records of played windows into means, intervals, feasibility, aggregates and paired differences.
 
-Every policy plays the same windows, so differences are taken window by window. A policy is feasible only if the upper
-95 % limit of its violation rate is at most the limit; what is not feasible is not ranked (docs/training.md).
+Every policy plays the same windows, so differences are taken window by window. A policy may be several training runs:
+all of them play all windows, and intervals resample runs and windows (`ooco_gym.metrics.crossed`). A policy is
+feasible only if the upper 95 % limit of its violation rate is at most the limit; what is not feasible is not ranked
+(docs/evaluation.md).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval, interval_words
+from ooco_gym.metrics.crossed import (
+    Estimate,
+    estimate,
+    iqm,
+    optimality_gap,
+    performance_profile,
+    probability_of_improvement,
+    resampled,
+)
+from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval_words
 
 CONFIDENCE = 0.95
 VIOLATION_LIMIT = 0.03
@@ -34,15 +46,24 @@ def values(records: Records, metric: str) -> np.ndarray:
     return np.array([record["reward"] if key is None else record["summary"][key] for record in records], float)
 
 
-def by_seed(records: Records, metric: str) -> np.ndarray:
-    """Returns the metric as (seeds, windows): `ooco_gym.metrics.statistics` resamples seeds, then windows in them."""
-    figures = values(records, metric)
-    seeds = list(dict.fromkeys(record["seed"] for record in records))
-    return np.array([[f for f, record in zip(figures, records, strict=True) if record["seed"] == s] for s in seeds])
+def grid(records: Records, metric: str) -> np.ndarray:
+    """The metric as (runs, windows): one row a training run (`run` of a record), a heuristic being one.
+
+    Raises:
+        ValueError: the runs did not play the same windows in the same order.
+    """
+    figures: dict[Any, list[float]] = {}
+    games: dict[Any, list[tuple[int, int]]] = {}
+    for value, record in zip(values(records, metric), records, strict=True):
+        figures.setdefault(record.get("run"), []).append(float(value))
+        games.setdefault(record.get("run"), []).append((record["seed"], record["window"]))
+    if any(played != next(iter(games.values())) for played in games.values()):
+        raise ValueError("runs of one policy must play the same windows in the same order")
+    return np.array(list(figures.values()))
 
 
 def too_few(count: int, what: str) -> str | None:
-    """Why `count` seeds or windows (`what`) allow no verdict; None where they do.
+    """Why `count` of `what` (windows) allow no verdict; None where they do.
 
     Below five, Student's t asks for more than resampling can give: the interval of so few figures runs from the
     smallest to the largest of them and no further, and misses the mean more often than one time in twenty.
@@ -66,9 +87,13 @@ def without_online(records: Records) -> bool:
 
 
 def mean_interval(figures: np.ndarray) -> tuple[float, float | None, float | None]:
-    """Mean and 95 % bootstrap interval of figures (seeds, windows); None where one window gives no spread."""
-    mean, low, high = interval(figures, confidence=CONFIDENCE)
-    return mean, None if np.isnan(low) else low, None if np.isnan(high) else high
+    """Mean and 95 % bootstrap interval of figures (runs, windows); None where one window gives no spread."""
+    return numbers(estimate(figures, confidence=CONFIDENCE))
+
+
+def numbers(found: Estimate) -> tuple[float, float | None, float | None]:
+    """An estimate with None where it has no interval."""
+    return found.value, None if np.isnan(found.low) else found.low, None if np.isnan(found.high) else found.high
 
 
 def upper_violation_limit(records: Records) -> float | None:
@@ -76,37 +101,47 @@ def upper_violation_limit(records: Records) -> float | None:
     request arrived in any.
 
     The bootstrap over windows says nothing about rates that were never seen; where the records count requests, the
-    exact binomial limit of the pooled counts (Clopper-Pearson) holds as well, and the larger one is returned.
+    exact binomial limit of the pooled counts (Clopper-Pearson) holds as well, and the larger one is returned. Runs of
+    one policy meet the same requests, which count once.
     """
     if without_online(records):
         return None
-    limit = mean_interval(by_seed(records, "violation_rate"))[2]
+    limit = mean_interval(grid(records, "violation_rate"))[2]
     counts = [(r["summary"].get("online_violated"), r["summary"].get("online_arrived")) for r in records]
     if limit is None or any(violated is None or arrived is None for violated, arrived in counts):
         return limit
     from scipy.stats import binomtest
 
-    violated, arrived = (int(sum(column)) for column in zip(*counts, strict=True))
-    return max(limit, float(binomtest(violated, arrived).proportion_ci(CONFIDENCE, method="exact").high))
+    runs = len({record.get("run") for record in records})
+    violated, arrived = (sum(column) / runs for column in zip(*counts, strict=True))
+    exact = binomtest(math.ceil(violated), math.floor(arrived)).proportion_ci(CONFIDENCE, method="exact")
+    return max(limit, float(exact.high))
 
 
-def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) -> dict[str, Any]:
-    """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank), `paired`.
+def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
+          bounds: Sequence[float] | None = None) -> dict[str, Any]:
+    """Scores all policies: `results` (one row a policy and metric), `policies` (feasibility, rank, aggregates of the
+    normalised service), `paired`, `profile`.
 
     Args:
-        played: records of the same windows for each policy.
+        played: records of the same windows for each policy; a policy of several training runs has each window once a
+            run.
         env: the environment's name, repeated in each row.
         learned: whether a policy is learned; the best of the others is the reference of `paired`.
+        bounds: the most service that any policy could have, for each window; then scores are shares of it.
     """
     results = [_row(policy, env, metric, records) for policy, records in played.items() for metric in METRICS]
     limits = {policy: upper_violation_limit(records) for policy, records in played.items()}
     feasible = {policy: limit is not None and limit <= VIOLATION_LIMIT for policy, limit in limits.items()}
     service = {policy: float(values(records, HEADLINE).mean()) for policy, records in played.items()}
     ranked = sorted((policy for policy in played if feasible[policy]), key=lambda policy: -service[policy])
-    reference = _reference(played, learned, ranked)
+    reference = best_heuristic({policy: records for policy, records in played.items() if not learned[policy]})
+    scores, unit = _normalised(played, reference, bounds)
     policies = [
-        {"policy": policy, "learned": learned[policy], "violation_upper_limit": limits[policy],
-         "feasible": feasible[policy], "rank": ranked.index(policy) + 1 if policy in ranked else None}
+        {"policy": policy, "learned": learned[policy], "runs": len(scores[policy]),
+         "violation_upper_limit": limits[policy], "feasible": feasible[policy],
+         "rank": ranked.index(policy) + 1 if policy in ranked else None,
+         **_aggregates(scores[policy], scores.get(reference or ""), bounds is not None)}
         for policy in played
     ]
     paired = [] if reference is None else [
@@ -114,38 +149,94 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool]) 
         for policy in played if policy != reference for metric in METRICS
     ]
     return {"results": results, "policies": policies, "reference": reference, "paired": paired,
-            "violation_limit": VIOLATION_LIMIT, "confidence": CONFIDENCE}
+            "violation_limit": VIOLATION_LIMIT, "confidence": CONFIDENCE, "normalised_by": unit,
+            "profile": _profile(scores)}
+
+
+def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT) -> str | None:
+    """The feasible one with the most offline service; if none is, the one with the fewest violations; None of none."""
+    limits = {policy: upper_violation_limit(records) for policy, records in played.items()}
+    feasible = [policy for policy, upper in limits.items() if upper is not None and upper <= limit]
+    if feasible:
+        return max(feasible, key=lambda policy: float(values(played[policy], HEADLINE).mean()))
+    return min(played, key=lambda policy: float(values(played[policy], "violation_rate").mean()), default=None)
 
 
 def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]:
-    mean, low, high = mean_interval(by_seed(records, metric))
+    figures = grid(records, metric)
+    mean, low, high = mean_interval(figures)
     if metric == "violation_rate" and without_online(records):
         mean = low = high = None
     return {"policy": policy, "env": env, "metric": metric, "mean": mean, "ci_low": low, "ci_high": high,
-            "n_seeds": len({record["seed"] for record in records}), "n_windows": len(records)}
+            "n_runs": figures.shape[0], "n_seeds": len({record["seed"] for record in records}),
+            "n_windows": figures.shape[1]}
 
 
-def _reference(played: Mapping[str, Records], learned: Mapping[str, bool], ranked: Sequence[str]) -> str | None:
-    """The best heuristic: the first feasible one by service, or else the one with the fewest violations."""
-    heuristics = [policy for policy in played if not learned[policy]]
-    for policy in ranked:
-        if policy in heuristics:
-            return policy
-    return min(heuristics, key=lambda p: float(values(played[p], "violation_rate").mean()), default=None)
+def _normalised(played: Mapping[str, Records], reference: str | None,
+                bounds: Sequence[float] | None) -> tuple[dict[str, np.ndarray], str]:
+    """Service of each run and window as a share of the window's bound, or else of the reference's mean."""
+    service = {policy: grid(records, HEADLINE) for policy, records in played.items()}
+    if bounds is not None:
+        return {policy: figures / np.asarray(bounds, float) for policy, figures in service.items()}, "bound"
+    mean = float(service[reference].mean()) if reference is not None else 0.0
+    return ({policy: figures / mean for policy, figures in service.items()}, f"mean of {reference}") if mean else (
+        service, "1")
+
+
+def _aggregates(mine: np.ndarray, reference: np.ndarray | None, of_bound: bool) -> dict[str, Any]:
+    """Interquartile mean, gap to the bound, and how likely it is to have more service than the reference."""
+    found = {"iqm": estimate(mine, iqm), "optimality_gap": estimate(mine, optimality_gap) if of_bound else None,
+             "probability_of_improvement": None if reference is None or reference is mine else
+             estimate(mine, probability_of_improvement, [reference])}
+    keys = ("value", "ci_low", "ci_high")
+    return {name: None if one is None else dict(zip(keys, numbers(one), strict=True)) for name, one in found.items()}
+
+
+def _profile(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Share of runs and windows above each score, with bands: {thresholds, shares: policy → {value, low, high}}."""
+    top = max(float(np.nan_to_num(np.quantile(figures, 0.99))) for figures in scores.values())
+    thresholds = np.linspace(0.0, 1.1 * top if top > 0 else 1.0, 56)
+    shares = {}
+    for policy, figures in scores.items():
+        drawn = resampled([figures], lambda some: performance_profile(some, thresholds), n_boot=1_000)
+        low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
+        shares[policy] = {"value": performance_profile(figures, thresholds).tolist(), "low": low.tolist(),
+                          "high": high.tolist()}
+    return {"thresholds": thresholds.tolist(), "shares": shares}
 
 
 def _difference(
     policy: str, reference: str, metric: str, played: Mapping[str, Records], both_feasible: bool
 ) -> dict[str, Any]:
-    """Paired difference policy − reference with its interval, and what the interval and its seeds allow to say."""
-    mean, low, high = mean_interval(by_seed(played[policy], metric) - by_seed(played[reference], metric))
+    """Paired difference policy − reference with its interval, and what the interval and its windows allow to say."""
+    figures = grid(played[policy], metric) - grid(played[reference], metric)
+    mean, low, high = mean_interval(figures)
     if metric == "violation_rate" and without_online(played[policy]):
         mean = low = high = None
-    few = too_few(len({record["seed"] for record in played[policy]}), "seeds")
+    few = too_few(figures.shape[1], "windows")
     verdict = few or "no difference shown"
     if metric in _SERVICE and not both_feasible:
         verdict = "not ranked"  # more service bought with violations is no better service
     elif not few and low is not None and high is not None and (low > 0.0 or high < 0.0):
         verdict = "better" if (low > 0.0) == METRICS[metric][1] else "worse"
     return {"policy": policy, "reference": reference, "metric": metric, "mean_difference": mean, "ci_low": low,
-            "ci_high": high, "n_windows": len(played[policy]), "verdict": verdict}
+            "ci_high": high, "n_windows": figures.shape[1], "verdict": verdict}
+
+
+def budget_words(entry: Mapping[str, Any], results: Sequence[Mapping[str, Any]], limit: float) -> str:
+    """Whether a policy keeps the violation budget, in a plain sentence.
+
+    Args:
+        entry: of `policies`.
+        results: rows of the same evaluation.
+        limit: the budget.
+    """
+    row = next(row for row in results if (row["policy"], row["metric"]) == (entry["policy"], "violation_rate"))
+    name, upper = entry["policy"], entry["violation_upper_limit"]
+    if row["mean"] is None or upper is None:
+        return f"{name}: nothing can be said of the violation budget."
+    seen = f"{row['mean']:.2%} of online requests violate, upper limit {upper:.2%}"
+    if upper <= limit:
+        return f"{name} holds the violation budget: {seen}."
+    over = row["mean"] > limit
+    return f"{name} {'breaks' if over else 'is not shown to hold'} the violation budget of {limit:.0%}: {seen}."

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents.scoring import HEADLINE, METRICS, interval_note, too_few
+from agents.scoring import HEADLINE, METRICS, budget_words, interval_note, too_few
 
 _TITLES = {
     "episode_reward": "reward",
@@ -32,20 +32,32 @@ def differences(summary: Mapping[str, Any]) -> list[list[str]]:
     by = {(row["policy"], row["metric"]): row for row in summary["paired"]}
     names = [entry["policy"] for entry in summary["policies"] if entry["policy"] != summary["reference"]]
     shown = ("episode_reward", HEADLINE, "violation_rate")
-    few = too_few(summary["results"][0]["n_seeds"], "seeds")  # said once, below the tables
+    few = too_few(summary["results"][0]["n_windows"], "windows")  # said once, below the tables
     return [[name, *(_cell(by[name, metric], metric) + (
         "" if by[name, metric]["verdict"] == few else f" {by[name, metric]['verdict']}") for metric in shown)]
             for name in names]
 
 
+def aggregates(summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row a policy, as in `AGGREGATE_HEAD`: its normalised service, and how likely it beats the reference."""
+    return [[entry["policy"], str(entry["runs"]), *(_aggregate(entry[key], percent) for key, percent in (
+        ("iqm", False), ("probability_of_improvement", True), ("optimality_gap", True)))]
+        for entry in summary["policies"]]
+
+
 def note(summary: Mapping[str, Any]) -> str:
     """What the tables mean, and which policies are not ranked."""
     out = [entry["policy"] for entry in summary["policies"] if not entry["feasible"]]
-    seeds, windows = (summary["results"][0][key] for key in ("n_seeds", "n_windows"))
+    windows = summary["results"][0]["n_windows"]
+    runs = {entry["policy"]: entry["runs"] for entry in summary["policies"] if entry["runs"] > 1}
     text = (f"Means over {summary['episodes']} held-out windows that all policies share. "
-            f"{interval_note(seeds, windows)} Ranked by offline reference GPU-s/s among the policies "
-            f"whose upper limit of the violation rate is at most {summary['violation_limit']:.0%}.")
-    few = too_few(seeds, "seeds")
+            f"{interval_note(windows, what='windows')} ")
+    if runs:
+        text += (f"Over training runs crossed with the windows for "
+                 f"{', '.join(f'{name} ({count} runs)' for name, count in runs.items())}. ")
+    text += ("Ranked by offline reference GPU-s/s among the policies whose upper limit of the violation rate is at "
+             f"most {summary['violation_limit']:.0%}.")
+    few = too_few(windows, "windows")
     if few and summary["paired"]:
         text += f" Nothing is called better or worse: {few}."
     if all(row["mean"] is None for row in summary["results"] if row["metric"] == "violation_rate"):
@@ -53,21 +65,40 @@ def note(summary: Mapping[str, Any]) -> str:
     return text + (f" Not ranked: {', '.join(out)}." if out else "")
 
 
+def budget(summary: Mapping[str, Any]) -> list[str]:
+    """One sentence a policy: whether it holds the violation budget; the learned ones first."""
+    order = sorted(summary["policies"], key=lambda entry: not entry["learned"])
+    return [budget_words(entry, summary["results"], summary["violation_limit"]) for entry in order]
+
+
+def aggregate_note(summary: Mapping[str, Any]) -> str:
+    """What the aggregates are, in a sentence."""
+    unit = "the window's fluid bound" if summary["normalised_by"] == "bound" else f"the {summary['normalised_by']}"
+    return (f"IQM: interquartile mean of the service of all runs and windows as a share of {unit}. P(improvement): how "
+            f"likely a run has more service than {summary['reference']} in the same window, whatever its violations.")
+
+
+AGGREGATE_HEAD = ["policy", "runs", "IQM", "P(improvement)", "gap to the bound"]
 _HEAD = ["rank", "policy", *(_TITLES[metric] for metric in METRICS)]
 _DIFFERENCE_HEAD = ["policy", "Δ reward", "Δ offline ref. GPU-s/s", "Δ violations"]
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """The whole evaluation as Markdown."""
-    parts = [f"# Evaluation on {summary['env']}", note(summary), _markdown_table(_HEAD, rows(summary))]
-    if summary["paired"]:
-        parts += [f"Paired differences to the best heuristic, {summary['reference']}:",
-                  _markdown_table(_DIFFERENCE_HEAD, differences(summary))]
+    """The whole evaluation as Markdown: one part for each suite."""
+    parts = [f"# Evaluation on {summary['env']}"]
+    for suite in summary.get("suites") or [summary]:
+        shift = suite.get("shift")
+        parts += [f"## Shift: {shift}" if shift else "## No shift"] if summary.get("suites") else []
+        parts += [note(suite), markdown_table(_HEAD, rows(suite)), "\n".join(f"- {line}" for line in budget(suite))]
+        if suite["paired"]:
+            parts += [f"Paired differences to the best heuristic, {suite['reference']}:",
+                      markdown_table(_DIFFERENCE_HEAD, differences(suite))]
+        parts += [aggregate_note(suite), markdown_table(AGGREGATE_HEAD, aggregates(suite))]
     return "\n\n".join(parts) + "\n"
 
 
 def show(summary: Mapping[str, Any]) -> None:
-    """Prints both tables."""
+    """Prints the tables of each suite."""
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -82,15 +113,20 @@ def show(summary: Mapping[str, Any]) -> None:
             view.add_row(*map(escape, row))
         console.print(view)
 
-    table(f"Evaluation on {summary['env']}", _HEAD, rows(summary))
-    if summary["paired"]:
-        table(f"Paired differences to the best heuristic, {summary['reference']}", _DIFFERENCE_HEAD,
-              differences(summary))
-    console.print(note(summary))
+    for suite in summary.get("suites") or [summary]:
+        where = summary["env"] + (f", shift {suite['shift']}" if suite.get("shift") else "")
+        table(f"Evaluation on {where}", _HEAD, rows(suite))
+        if suite["paired"]:
+            table(f"Paired differences to the best heuristic, {suite['reference']}", _DIFFERENCE_HEAD,
+                  differences(suite))
+        console.print(escape(note(suite)))
+        if suite.get("shift"):
+            console.print(escape(" ".join(budget(suite))))
 
 
-def _markdown_table(head: list[str], body: list[list[str]]) -> str:
-    lines = ["| " + " | ".join(cells) + " |" for cells in [head, ["---"] * len(head), *body]]
+def markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    lines = ["| " + " | ".join(cells) + " |" for cells in [list(head), ["---"] * len(head), *body]]
     return "\n".join(lines)
 
 
@@ -98,6 +134,14 @@ def _cell(row: Mapping[str, Any], metric: str) -> str:
     mean = row.get("mean", row.get("mean_difference"))
     numbers = [_number(value, metric) for value in (mean, row["ci_low"], row["ci_high"])]
     return numbers[0] if row["ci_low"] is None else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+
+
+def _aggregate(figure: Mapping[str, Any] | None, percent: bool) -> str:
+    """`value [low, high]` of an aggregate; a dash where there is none."""
+    if figure is None:
+        return "–"
+    shown = [f"{value:.1%}" if percent else f"{value:.3g}" for value in figure.values() if value is not None]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if len(shown) == 3 else "".join(shown[:1]) or "–"
 
 
 def _number(value: float | None, metric: str) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 from experiments import field
 from experiments.cache import Cache
 from experiments.jobs import Jobs
-from experiments.options import names_of, seeds_of
+from experiments.options import baseline_of, names_of, seeds_of
 from experiments.plots import compare_figure, write_page
 from experiments.tables import compare_table, show_notes, waiting
 from ooco_gym.commands.simulate import scenario_of
@@ -42,9 +42,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if options["sustain"]:
         return field.main(cfg, options)
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
-    baseline = options["baseline"] or policies[0]
-    if baseline not in policies:
-        raise unknown("baseline (one of policies)", baseline, policies)
+    baseline = baseline_of(options, policies)
     scenario = scenario_of(cfg)
     note = scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())

@@ -22,14 +22,14 @@ from experiments.capacity import definitions_of, notes_of
 from experiments.field_page import write_results
 from experiments.field_tables import field_table
 from experiments.jobs import Jobs
-from experiments.options import names_of, seeds_of
+from experiments.options import baseline_of, names_of, seeds_of
 from experiments.search import Limits, Plan, Point
 from experiments.sustain import Bench, Sustained, placed, sustain
 from experiments.tables import show_notes, waiting
 from experiments.tuning import candidates_of, spelled, tune
 from ooco_gym.cli.choices import read_choice
 from ooco_gym.commands.simulate import scenario_of
-from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label
 from ooco_gym.policy import get_policy
@@ -85,9 +85,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     """Runs the comparison; returns its summary (`docs/results.md`)."""
     begun = time.perf_counter()
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
-    baseline = options["baseline"] or policies[0]
-    if baseline not in policies:
-        raise unknown("baseline (one of policies)", baseline, policies)
+    baseline = baseline_of(options, policies)
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):

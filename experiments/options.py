@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, nearest
 
 DEFAULT_SEEDS = 3  # the fewest that PROTOCOL allows
 
@@ -28,6 +28,19 @@ def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str
             raise UserError(f"{plural}: '{name}' is there twice; expected different names")
         get_policy(name)
     return names
+
+
+def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
+    """The policy that the others are compared with: `baseline`, or the first.
+
+    Raises:
+        UserError: it is not among those compared.
+    """
+    baseline = options["baseline"] or policies[0]
+    if baseline not in policies:
+        raise UserError(f"baseline={baseline} is none of the policies compared{nearest(str(baseline), policies)}; add "
+                        f"it to policies=[…], or name one of them by baseline=…: {', '.join(policies)}")
+    return str(baseline)
 
 
 def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Iterable
+from numbers import Integral, Real
+from typing import Any, TypeGuard
 
 
 class UserError(ValueError):
@@ -35,3 +38,25 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> UserError:
     """Builds the error for a name that is not among `known`: names the kind, the nearest and all valid names."""
     names = sorted(known)
     return UserError(f"unknown {kind} '{name}'{nearest(str(name), names)}; expected one of: {', '.join(names)}")
+
+
+def is_whole(value: Any) -> TypeGuard[int]:
+    """Whether a value is a whole number, Python's or NumPy's, and no flag."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: Any) -> bool:
+    """Whether a value is a finite number, Python's or NumPy's, and no flag."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -> int:
+    """Reads a whole number of at least `low`, up to `high` where that is given.
+
+    Raises:
+        UserError: it is none, or out of range; `name` says which argument that is.
+    """
+    if not is_whole(value) or value < low or (high is not None and value > high):
+        extent = f"of at least {low}" if high is None else f"from {low} to {high}"
+        raise UserError(f"{name}={value!r} must be a whole number {extent}")
+    return int(value)

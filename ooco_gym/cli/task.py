@@ -20,8 +20,8 @@ from ooco_gym.files import atomic_write, write_json
 OK, BUG, MISTAKE = 0, 1, 2        # exit codes
 # What brings packages that the core does without.
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
-          "tensorboard": "train", "ray": "sweep", "optuna": "sweep", "onnx": "export", "onnxscript": "export",
-          "onnxruntime": "export"}
+          "wandb_workspaces": "train", "tensorboard": "train", "PIL": "train", "sklearn": "explain", "ray": "sweep",
+          "optuna": "sweep", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from ooco_gym.cli.progress import progress
 from ooco_gym.commands import play_screen as screen
 from ooco_gym.envs.words import asked
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, whole_number
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -29,9 +28,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     from rich.console import Console
 
-    steps = _whole(cfg.steps, "steps") if cfg.steps is not None else None
+    steps = whole_number("steps", cfg.steps) if cfg.steps is not None else None
     env, alone = (_make(cfg) for _ in range(2))
-    game = Game(env, Console(highlight=False), _whole(cfg.seed, "seed"), _whole(cfg.window, "window"))
+    game = Game(env, Console(highlight=False), whole_number("seed", cfg.seed), whole_number("window", cfg.window))
     game.play(steps)
     with progress(f"{game.partner} alone"):
         reference = _partner_alone(alone, game.window)
@@ -170,12 +169,11 @@ def _partner_alone(env: Any, window: tuple[int, int]) -> dict[str, float]:
 
 def _make(cfg: DictConfig) -> Any:
     """The environment that a configuration describes, with all that its `env` part says."""
-    import tempfile
-
     import gymnasium as gym
     from omegaconf import OmegaConf
 
     from ooco_gym.envs import ENVIRONMENTS, register_all
+    from ooco_gym.envs.config import NOT_ARGUMENTS
     from ooco_gym.errors import unknown
 
     spec = cfg.env if isinstance(cfg.env, str) else OmegaConf.to_container(cfg.env, resolve=True)
@@ -185,14 +183,6 @@ def _make(cfg: DictConfig) -> Any:
     if name not in ENVIRONMENTS:
         raise unknown("environment", str(name), list(ENVIRONMENTS))
     register_all()
-    with tempfile.TemporaryDirectory() as folder:  # environments read a file of this form: nothing of it is lost
-        path = Path(folder) / "env.yaml"
-        path.write_text(OmegaConf.to_yaml(OmegaConf.create(dict(spec))), encoding="utf-8")
-        return gym.make(name, scenario=str(path), window_s=cfg.window_s, warmup_s=cfg.warmup_s, partner=cfg.partner,
-                        shift=cfg.shift, disable_env_checker=True).unwrapped
-
-
-def _whole(value: Any, key: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value) or value < 0:
-        raise UserError(f"{key}={value} must be a whole number of at least 0")
-    return int(value)
+    arguments = {str(key): value for key, value in spec.items() if key not in NOT_ARGUMENTS}
+    arguments |= {key: cfg[key] for key in ("window_s", "warmup_s", "partner", "shift") if cfg[key] is not None}
+    return gym.make(name, disable_env_checker=True, **arguments).unwrapped

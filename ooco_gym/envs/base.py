@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from operator import index as whole
 from typing import Any, ClassVar
 
@@ -17,7 +18,6 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.job import FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies
-from ooco_gym.sim import state as s
 
 
 class DecisionEnv(gym.Env):
@@ -76,14 +76,17 @@ class DecisionEnv(gym.Env):
     def __init__(self, scenario: Any = None, partner: Any = None, window_s: float | None = None,
                  warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                  interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                 shift: str | None = None, render_mode: str | None = None, **parts: Any) -> None:
+                 levels: Sequence[float] | None = None, controls: Mapping[str, Any] | None = None,
+                 vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
+                 shift: str | None = None, render_mode: str | None = None, **unknown: Any) -> None:
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
         self.render_mode = render_mode
         self.config: EpisodeConfig = episode_config(
             self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
             candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
-            shift=shift, most_candidates=self.most_candidates, **parts)
+            levels=levels, controls=controls, vary=vary, shifts=shifts, shift=shift,
+            most_candidates=self.most_candidates, **unknown)
         self.episodes = Episodes(self.config, self.decisions, 1)
         self.observation_space, self.action_space = spaces_of(self.episodes)
         self._attach()
@@ -164,16 +167,7 @@ class DecisionEnv(gym.Env):
 
     def render(self) -> str | None:
         """One line of text on the instances (mode `ansi`)."""
-        simulation = self.episodes.simulations[0]
-        if self.render_mode is None or simulation is None:
-            return None
-        parts = [f"t={simulation.now_s:9.2f} s"]
-        for instance in simulation.state.instances:
-            free = instance["free_blocks"] / instance["total_blocks"]
-            parts.append(f"{s.ROLE_NAMES[instance['role']]}: {s.ACTIVITY_NAMES[instance['activity']]}, "
-                         f"{instance['urgent_members']} online, {instance['offline_members']} offline, "
-                         f"{instance['offline_waiting']} waiting, {free:.0%} KV free")
-        return " | ".join(parts) + "\n"
+        return None if self.render_mode is None else self.episodes.line(0)
 
     # --- For agents and evaluation ---------------------------------------------------------------------------------
     def partner_action(self) -> Any:

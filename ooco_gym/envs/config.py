@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.envs.reward import PARTS
-from ooco_gym.errors import UserError, check_keys, nearest, unknown
+from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, whole_number
 from ooco_gym.policy.bundle import Policy
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
@@ -18,6 +18,7 @@ from ooco_gym.scenario import DAY_S, Scenario
 DRAIN_S = 120.0  # most that is played after a window, to see its online requests through
 MOST_CANDIDATES = 64
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
+NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they say what it is, and for whom
 _KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
          "interval_s", "levels", "controls", "vary", "shifts", "splits")
 
@@ -66,7 +67,9 @@ class EpisodeConfig:
 def episode_config(default: str, *, scenario: Any = None, partner: Any = None, window_s: float | None = None,
                    warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                    interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                   shift: str | None = None, most_candidates: int = 64, **parts: Any) -> EpisodeConfig:
+                   levels: Sequence[float] | None = None, controls: Mapping[str, Any] | None = None,
+                   vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
+                   shift: str | None = None, most_candidates: int = 64, **others: Any) -> EpisodeConfig:
     """Completes an environment's arguments from its default scenario.
 
     Args:
@@ -76,8 +79,9 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         window_s, warmup_s, candidates, reward, interval_s: as `partner`, None takes the default's.
         workload, cluster: in short for these fields of the scenario.
         shift: name of one of the default's distribution shifts.
+        levels, controls, vary, shifts: instead of the default's, as in `conf/env`.
         most_candidates: more than the environment can ever offer are cut to this.
-        **parts: `levels`, `controls`, `vary`, `shifts` instead of the default's.
+        **others: refused, with the nearest name that there is.
 
     Raises:
         UserError: unknown names or keys, or figures out of range.
@@ -86,8 +90,9 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
                         "or a Scenario")
     base = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
+    parts = {"levels": levels, "controls": controls, "vary": vary, "shifts": shifts}
     base.update({key: value for key, value in parts.items() if value is not None})
-    check_keys("env", base, _KEYS)
+    check_keys("env", {**base, **others}, _KEYS)
 
     def given_or_default(name: str, given: Any, default: Any) -> Any:
         return given if given is not None else base.get(name, default)
@@ -102,22 +107,6 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
         _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
         _vary(chosen, base.get("vary")))
-
-
-def is_number(value: Any) -> bool:
-    """Whether a value is a number, and no flag."""
-    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-
-
-def whole_number(name: str, value: Any, low: int, high: int) -> int:
-    """Reads a whole number from `low` to `high`.
-
-    Raises:
-        UserError: it is none, or out of range; `name` says which argument that is.
-    """
-    if not is_number(value) or isinstance(value, (float, np.floating)) or not low <= value <= high:
-        raise UserError(f"{name}={value!r} must be a whole number from {low} to {high}")
-    return int(value)
 
 
 def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.job import CONTROL, part_of_a_step
 from ooco_gym.envs.stepping import end_runs
 from ooco_gym.sim.state import ASK
@@ -40,12 +40,7 @@ def answer_controls(state, job, i):
     return ASK
 
 
-def action_of_controls(asked: Asked) -> int:
-    """Never asked: an action of this environment is a vector (`DecisionEnv.partner_action`)."""
-    raise NotImplementedError
-
-
-DECISION = Decision("control", CONTROL, offer_controls, answer_controls, action_of_controls)
+DECISION = Decision("control", CONTROL, offer_controls, answer_controls)
 
 
 class ControlEnv(DecisionEnv):

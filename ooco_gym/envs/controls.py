@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.envs.config import EpisodeConfig, is_number
-from ooco_gym.errors import UserError, nearest
+from ooco_gym.envs.config import EpisodeConfig
+from ooco_gym.errors import UserError, is_number, nearest
 from ooco_gym.policy.bundle import Param, Policy
 
 STEPS = 2  # levels above and below the tuned value

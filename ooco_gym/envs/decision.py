@@ -57,7 +57,8 @@ class Decision:
         name: as in `features.DECISIONS`.
         kind: a decision point of the simulator, or `job.PACK`, `job.CONTROL`.
         offer, answer: compiled parts of a step (`job.part_of_a_step`).
-        action_of: the action for what a rule answers, for heuristics.
+        action_of: the action for what a rule answers, for heuristics; None: it comes by the clock, and rules have
+            settings for it, but no answer.
         window: waiting requests that the simulator must look at, where the partner looks at fewer.
     """
 
@@ -65,7 +66,7 @@ class Decision:
     kind: int
     offer: Any
     answer: Any
-    action_of: Callable[[Asked], int]
+    action_of: Callable[[Asked], int] | None = None
     window: int = 0
 
 

@@ -24,9 +24,6 @@ from ooco_gym.resources import conf_root, load_yaml, names
 
 NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "
         "Edit the classes instead. -->")
-# What an environment takes in place of its configuration's, besides the named arguments.
-IN_CONF = {"levels": "Sequence[float]", "controls": "Mapping[str, Any]", "vary": "Mapping[str, Any]",
-           "shifts": "Mapping[str, Any]"}
 ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Rewards", "Starting State", "Episode End",
          "Information", "Arguments", "Default Scenario", "Splits and Shifts", "Headroom", "References",
          "Version History")
@@ -164,25 +161,25 @@ def reward_rows() -> list[tuple[str, str, str]]:
 
 def _rewards() -> list[str]:
     presets = {preset: load_yaml("reward", preset) for preset in names("reward")}
+    budget = load_yaml("protocol", "default")["violation_budget"]
     first, *others = (f"w_{part} · {part}" for part in reward_module.PARTS)
     rows = [(f"`{part}`", charged, when, *(f"{weights.get(part, 0.0):g}" for weights in presets.values()))
             for part, charged, when in reward_rows()]
     return [f"reward = {' − '.join([first, *others])}, with what came to each part since the last decision:",
             table(("part", "what it sums up", "charged", *(f"weight in `{preset}`" for preset in presets)), rows),
-            f"The budget of `burst` is {reward_module.BUDGET:.0%} of the online requests in each block of "
-            f"{reward_module.BURST_S:g} s."]
+            f"The budget of `burst` (`violation_budget` in conf/protocol) is {budget:.0%} of the online requests in "
+            f"each block of {reward_module.BURST_S:g} s."]
 
 
 def _arguments(env: Any) -> list[str]:
     config, given = env.config, load_yaml("env", env.default_scenario)
     known = {"partner": config.partner, "window_s": config.window_s, "warmup_s": config.warmup_s,
              "candidates": config.candidates, "reward": given.get("reward"), "interval_s": config.interval_s,
-             "scenario": env.default_scenario}
+             "scenario": env.default_scenario, "levels": given.get("levels"), "controls": given.get("controls"),
+             "vary": given.get("vary")}
     head = ("argument", "type", "default here")
-    rows = [(f"`{name}`", f"`{parameter.annotation}`", f"`{known[name]}`" if name in known else "–")
+    rows = [(f"`{name}`", f"`{parameter.annotation}`", f"`{known[name]}`" if known.get(name) is not None else "–")
             for name, parameter in _parameters(DecisionEnv)]
-    rows += [(f"`{name}`", f"`{kind}`", f"`{given[name]}`" if name in given and name != "shifts" else "–")
-             for name, kind in IN_CONF.items()]
     vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
               for name, parameter in _parameters(DecisionVectorEnv) if name != "render_mode"]
     size = env.observation_space["candidates"].shape[0]

@@ -48,6 +48,7 @@ class Episodes:
         job: their arrays: observations, masks, accounts.
         config: what an episode is made of.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
+        recorder: who keeps what happens (`recording.Recorder`); None: nobody.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0) -> None:
@@ -63,7 +64,8 @@ class Episodes:
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
         self.bank = bank
         self._bank: dict[tuple[int, int], Simulation] = {}
-        self._set_up = False
+        self.recorder: Any = None
+        self._first: s.State | None = None  # of the first episode: the others have its cost tables
 
     def _prepared(self, partner: Policy) -> Policy:
         """The partner, looking at as many waiting requests as there are to choose from."""
@@ -99,6 +101,8 @@ class Episodes:
         """Plays window `number` of `seed` in place i, as far as its first decision."""
         job = self.job
         simulation = self._warm(i, seed, number)
+        if self.recorder is not None:
+            self.recorder.begin(i)
         job.handles[i] = simulation.handle.address
         place = int(job.settings[j.PACK_PARAM])
         job.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
@@ -110,6 +114,8 @@ class Episodes:
         turn[j.STEP_KIND] = clocks[0] if clocks else j.NO_KIND
         turn[j.OPEN] = 1
         begin(self._handle.address, self._run, i)
+        if self.recorder is not None:
+            self.recorder.opened(i)
 
     def _warm(self, i: int, seed: int, number: int) -> Simulation:
         """The simulation of a window at its start, after the warm-up; from the bank where it is kept there."""
@@ -129,7 +135,7 @@ class Episodes:
     def _build(self, i: int, seed: int, number: int) -> Simulation:
         self.windows[i], self._rules[i] = (seed, number), {}
         simulation = self.simulations[i] = Simulation(self.config.window(seed, number), self._partner)
-        if not self._set_up:
+        if self._first is None:
             self._set_rules(simulation)
             self._first = simulation.state
         simulation.state = s.share_tables(simulation.state, self._first)
@@ -145,20 +151,23 @@ class Episodes:
         place, scale = pack_parameter(policy, self.config)
         job.settings[j.PACK_PARAM], job.settings[j.PACK_SCALE] = place, scale
         job.settings[j.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
+        job.settings[j.VIOLATION_BUDGET] = float(self.config.scenario.load_protocol()["violation_budget"])
         if self.controls is not None:
             names = [param.name for param in policy.params]
             job.params[:] = [names.index(name) for name in self.controls.names]
-        self._set_up = True
 
     def step(self, first: int = 0, last: int | None = None) -> list[int]:
         """Takes `job.actions` in the open episodes first … last - 1. Returns the places of those that ended."""
-        end = len(self.simulations) if last is None else last
-        if step_all(self._handle.address, self._run, first, end) == 0:
-            return []
-        turns = self.job.turns
-        ended = [i for i in range(first, end) if turns[i, j.OPEN] and turns[i, j.KIND] == j.NO_KIND]
-        for i in ended:
-            self._finish(i)
+        end, turns = len(self.simulations) if last is None else last, self.job.turns
+        recorder: Any = self.recorder
+        going = [] if recorder is None else [i for i in range(first, end) if turns[i, j.OPEN]]
+        ended: list[int] = []
+        if step_all(self._handle.address, self._run, first, end):
+            ended = [i for i in range(first, end) if turns[i, j.OPEN] and turns[i, j.KIND] == j.NO_KIND]
+            for i in ended:
+                self._finish(i)
+        for i in going:
+            recorder.took(i)
         return ended
 
     def _finish(self, i: int) -> None:
@@ -166,10 +175,7 @@ class Episodes:
         simulation, job = self.simulations[i], self.job
         assert simulation is not None
         last = job.account[i].copy()
-        weights = job.weights.copy()
-        job.weights[r.WAITING] = 0.0  # the window is over: nothing waits on the agent's account
         drain(self._handle.address, self._run, i, simulation.end_ps)
-        job.weights[:] = weights
         job.account[i, r.PART:r.ELAPSED] += last[r.PART:r.ELAPSED]
         job.account[i, r.ELAPSED] = last[r.ELAPSED]
         job.turns[i, j.OPEN] = 0
@@ -226,6 +232,19 @@ class Episodes:
             **{f"reward/{part}": float(account[r.TOTAL + place]) for place, part in enumerate(r.PARTS)},
         }
 
+    def line(self, i: int) -> str | None:
+        """One line of text on the instances of episode i; None before its start."""
+        simulation = self.simulations[i]
+        if simulation is None:
+            return None
+        parts = [f"t={simulation.now_s:9.2f} s"]
+        for instance in simulation.state.instances:
+            free = instance["free_blocks"] / instance["total_blocks"]
+            parts.append(f"{s.ROLE_NAMES[instance['role']]}: {s.ACTIVITY_NAMES[instance['activity']]}, "
+                         f"{instance['urgent_members']} online, {instance['offline_members']} offline, "
+                         f"{instance['offline_waiting']} waiting, {free:.0%} KV free")
+        return " | ".join(parts) + "\n"
+
     def rule_answer(self, i: int, name: str) -> tuple[int, np.ndarray]:
         """What a policy's rule answers to the decision that is open in episode i, and the requests that it picks.
 
@@ -273,16 +292,14 @@ class Episodes:
 
     def rule_action(self, i: int, name: str) -> int:
         """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
-        kind = int(self.job.turns[i, j.KIND])
-        if not self.open(i) or kind == j.NO_KIND:
-            return j.PARTNER_ACTION
-        if kind >= j.PACK:
+        decision = self._by_kind.get(int(self.job.turns[i, j.KIND])) if self.open(i) else None
+        if decision is None or decision.action_of is None:
             return j.PARTNER_ACTION
         answer, picks = self.rule_answer(i, name)
         simulation = self.simulations[i]
         assert simulation is not None
         asked = Asked(simulation.state, answer, picks, self.job.chosen[i], self.job.turns[i])
-        return self._by_kind[kind].action_of(asked)
+        return decision.action_of(asked)
 
 
 def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, config: EpisodeConfig) -> None:

@@ -29,7 +29,7 @@ ILLEGAL = -1
 MORE = -9  # an answer: the decision goes on with another pick
 MOST_PICKS = 16  # of one decision
 # --- Slots of Job.settings ------------------------------------------------------------------------------------------
-(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, SETTINGS) = range(4)
+(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, SETTINGS) = range(5)
 
 
 class Job(NamedTuple):

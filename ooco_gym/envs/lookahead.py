@@ -18,11 +18,11 @@ from ooco_gym.envs.job import (
     job_at,
     offer_at,
 )
-from ooco_gym.envs.reward import PART, REWARD, TOTAL, WAITING, settle_account
-from ooco_gym.envs.stepping import advance, answer_of, end_runs, offer, set_margin
+from ooco_gym.envs.reward import PART, REWARD, TOTAL, settle_account
+from ooco_gym.envs.stepping import advance, answer_of, end_runs, offer, play_down, run_to, set_margin
 from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.decode import cut, first_step, settle
-from ooco_gym.sim.loop import run_at, settle_all
+from ooco_gym.sim.loop import settle_all
 from ooco_gym.sim.state import (
     ASK,
     BATCH,
@@ -34,13 +34,13 @@ from ooco_gym.sim.state import (
     MOVING,
     NEVER,
     NEXT_ARRIVAL,
+    PS_PER_S,
     PULL,
     PUSH_WAITING,
     REJECTED,
     RESIDENT,
     state_at,
 )
-from ooco_gym.sim.state import PS_PER_S as SECOND
 
 SCORE = TOTAL + REWARD - PART  # column of an account: the reward so far, and what a play-out adds to it
 # Who plays on: the partner; or, in decisions of the environment's kinds, *no*, the shortest or the longest request
@@ -80,7 +80,7 @@ def _done(state):
             total += alone
         else:  # its prompt is to be prefilled anew, with all that it had generated
             total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
-    return total / SECOND
+    return total / PS_PER_S
 
 
 @inner
@@ -119,27 +119,17 @@ def _picked(state, job, i, answer, base):
 @inner
 def _play_on(state, job, i, run_address, answer, base):
     """From an answer to Job.turns[i, UNTIL_PS] under a base."""
-    turn, handle = job.turns[i], job.handles[i]
+    turn = job.turns[i]
     if base == PARTNER:
         if turn[NEXT_CONTROL_PS] < turn[UNTIL_PS]:
-            run_at(run_address)(handle, job.rules[1], turn[NEXT_CONTROL_PS], answer)
+            run_to(state, job, i, run_address, job.rules[1], turn[NEXT_CONTROL_PS], answer)
             _set_back(state, job, i, turn[STEP_KIND])
             answer = ASK
-        run_at(run_address)(handle, job.rules[1], turn[UNTIL_PS], answer)
+        run_to(state, job, i, run_address, job.rules[1], turn[UNTIL_PS], answer)
         return
     while advance(state, job, i, run_address, answer):
         job.actions[i, 0] = own_action(state, job, i, base)
         answer = _picked(state, job, i, answer_of(state, job, i), base)
-
-
-@inner
-def _drain(state, job, i, run_address, end_ps):
-    """The rest of the load under the partner, as at the end of an episode, where nothing waits on its account."""
-    waiting, job.weights[WAITING] = job.weights[WAITING], 0.0
-    set_margin(state, job, job.tuned[i])
-    run_at(run_address)(job.handles[i], job.rules[1], end_ps, ASK)
-    settle_account(state, job.weights, job.account[i])
-    job.weights[WAITING] = waiting
 
 
 @jit(types.void(types.int64, types.int64, types.int64[:, ::1], types.int64, types.int64, types.float64))
@@ -176,7 +166,7 @@ def play_out(job_address, run_address, bases, until_ps, end_ps, progress):
         _play_on(state, job, i, run_address, answer, base)
         settle_account(state, job.weights, job.account[i])
         if until_ps >= window_end_ps:
-            _drain(state, job, i, run_address, min(until_ps, end_ps))
+            play_down(state, job, i, run_address, min(until_ps, end_ps))
         elif progress > 0.0:
             job.account[i, SCORE] += progress * job.weights[0] * _done(state)
 

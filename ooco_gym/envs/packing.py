@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.filling import fill_step, share
 from ooco_gym.envs.job import (
     FIXED,
@@ -48,12 +48,7 @@ def answer_level(state, job, i):
     return ASK
 
 
-def action_of_level(asked: Asked) -> int:
-    """Any rule: its margin stays as it was tuned."""
-    return PARTNER_ACTION
-
-
-DECISION = Decision("pack", PACK, offer_levels, answer_level, action_of_level)
+DECISION = Decision("pack", PACK, offer_levels, answer_level)
 
 
 class PackingEnv(DecisionEnv):

@@ -33,14 +33,14 @@ from ooco_gym.sim.state import (
 PARTS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
 COSTS = ("ttft", "tpot")  # parts that are online requests beyond an SLO: info["cost_<part>"]
 BURST_S = 600.0  # a block of time within which the violation budget must hold, too
-BUDGET = 0.03  # of the online requests may miss an SLO (conf/protocol: violation_budget)
 _N = len(PARTS)
 # Columns of an account: sums at the last decision, the step's parts, their total, cost, costs by SLO, elapsed seconds,
-# then totals of the episode, and what was at the beginning of the present block of time.
+# what was at the beginning of the present block of time, the share of online requests that may miss an SLO, then totals
+# of the episode.
 OLD, PART, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
-OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS = range(
-    2 * _N + 5, 2 * _N + 12)
-TOTAL = 2 * _N + 12  # and on, as from PART to COST
+OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS, BUDGET = range(
+    2 * _N + 5, 2 * _N + 13)
+TOTAL = 2 * _N + 13  # and on, as from PART to COST
 ACCOUNT = TOTAL + _N + 2
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
@@ -93,7 +93,7 @@ def _excess(state, account, now):
         account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = account[OLD_ARRIVED], account[OLD_VIOLATIONS]
     violated = state.counters[VIOLATIONS] - account[BLOCK_VIOLATED]
     arrived = state.counters[ONLINE_ARRIVED] - account[BLOCK_ARRIVED]
-    return account[BLOCK_EXCESS] + max(0.0, violated - BUDGET * arrived)
+    return account[BLOCK_EXCESS] + max(0.0, violated - account[BUDGET] * arrived)
 
 
 @inner
@@ -112,9 +112,17 @@ def turn_block(state, account):
 
 
 @inner
-def open_account(state, weights, account):
-    """Opens the books at the beginning of an episode: nothing before it counts."""
+def open_account(state, weights, budget, account):
+    """Opens the books at the beginning of an episode: nothing before it counts.
+
+    Args:
+        state: the episode.
+        weights: float64[parts].
+        budget: share of the online requests that may miss an SLO.
+        account: float64[ACCOUNT], written.
+    """
     account[:] = 0.0
+    account[BUDGET] = budget
     account[BLOCK] = np.floor(state.counters[NOW] / PS_PER_S / BURST_S)
     settle_account(state, weights, account)
     for column in range(_N + 2):

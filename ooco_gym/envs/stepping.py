@@ -23,15 +23,18 @@ from ooco_gym.envs.job import (
     PLANNED,
     STEP_KIND,
     UNTIL_PS,
+    VIOLATION_BUDGET,
     job_at,
     offer_at,
 )
-from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, settle_account, turn_block
+from ooco_gym.envs.reward import WAITING, block_end_ps, open_account, recent_violations, settle_account, turn_block
 from ooco_gym.sim.decode import cut, settle
 from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import (
     ASK,
     ASKED,
+    LOG_FULL,
+    LOG_USED,
     NEVER,
     NOW,
     PENDING,
@@ -46,7 +49,6 @@ from ooco_gym.sim.state import (
 )
 
 ORDER = tuple(int(place) for place in KIND_ORDER)
-OVER = 0  # kind of an episode that has ended: NO_KIND
 
 
 @inner
@@ -86,24 +88,38 @@ def end_runs(state):
 
 
 @inner
+def run_to(state, job, i, run_address, rules, until_ps, answer):
+    """Runs an episode under rules until a time or what they ask; the account's blocks turn on the way.
+
+    Returns why the simulator stopped.
+    """
+    while True:
+        edge_ps = block_end_ps(job.account[i])
+        why = run_at(run_address)(job.handles[i], rules, min(until_ps, edge_ps), answer)
+        if why == LOG_FULL:  # more than is kept of one step (`recording`): what came first goes
+            state.counters[LOG_USED], answer = 0, ASK
+            continue
+        if why == ASKED or state.counters[NOW] < edge_ps:
+            return why
+        turn_block(state, job.account[i])
+        if edge_ps >= until_ps:
+            return why
+        answer = ASK
+
+
+@inner
 def advance(state, job, i, run_address, answer):
     """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
     turn = job.turns[i]
     while True:
-        until_ps, edge_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS]), block_end_ps(job.account[i])
-        why = run_at(run_address)(job.handles[i], job.rules[0], min(until_ps, edge_ps), answer)
-        if why != ASKED and state.counters[NOW] >= edge_ps:
-            turn_block(state, job.account[i])
-            if edge_ps < until_ps:
-                answer = ASK
-                continue
-        if why == ASKED:
+        until_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS])
+        if run_to(state, job, i, run_address, job.rules[0], until_ps, answer) == ASKED:
             kind = state.counters[PENDING]
         elif until_ps < turn[UNTIL_PS] and state.counters[NOW] >= until_ps:
             kind = turn[STEP_KIND]
             turn[NEXT_CONTROL_PS] += np.int64(job.settings[CONTROL_INTERVAL_PS])
         else:
-            turn[KIND] = OVER
+            turn[KIND] = NO_KIND
             return False
         turn[KIND], turn[PICKED], turn[PLANNED] = kind, 0, 0
         if offer(state, job, i):
@@ -165,8 +181,17 @@ def blank(job, i):
 
 
 @inner
+def show(state, job, i, goes_on):
+    """Writes what is seen after a step: the open decision, or that there is none any more."""
+    if goes_on:
+        observe(state, job, i)
+    else:
+        blank(job, i)
+
+
+@inner
 def _step(state, job, i, run_address):
-    if job.turns[i, KIND] == OVER:  # a window without a decision: its one step is its end
+    if job.turns[i, KIND] == NO_KIND:  # a window without a decision: its one step is its end
         settle_account(state, job.weights, job.account[i])
         return False
     answer = answer_of(state, job, i)
@@ -179,10 +204,7 @@ def _step(state, job, i, run_address):
         answer = offer_at(job.answers[job.turns[i, KIND]])(state, job, i)
     goes_on = advance(state, job, i, run_address, answer)
     settle_account(state, job.weights, job.account[i])
-    if goes_on:
-        observe(state, job, i)
-    else:
-        blank(job, i)
+    show(state, job, i, goes_on)
     return goes_on
 
 
@@ -210,26 +232,25 @@ def begin(job_address, run_address, i):
     turn[NEXT_CONTROL_PS] = NEVER
     if turn[STEP_KIND] != NO_KIND:
         turn[NEXT_CONTROL_PS] = state.counters[NOW]
-    open_account(state, job.weights, job.account[i])
+    open_account(state, job.weights, job.settings[VIOLATION_BUDGET], job.account[i])
     goes_on = advance(state, job, i, run_address, ASK)
-    if goes_on:
-        observe(state, job, i)
-    else:
-        blank(job, i)
+    show(state, job, i, goes_on)
     return goes_on
+
+
+@inner
+def play_down(state, job, i, run_address, end_ps):
+    """The rest of the load after the window: nothing waits on the agent's account any more."""
+    waiting, job.weights[WAITING] = job.weights[WAITING], 0.0
+    set_margin(state, job, job.tuned[i])
+    run_to(state, job, i, run_address, job.rules[1], end_ps, ASK)
+    settle_account(state, job.weights, job.account[i])
+    job.weights[WAITING] = waiting
 
 
 @jit(types.void(types.int64, types.int64, types.int64, types.int64))
 def drain(job_address, run_address, i, end_ps):
     """Plays an episode on under the partner, until its online requests are settled, and accounts for it."""
     job = job_at(job_address)
-    state = state_at(job.handles[i])
-    set_margin(state, job, job.tuned[i])
-    while True:
-        edge_ps = block_end_ps(job.account[i])
-        run_at(run_address)(job.handles[i], job.rules[1], min(end_ps, edge_ps), ASK)
-        if state.counters[NOW] < edge_ps or edge_ps >= end_ps:
-            break
-        turn_block(state, job.account[i])
-    settle_account(state, job.weights, job.account[i])
+    play_down(state_at(job.handles[i]), job, i, run_address, end_ps)
 

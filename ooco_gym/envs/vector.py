@@ -23,7 +23,7 @@ from ooco_gym.envs.migration import MigrationEnv
 from ooco_gym.envs.packing import PackingEnv
 from ooco_gym.envs.preemption import PreemptionEnv
 from ooco_gym.envs.routing import RoutingEnv
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.PART, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
@@ -57,9 +57,9 @@ class DecisionVectorEnv(VectorEnv):
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
                  **arguments: Any) -> None:
-        self.num_envs = _at_least("num_envs", num_envs, 1)
-        self._bank = _at_least("bank", bank, 0)
-        self._most = None if max_episode_steps is None else _at_least("max_episode_steps", max_episode_steps, 1)
+        self.num_envs = whole_number("num_envs", num_envs, 1)
+        self._bank = whole_number("bank", bank, 0)
+        self._most = None if max_episode_steps is None else whole_number("max_episode_steps", max_episode_steps, 1)
         if render_mode not in (None, "ansi"):
             raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
         try:
@@ -78,11 +78,10 @@ class DecisionVectorEnv(VectorEnv):
         self._attach()
         self._randoms: list[np.random.Generator] = []
         self._train_seeds = _train_seeds(train_seeds)
-        stream = _at_least("train_stream", train_stream, 0)
+        stream = whole_number("train_stream", train_stream, 0)
         self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
         self._steps = np.zeros(num_envs, np.int64)
-        self.windows: list[tuple[int, int]] = [(-1, -1)] * num_envs
         self._started = False
 
     def _attach(self) -> None:
@@ -164,7 +163,6 @@ class DecisionVectorEnv(VectorEnv):
             self._randoms[i] = np_random(seed)[0]
         played = seed if seed is not None else int(self._randoms[i].integers(2**31))
         window = number if number is not None else int(self._randoms[i].integers(WINDOWS))
-        self.windows[i] = (played, window)
         self.episodes.start(i, played, window)
         self._over[i], self._steps[i] = False, 0
 
@@ -274,14 +272,17 @@ class DecisionVectorEnv(VectorEnv):
         """The protocol's figures of episode i so far."""
         return self.episodes.summary(i)
 
+    @property
+    def windows(self) -> list[tuple[int, int]]:
+        """(seed, number) of what each place plays; (-1, -1) before its first start."""
+        return self.episodes.windows
+
+    def render(self) -> tuple[str | None, ...] | None:
+        """One line of text on the instances of each episode (mode `ansi`)."""
+        return None if self.render_mode is None else tuple(map(self.episodes.line, range(self.num_envs)))
+
     def _observations(self) -> dict[str, np.ndarray]:
         return {key: array.copy() for key, array in self._arrays.items()}
-
-
-def _at_least(name: str, value: Any, low: int) -> int:
-    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < low:
-        raise UserError(f"{name}={value!r} must be a whole number of at least {low}")
-    return int(value)
 
 
 def _train_seeds(seeds: Any) -> list[int] | None:
@@ -289,7 +290,7 @@ def _train_seeds(seeds: Any) -> list[int] | None:
         return None
     if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Iterable) or not (listed := list(seeds)):
         raise UserError(f"train_seeds={seeds!r} must be a list of seeds, one at least; None lets reset choose them")
-    return [_at_least(f"train_seeds[{place}]", seed, 0) for place, seed in enumerate(listed)]
+    return [whole_number(f"train_seeds[{place}]", seed, 0) for place, seed in enumerate(listed)]
 
 
 def _places(count: int, chosen: Sequence[int]) -> np.ndarray:

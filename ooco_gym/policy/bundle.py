@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import namedtuple
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -103,6 +104,10 @@ class Policy:
 
     def hooks(self) -> tuple[Any, ...]:
         """The six compiled rules in the order of the decision points."""
+        return self._hooks
+
+    @cached_property  # environments ask for rules and numbers at every decision that a rule answers
+    def _hooks(self) -> tuple[Any, ...]:
         from ooco_gym.policy import rules
 
         plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.everybody,
@@ -125,7 +130,15 @@ class Policy:
         return replace(self, values={**self.values, **values})
 
     def vector(self) -> np.ndarray:
-        """The parameters as float64[PARAMS], as State.params holds them."""
+        """The parameters as float64[PARAMS], as State.params holds them.
+
+        Raises:
+            UserError: a parameter has no value, or one that it cannot have.
+        """
+        return self._vector.copy()
+
+    @cached_property
+    def _vector(self) -> np.ndarray:
         vector = np.zeros(s.PARAMS)
         for place, param in enumerate(self.params):
             if param.name not in self.values:

@@ -10,8 +10,8 @@ import numpy as np
 from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, settle, start_run, wake
-from ooco_gym.sim.memory import evict
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH
+from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
 from ooco_gym.sim.queues import (

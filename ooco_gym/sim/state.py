@@ -362,6 +362,7 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
+SHARED = (*COST_TABLES, "hash_ids", "order")  # never written while an episode runs: its copies have the same arrays
 
 
 def share_tables(state: State, other: State) -> State:
@@ -371,9 +372,8 @@ def share_tables(state: State, other: State) -> State:
 
 
 def copy_state(state: State) -> State:
-    """Copies an episode: every array, the cost tables shared (they never change)."""
-    shared = (*COST_TABLES, "hash_ids", "order")
-    return State(*(value if name in shared else value.copy() for name, value in zip(State._fields, state, strict=True)))
+    """Copies an episode: every array but those of `SHARED`."""
+    return State(*(value if name in SHARED else value.copy() for name, value in zip(State._fields, state, strict=True)))
 
 
 STATE_TYPE = typeof(empty_state(1, 1, 1, 1, 1, 1, 2))

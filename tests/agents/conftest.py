@@ -10,7 +10,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 # Without the extras train and export there is nothing to learn with; evaluating heuristics is tested all the same.
 _needs = {"test_agent_export.py": "onnxruntime", "test_agent_train.py": "sb3_contrib",
           "test_agent_networks.py": "sb3_contrib", "test_agent_loggers.py": "sb3_contrib",
-          "test_agent_vector.py": "sb3_contrib"}
+          "test_agent_vector.py": "sb3_contrib", "test_agent_tracking.py": "wandb",
+          "test_agent_dashboard.py": "wandb_workspaces", "test_agent_explain.py": "sklearn"}
 collect_ignore = [name for name, package in _needs.items() if find_spec(package) is None]
 
 
@@ -26,3 +27,23 @@ def run_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     write_json(folder / "summary.json", main(train_config(folder)))
     return folder
+
+
+@pytest.fixture(scope="session")
+def tracked(tmp_path_factory):
+    """A run on short windows of the gate, tracked by W&B offline: (folder, what its log holds)."""
+    pytest.importorskip("sb3_contrib")
+    pytest.importorskip("wandb")
+    from gating_double import real_config
+    from wandb_log import offline_run
+
+    from agents.train import main
+
+    out = tmp_path_factory.mktemp("tracked") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("WANDB_MODE", "offline")
+        patch.setenv("WANDB_CACHE_DIR", str(out.parent / "cache"))
+        patch.chdir(out.parent)
+        main(real_config(out, logger={"name": "wandb", "project": "tests", "tags": ["t"],
+                                      "regret": {"decisions": 3, "horizon_s": 20.0}}))
+    return out, offline_run(out)

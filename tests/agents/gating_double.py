@@ -9,11 +9,13 @@ difference.
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import ClassVar
 
 import gymnasium as gym
 import numpy as np
+import yaml
 from gymnasium import spaces
 
 K, FC, F, D = 8, 3, 4, 2
@@ -120,3 +122,14 @@ def train_config(out, **changes):
         "max_wall_s": None, "threads": 1, "checkpoint_every_steps": 100,
         "validation": {"windows": 2, "every_steps": 100, "violation_limit": 0.03}, "out": str(out), **changes,
     }
+
+
+GATING = yaml.safe_load((Path(__file__).parents[2] / "conf" / "env" / "gating.yaml").read_text(encoding="utf-8"))
+SHORT = {**GATING, "window_s": 60.0, "warmup_s": 30.0}
+
+
+def real_config(out, **changes):
+    """A run on short windows of the gate; two updates."""
+    changes = {"total_timesteps": 1600, "window_s": 30.0, **changes}
+    return {**train_config(out, agent={"n_envs": 4, "n_steps": 200, "batch_size": 400, "imitate": None}, **changes),
+            "env": SHORT, "validation": {"windows": 2, "every_steps": 800, "violation_limit": 0.03}}

@@ -1,11 +1,11 @@
 """Weights & Biases works offline without login or prompt; TensorBoard writes into the run folder."""
 
-import time
-
 import pytest
 from gating_double import train_config
+from wandb_log import offline_run
 
 from agents import train
+from ooco_gym.errors import UserError
 
 
 def test_wandb_offline_run_holds_the_figures(tmp_path, monkeypatch):
@@ -13,18 +13,25 @@ def test_wandb_offline_run_holds_the_figures(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "run"
-    train.main(train_config(out, total_timesteps=150, logger={"name": "wandb", "project": "tests"}))
-    files = list(out.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 1
-    data = files[0].read_bytes()
-    for _ in range(200):  # W&B's service writes out a moment after it has confirmed the end of the run
-        if b"validation/reward" in data:
-            break
-        time.sleep(0.05)
-        data = files[0].read_bytes()
-    for key in (b"reward/service_per_s", b"episode/violation_rate", b"validation/reward", b"global_step"):
-        assert key in data
+    train.main(train_config(out, total_timesteps=150, logger={"name": "wandb", "project": "tests", "bundle": False}))
+    run = offline_run(out)
+    assert {"reward/service_per_s", "episode/violation_rate", "validation/reward", "decisions"} <= run.names
+    assert run.ended and not any(artifact.type == "model" for artifact in run.artifacts)
     assert not (tmp_path / "wandb").exists()
+
+
+def test_a_resumed_run_goes_on_under_its_own_name(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    from agents.loggers import WandbOutputFormat
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    first = WandbOutputFormat(tmp_path, {}, {})
+    first.close()
+    again = WandbOutputFormat(tmp_path, {}, {"resume": str(tmp_path)})
+    again.close()
+    anew = WandbOutputFormat(tmp_path, {}, {})
+    anew.close()
+    assert first.run.id == again.run.id != anew.run.id
 
 
 def test_online_without_a_login_becomes_offline(monkeypatch):
@@ -32,12 +39,19 @@ def test_online_without_a_login_becomes_offline(monkeypatch):
     from agents import loggers
 
     monkeypatch.setenv("WANDB_MODE", "online")
-    monkeypatch.setattr(wandb, "api", type("Api", (), {"api_key": None})())
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)
     assert loggers._wandb_mode({}) == "offline"
-    monkeypatch.setattr(wandb, "api", type("Api", (), {"api_key": "k" * 40})())
+    monkeypatch.setattr(wandb, "login", lambda prompt, verify: True)
     assert loggers._wandb_mode({}) == "online"
     monkeypatch.delenv("WANDB_MODE")
-    assert loggers._wandb_mode({}) == "offline"
+    assert loggers._wandb_mode({}) == "online"
+    for mode in ("offline", "disabled"):
+        assert loggers._wandb_mode({"mode": mode}) == mode
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert loggers._wandb_mode({"mode": "online"}) == "offline"
+    monkeypatch.delenv("WANDB_MODE")
+    with pytest.raises(UserError, match="unknown logger.mode 'ofline' \\(did you mean 'offline'"):
+        loggers._wandb_mode({"mode": "ofline"})
 
 
 def test_tensorboard_writes_into_the_run_folder(tmp_path):

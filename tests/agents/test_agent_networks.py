@@ -10,15 +10,27 @@ from hypothesis import strategies as st
 
 from agents.buffer import TimedRolloutBuffer
 from agents.environments import OBSERVATION_KEYS
-from agents.networks import Actor, CandidatePolicy, ObservationEncoder, check_action_space
+from agents.networks import Actor, ObservationEncoder, check_action_space
+from agents.policies import CandidateDQNPolicy, CandidatePolicy, CandidateQRDQNPolicy, UnmaskedCandidatePolicy
 from ooco_gym.errors import UserError
 
+EQUIVARIANT = [(network, joint) for network in ("candidate_scorer", "attention") for joint in (False, True)]
 
-@pytest.fixture(scope="module")
-def policy():
+
+def policy_of(network="candidate_scorer", joint=False, kind=CandidatePolicy, action_space=None, **more):
     env = GatingDouble()
     torch.manual_seed(0)
-    return CandidatePolicy(env.observation_space, env.action_space, lambda _: 1e-3, hidden=16)
+    made = kind(env.observation_space, action_space or env.action_space, lambda _: 1e-3, hidden=16, network=network,
+                joint=joint, **more)
+    for parameter in made.parameters():  # away from the nearly uniform start, so that differences show
+        if parameter.dim() > 1:
+            torch.nn.init.orthogonal_(parameter)
+    return made
+
+
+@pytest.fixture(scope="module", params=EQUIVARIANT, ids=str)
+def policy(request):
+    return policy_of(*request.param)
 
 
 def batch(seed, n=5):
@@ -80,10 +92,75 @@ def test_actor_never_takes_an_illegal_action(policy):
     assert bool((mask.gather(1, chosen[:, None]) > 0).all())
 
 
-def test_other_actions_than_discrete_ones_are_refused_with_what_to_do():
-    with pytest.raises(UserError, match="MultiDiscrete actions, which 'ooco-gym train' does not support.*MaskablePPO"):
-        check_action_space(spaces.MultiDiscrete([5, 5]), "ooco_gym/Control-v0")
-    check_action_space(spaces.Discrete(3), "any")
+def test_the_order_of_candidates_matters_to_plain_layers():
+    cluster, candidates, mask, decision = batch(1)
+    mask[:] = 1
+    with torch.inference_mode():
+        before, after = (Actor(policy_of("mlp"))(cluster, rows, mask, decision)[1]
+                         for rows in (candidates, candidates.flip(1)))
+    assert not torch.allclose(before[:, FIXED:].flip(1), after[:, FIXED:])
+
+
+@pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])
+def test_joint_heads_have_weights_of_their_own_for_each_decision(network):
+    """What one kind of decision learns in the last layer leaves the answers to another as they are."""
+    policy, (cluster, candidates, mask, _) = policy_of(network, joint=True), batch(2)
+    one, two = (torch.eye(D)[[kind] * 5] for kind in (0, 1))
+    before = [Actor(policy)(cluster, candidates, mask, due)[1].detach() for due in (one, two)]
+    Actor(policy)(cluster, candidates, mask, one)[1].where(mask > 0, 0.0).square().sum().backward()
+    heads = policy.mlp_extractor.last if network == "mlp" else policy.mlp_extractor.heads
+    with torch.no_grad():
+        for parameter in heads.parameters():
+            parameter -= 0.1 * parameter.grad
+        after = [Actor(policy)(cluster, candidates, mask, due)[1] for due in (one, two)]
+    assert not torch.allclose(before[0], after[0])
+    torch.testing.assert_close(before[1], after[1])
+
+
+@pytest.mark.parametrize("kind", [CandidateDQNPolicy, CandidateQRDQNPolicy])
+@pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])
+def test_value_policies_answer_with_legal_actions_as_their_actor_does(kind, network):
+    policy, observations = policy_of(network, kind=kind), batch(7, n=200)
+    observations[2][:, 0] = 0
+    observations[2][:, FIXED] = 1
+    raw = {key: part.numpy() for key, part in zip(OBSERVATION_KEYS, observations, strict=True)}
+    chosen, _ = policy.predict(raw, deterministic=True)
+    with torch.inference_mode():
+        assert np.array_equal(chosen, Actor(policy)(*observations)[0].numpy())
+    assert (raw["action_mask"][np.arange(200), chosen] > 0).all() and len(set(chosen.tolist())) > 1
+
+
+def test_without_masks_from_the_algorithm_the_policy_still_draws_legal_actions():
+    policy, observations = policy_of(kind=UnmaskedCandidatePolicy), batch(8, n=500)
+    with torch.inference_mode():
+        drawn = policy(dict(zip(OBSERVATION_KEYS, observations, strict=True)))[0]
+    assert bool((observations[2].gather(1, drawn[:, None]) > 0).all()) and len(set(drawn.tolist())) > 5
+
+
+@pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])
+def test_a_vector_of_levels_has_a_head_for_each_parameter(network):
+    levels = [5] * (K - 1) + [3]
+    env = GatingDouble()
+    space = spaces.Dict({**env.observation_space.spaces, "action_mask": spaces.Box(0, 1, (sum(levels),), np.int8)})
+    torch.manual_seed(0)
+    policy = CandidatePolicy(space, spaces.MultiDiscrete(levels), lambda _: 1e-3, hidden=16, network=network)
+    cluster, candidates, _, decision = batch(9)
+    mask = torch.ones(5, sum(levels), dtype=torch.int8)
+    mask[:, 5] = 0  # the lowest level of the second parameter
+    with torch.inference_mode():
+        actions, logits = Actor(policy)(cluster, candidates, mask, decision)
+        alike, _ = Actor(policy)(cluster, torch.zeros_like(candidates), mask, decision)
+    assert actions.shape == (5, K) and logits.shape == (5, sum(levels))
+    assert bool((actions < torch.tensor(levels)).all()) and bool((actions[:, 1] > 0).all())
+    assert len(set(alike[0].tolist())) > 1  # parameters are told apart by their places
+
+
+def test_other_actions_than_those_that_can_be_learned_are_refused_with_what_to_do():
+    with pytest.raises(UserError, match="Box actions, which this agent cannot learn: expected Discrete or"):
+        check_action_space(spaces.Box(0, 1, (2,)), "any")
+    with pytest.raises(UserError, match=r"MultiDiscrete actions.*choose agent=maskable_ppo or agent=ppo"):
+        check_action_space(spaces.MultiDiscrete([5, 5]), "ooco_gym/Control-v0", vectors=False)
+    check_action_space(spaces.Discrete(3), "any", vectors=False)
 
 
 def test_scaling_is_that_of_all_legal_rows_in_any_grouping():

@@ -8,7 +8,7 @@ import pytest
 from gating_double import train_config
 
 from agents import evaluate
-from agents.actions import MEANINGS, action_meanings, action_names
+from agents.actions import action_meanings, action_names
 from agents.environments import is_partner, make_env, windows
 from agents.play import RulePlayer, play
 from ooco_gym.envs.features import DECISIONS
@@ -110,9 +110,13 @@ def test_control_is_refused_before_anything_is_learned(tmp_path):
 
 
 def test_actions_are_named_for_every_decision():
-    assert set(MEANINGS) == set(DECISIONS) - {"control"}
-    assert action_names(["evict"], 2, 2) == ["let the newcomer wait", "do what the partner would do",
-                                             "evict candidate 0", "evict candidate 1"]
+    assert action_names(["evict"], 2, 2) == [
+        "let the newcomer wait (not where a running batch needs the memory)", "do what the partner would do",
+        "candidate 0: evict this request", "candidate 1: evict this request"]
+    choices = [name for name in DECISIONS if name != "control"]
+    first = {name: words[0] for name, words in action_meanings(choices, 1, 2).items()}
+    assert len(set(first.values())) == len(choices)
     joint = action_meanings(["gate", "pull"], 1, 2)
-    assert joint["pull"] == ["no more picks", "do what the partner would do", "pick candidate 0"]
+    assert joint["pull"] == ["end the picks: nobody, or nobody more", "do what the partner would do",
+                             "candidate 0: pull this request, and be asked again"]
     assert action_names(["gate", "pull"], 1, 2)[0] == "the decision's own no"

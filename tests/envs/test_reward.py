@@ -8,7 +8,8 @@ from episodes_in_short import IDS, at_random, make, partner, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.envs.reward import BUDGET, BURST_S, PARTS
+from ooco_gym.envs.reward import BURST_S, PARTS
+from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 3, "derandomize": True}
@@ -91,8 +92,9 @@ def test_parts_are_the_reward_and_totals_the_protocols_figures(name, seed, draws
     assert arrived == len(expected.online)
     for key, count in (("cost", violated), ("cost_ttft", expected.misses(1)), ("cost_tpot", expected.misses(2))):
         assert sum(step.info.get(key, 0.0) for step in steps) == count
+    budget = load_yaml("protocol", "default")["violation_budget"]
     most = -WEIGHTS["burst"] * violated
-    least = -WEIGHTS["burst"] * max(0.0, violated - BUDGET * arrived) if window_s <= BURST_S else 0.0
+    least = -WEIGHTS["burst"] * max(0.0, violated - budget * arrived) if window_s <= BURST_S else 0.0
     assert most - 1e-9 <= total["burst"] <= least + 1e-9
 
 

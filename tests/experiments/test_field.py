@@ -216,7 +216,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     (["cells=[{cluster: pair_8b}]"], "cells[0]: unknown cluster 'pair_8b' (did you mean 'pair_7b'?)"),
     (["cells=[{slo: chatty}]"], "cells[0]: unknown slo 'chatty' (did you mean 'chat'?)"),
     (["cells=[loogle_short]"], "cells[0]: workload 'loogle_short' is an offline dataset"),
-    (["baseline=ooco"], "unknown baseline (one of policies) 'ooco'"),
+    (["baseline=ooco"], "baseline=ooco is none of the policies compared"),
     (["tpot_from=middle"], "unknown tpot_from 'middle'"),
     (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
 ])

@@ -1,0 +1,92 @@
+"""Learned policies as `evaluate` and its kin take them: runs of `train`, exported bundles, groups of runs, the zoo."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agents.environments import OBSERVATION_KEYS, decision_names
+from ooco_gym.errors import UserError
+
+SEEDS = "seed_*"  # folders of the training runs of one group
+
+
+class Kept(NamedTuple):
+    """A learned policy: its batch decision, the shapes of the observation it expects, the decisions it was asked."""
+
+    decide: Callable[..., np.ndarray]
+    shapes: dict[str, tuple[int, ...]]
+    decisions: tuple[str, ...]
+
+
+def runs_of(folder: str | Path) -> dict[str, str]:
+    """The training runs that a folder stands for: name → folder; itself alone, named by its last part, unless it holds
+    `seed_*`, in the order of their numbers."""
+    path = Path(folder)
+    found = [one for one in path.glob(SEEDS) if is_policy(one)]
+    if is_policy(path) or not found:
+        return {path.name: str(path)}
+    return {one.name: str(one) for one in sorted(found, key=lambda one: (len(one.name), one.name))}
+
+
+def is_policy(folder: Path) -> bool:
+    """Whether a folder holds one policy: a run or an export."""
+    from agents.load import POLICY_FILE
+    from ooco_gym.runtime import MANIFEST_FILE
+
+    return (folder / POLICY_FILE).is_file() or (folder / MANIFEST_FILE).is_file()
+
+
+def files_of(folder: str | Path) -> list[Path]:
+    """The files that say what a policy of one run does, for a digest of it."""
+    from agents.load import POLICY_FILE
+
+    path = Path(folder)
+    names: Iterable[str] = (POLICY_FILE,) if (path / POLICY_FILE).is_file() else ("manifest.json", "policy.onnx")
+    return [path / name for name in names if (path / name).is_file()]
+
+
+@lru_cache(maxsize=16)
+def kept(folder: str) -> Kept:
+    """Loads a run or an exported policy.
+
+    Raises:
+        UserError: the folder is neither.
+    """
+    from ooco_gym.runtime import MANIFEST_FILE, Policy
+
+    if (Path(folder) / MANIFEST_FILE).is_file():
+        policy = Policy.load(folder)
+        inputs = policy.manifest["inputs"]
+
+        def decide(*parts: np.ndarray) -> np.ndarray:
+            return policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
+
+        return Kept(decide, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS}, tuple(policy.decisions))
+    from agents.load import load_run
+
+    run = load_run(folder)
+    space: Any = run.model.observation_space
+    return Kept(run.decide_batch, {key: tuple(space[key].shape) for key in OBSERVATION_KEYS}, run.decisions)
+
+
+def check_fit(label: str, folder: str, env: Any) -> None:
+    """Refuses a learned policy that was trained on other observations, actions or decisions.
+
+    Raises:
+        UserError: it does not fit, or the folder is no policy.
+    """
+    policy = kept(os.fspath(folder))
+    expected = {key: tuple(env.observation_space[key].shape) for key in OBSERVATION_KEYS}
+    if policy.shapes != expected:
+        raise UserError(f"policy '{label}' was trained on observations {policy.shapes}, but the environment gives "
+                        f"{expected}; evaluate it on the environment it was trained on")
+    unknown = [name for name in decision_names(env) if name not in policy.decisions]
+    if unknown:
+        raise UserError(f"policy '{label}' was never asked to {' or '.join(unknown)}, only to "
+                        f"{', '.join(policy.decisions)}; evaluate it on the environment it was trained on")

@@ -1,0 +1,139 @@
+"""Figures of policies that were trained several times and played through the same windows: (runs, windows).
+
+Runs and windows are crossed: every run plays every window, and a heuristic is one run. Intervals resample runs and
+windows, each as a whole, so that what all runs have in common in a window stays in common; runs within windows alone,
+as rliable's stratified bootstrap has it (Agarwal et al. 2021, section 4.1), would take the windows for all there are.
+Percentiles are moved outwards to cover like Student's t, as in `ooco_gym.metrics.statistics`; of two sources of spread
+the degrees of freedom are Satterthwaite's (1946).
+
+Interquartile mean, probability of improvement, performance profile and optimality gap are those of rliable (a window is
+what it calls a task).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.metrics.statistics import RESAMPLES
+
+_CHUNK = 1_000_000  # figures of one draw, which bounds its memory
+Statistic = Callable[..., np.ndarray]
+
+
+class Estimate(NamedTuple):
+    """A figure with its interval; `low` and `high` are NaN where nothing was there to resample."""
+
+    value: float
+    low: float
+    high: float
+
+
+def mean(values: np.ndarray) -> np.ndarray:
+    """Mean over the last two axes (runs, windows)."""
+    return values.mean(axis=(-2, -1))
+
+
+def iqm(values: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the last two axes: of what is left without the lowest and the highest quarter."""
+    from scipy.stats import trim_mean
+
+    flat = values.reshape(*values.shape[:-2], -1)
+    return np.asarray(trim_mean(flat, 0.25, axis=-1))
+
+
+def optimality_gap(values: np.ndarray, best: float = 1.0) -> np.ndarray:
+    """How far scores stay behind `best` in the mean, over the last two axes; what is beyond it counts as it."""
+    return best - np.minimum(values, best).mean(axis=(-2, -1))
+
+
+def probability_of_improvement(mine: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """How likely a run of one policy has more than a run of another in the same window; ties count half.
+
+    It is the Mann-Whitney U of each window over the number of pairs, in the mean of the windows.
+
+    Args:
+        mine: (..., runs, windows).
+        other: (..., its runs, windows).
+    """
+    left, right = mine[..., :, None, :], other[..., None, :, :]
+    return ((left > right) + 0.5 * (left == right)).mean(axis=(-3, -2, -1))
+
+
+def performance_profile(values: np.ndarray, thresholds: Any) -> np.ndarray:
+    """Share of all runs and windows with a score above each threshold: (..., thresholds)."""
+    return np.stack([(values > one).mean(axis=(-2, -1)) for one in np.asarray(thresholds, float)], axis=-1)
+
+
+def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (), n_boot: int = RESAMPLES,
+             seed: int = 0, confidence: float = 0.95) -> Estimate:
+    """A statistic of figures (runs, windows) with its bootstrap interval.
+
+    Args:
+        values: figures of one policy, shape (runs, windows), or (windows,) of one run.
+        statistic: takes arrays (..., runs, windows), `values` and `others`, and returns (...).
+        others: figures of other policies in the same windows; their runs are resampled on their own.
+        n_boot: resamples.
+        seed: key of the resampling; equal keys give equal intervals.
+        confidence: share of the interval.
+
+    Raises:
+        ValueError: no figure, or not as many windows in each.
+    """
+    arrays = [_grid(one) for one in (values, *others)]
+    if len({array.shape[1] for array in arrays}) > 1:
+        raise ValueError(f"figures of the same windows are needed, got shapes {[array.shape for array in arrays]}")
+    value = float(statistic(*arrays))
+    if not all(np.isfinite(array).all() for array in arrays) or all(array.size == 1 for array in arrays):
+        return Estimate(value, math.nan, math.nan)
+    drawn = resampled(arrays, statistic, n_boot, seed)
+    difference = arrays[0] - sum((other.mean(axis=0) for other in arrays[1:]), np.zeros(arrays[0].shape[1]))
+    tail = crossed_tail(difference, confidence)
+    return Estimate(value, float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)))
+
+
+def resampled(arrays: Sequence[np.ndarray], statistic: Statistic, n_boot: int = RESAMPLES, seed: int = 0) -> np.ndarray:
+    """The statistic of each resample, (n_boot, ...): windows are drawn once for all arrays, runs for each."""
+    random = np.random.Generator(np.random.Philox(key=seed))
+    windows = arrays[0].shape[1]
+    chunk = max(1, _CHUNK // max(array.size for array in arrays))
+    found = []
+    for begin in range(0, n_boot, chunk):
+        count = min(chunk, n_boot - begin)
+        columns = random.integers(windows, size=(count, 1, windows))
+        rows = [random.integers(len(array), size=(count, len(array), 1)) for array in arrays]
+        found.append(statistic(*(array[row, columns] for array, row in zip(arrays, rows, strict=True))))
+    return np.concatenate(found)
+
+
+def crossed_tail(values: np.ndarray, confidence: float = 0.95) -> float:
+    """Probability left in each tail of the bootstrap of figures (runs, windows), to cover like Student's t.
+
+    Of a single run it is `statistics.expanded_tail` of its windows.
+    """
+    from scipy import stats
+
+    spreads, shares, counts = [], [], []
+    for axis in (1, 0):
+        means = values.mean(axis=axis)
+        if len(means) > 1:
+            spreads.append(float(means.var(ddof=1)) / len(means))
+            shares.append((len(means) - 1) / len(means))
+            counts.append(len(means) - 1)
+    total = sum(spreads)
+    if total <= 0.0:
+        return 0.5 - confidence / 2
+    freedom = total**2 / sum(spread**2 / count for spread, count in zip(spreads, counts, strict=True))
+    grown = total / sum(spread * share for spread, share in zip(spreads, shares, strict=True))
+    return float(stats.norm.cdf(-stats.t.ppf(0.5 + confidence / 2, freedom) * math.sqrt(grown)))
+
+
+def _grid(values: Any) -> np.ndarray:
+    figures = np.asarray(values, float)
+    figures = figures[None, :] if figures.ndim == 1 else figures
+    if figures.ndim != 2 or figures.size == 0:
+        raise ValueError(f"figures of shape (runs, windows) are needed, got {figures.shape}")
+    return figures

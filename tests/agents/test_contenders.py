@@ -1,0 +1,96 @@
+"""Heuristics by name: each name plays what it says, wherever it may sit."""
+
+import gymnasium as gym
+import pytest
+
+from agents.contenders import PARTNER, by_name, heuristics_of, play_heuristic, seated
+from agents.environments import windows
+from ooco_gym.envs import job as j
+from ooco_gym.envs import register_all
+from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
+
+GAMES = windows([5, 6], 2)
+
+
+def conf(name, **changes):
+    return {**load_yaml("env", name), "window_s": 20.0, "warmup_s": 20.0, **changes}
+
+
+def make(name):
+    register_all()
+    return gym.make(f"ooco_gym/{name}-v0", window_s=20.0, warmup_s=20.0, disable_env_checker=True).unwrapped
+
+
+def figures(config, name):
+    return [(record["reward"], record["summary"]) for record in play_heuristic(config, name, GAMES)]
+
+
+@pytest.mark.parametrize("env", ["Gating", "Packing", "Control", "Preemption"])
+def test_every_heuristic_that_headroom_lists_is_found_again_by_its_name(env):
+    made = make(env)
+    for one in heuristics_of(made, None):
+        made.reset(seed=5, options={"window": 0})
+        again = by_name(made, one.name)
+        assert again.name == one.name
+        expected, got = one.begin(made)(), again.begin(made)()
+        assert list(expected) == list(got) if env == "Control" else expected == got
+
+
+@pytest.mark.parametrize("env", ["packing", "control"])
+def test_a_policy_with_settings_takes_the_partners_seat_where_the_clock_asks(env):
+    config = conf(env)
+    moved, name = seated(config, "ooco:slo_margin=0.7,interrupt=slack")
+    assert (moved["partner"], name) == ("ooco:slo_margin=0.7,interrupt=slack", PARTNER)
+    assert figures(config, "ooco:slo_margin=0.7") == figures({**config, "partner": "ooco:slo_margin=0.7"}, PARTNER)
+    assert figures(config, "ooco:slo_margin=0.7") != figures(config, PARTNER)
+
+
+def test_the_partners_own_name_is_the_partner_and_stays_where_it_is():
+    for env in ("gating", "packing"):
+        config = conf(env)
+        assert seated(config, "ooco")[0]["partner"] == "ooco"
+        assert figures(config, "ooco") == figures(config, PARTNER)
+
+
+def test_a_constant_control_is_the_partner_with_that_setting_after_the_warm_up():
+    config = conf("control", warmup_s=0.0)
+    assert figures(config, "slo_margin=0.8,interrupt=1") == figures(config, "ooco:slo_margin=0.8,interrupt=slack")
+
+
+def test_where_rules_are_asked_a_policy_answers_with_its_own_parameters():
+    config = conf("preemption")
+    assert seated(config, "ooco:interrupt=never") == (config, "ooco:interrupt=never")
+    assert figures(config, "ooco:interrupt=never") == figures(config, "decline") != figures(config, PARTNER)
+
+
+def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
+    env = make("Colocation")
+    env.reset(seed=5, options={"window": 0})
+    job = env.episodes.job
+    for margin, level in ((0.5, 0.5), (0.61, 0.6), (1.0, 1.0), (0.9, None)):
+        act = by_name(env, f"ooco:slo_margin={margin}").begin(env)
+        kind, job.turns[0, j.KIND] = int(job.turns[0, j.KIND]), j.PACK
+        action = act()
+        job.turns[0, j.KIND] = kind
+        assert action == j.PARTNER_ACTION if level is None else job.levels[0][action - j.FIXED] == level
+
+
+def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():
+    config = conf("gating")
+    forward = play_heuristic(config, "random actions", GAMES, side_by_side=1)
+    backward = play_heuristic(config, "random actions", GAMES[::-1], side_by_side=2)
+    assert forward == backward[::-1]
+
+
+@pytest.mark.parametrize("env, name, words", [
+    ("gating", "shortes", "'shortes' is no heuristic of this environment (did you mean 'shortest'?)"),
+    ("gating", "ooco:slo_margn=1", "has no parameter 'slo_margn' (did you mean 'slo_margin'?)"),
+    ("control", "slo_margin=0.91", "slo_margin has no level 0.91; it has: 0.8, 0.85, 0.9, 0.95, 1"),
+    ("control", "margin=0.9", "unknown control 'margin'"),
+    ("packing", "base_pd", "partner 'base_pd' has neither 'slo_margin' nor 'latency_budget_s'"),
+])
+def test_mistakes_are_named(env, name, words):
+    with pytest.raises(UserError) as error:
+        play_heuristic(conf(env), name, GAMES)
+    assert words in str(error.value) and "\n" not in str(error.value)

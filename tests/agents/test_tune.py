@@ -1,0 +1,148 @@
+"""Tuning: what is searched, that it goes on where it stood, and that what it keeps is played by the same names."""
+
+from __future__ import annotations
+
+import csv
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("optuna")
+from agents import tune
+from agents.contenders import play_heuristic
+from agents.environments import Window
+from agents.ranges import ranges_of, spelled
+from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.resources import load_yaml
+
+
+def config(out, env="preemption", **changes):
+    """A search of seconds."""
+    own = {**load_yaml("env", env), "window_s": 60.0, "warmup_s": 60.0}
+    return {**load_yaml("", "tune"), "env": own, "trials": 6, "windows": 2, "window_s": 60.0, "warmup_s": 60.0,
+            "validation": {"windows": 2, "finalists": 2}, "params": ["interrupt", "slack_factor"], "out": str(out),
+            **changes}
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    out = tmp_path_factory.mktemp("tune")
+    return out, tune.main(config(out))
+
+
+# --- What is searched ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [name for name in list_policies() if get_policy(name).params])
+def test_ranges_lie_within_bounds_and_hold_the_default(name):
+    policy = get_policy(name)
+    found, left = ranges_of(policy, 20.0, fixed=load_yaml("", "tune")["fixed"])
+    params = {param.name: param for param in policy.params}
+    assert {one.name for one in found} | set(left) == set(params)
+    for one in found:
+        for end in one.choices or (one.low, one.high):
+            params[one.name].number(end, name)
+        assert one.holds(one.default)
+
+
+@given(value=st.floats(0.045, 2.0), kind=st.sampled_from(["always", "slack", "never"]), tries=st.integers(1, 160))
+@settings(max_examples=20, deadline=None)
+def test_what_is_spelled_is_read_back(value, kind, tries):
+    name = spelled("ooco", {"slo_margin": value, "interrupt": kind, "random_tries": tries})
+    read = get_policy(name).values
+    assert (read["slo_margin"], read["interrupt"], read["random_tries"]) == (pytest.approx(value), kind, tries)
+
+
+def test_a_given_range_takes_the_place_of_the_usual_one():
+    (one, two), left = ranges_of(get_policy("ooco"), 20.0, ["slo_margin", "interrupt"],
+                                 space={"slo_margin": [0.5, 1.2], "interrupt": ["always", "slack"]})
+    assert (one.low, one.high, one.log) == (0.5, 1.2, False) and two.choices == ("always", "slack")
+    assert left["gate"] == "not among those asked for"
+
+
+def test_what_the_simulator_reads_is_the_partners_where_decisions_are_asked():
+    asked, left = ranges_of(get_policy("ooco"), 20.0, asked=True)
+    seated, _ = ranges_of(get_policy("ooco"), 20.0)
+    names = {one.name for one in seated} - {one.name for one in asked}
+    assert names == {"gate_window", "prefill_tokens", "layer_resume"} <= set(left)
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"policy": "decline", "env": "eviction", "params": None}, "no parameters"),
+    ({"policy": "shortest", "env": "gating", "params": None}, "no parameters"),
+    ({"policy": "oocoo"}, "did you mean 'ooco'"),
+    ({"params": ["slo_margn"]}, "did you mean 'slo_margin'"),
+    ({"space": {"slack_factor": [2, 1]}}, r"must be \[low, high\]"),
+    ({"space": {"interrupt": [0.5]}}, "is not one of always"),
+    ({"trials": 0}, "trials must be a whole number of at least 1"),
+    ({"windows": 1}, "windows must be a whole number of at least 2"),
+    ({"storage": "nosuchdb:///x"}, "storage=nosuchdb:///x cannot be opened"),
+    ({"policy": "ooco:interrupt=slack,slack_factor=1.2"}, "nothing to tune here"),
+])
+def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
+    wrong = dict(wrong)
+    with pytest.raises(UserError, match=words) as error:
+        tune.main(config(tmp_path / "out", wrong.pop("env", "preemption"), **wrong))
+    assert "\n" not in str(error.value)
+
+
+# --- The search ---------------------------------------------------------------------------------------------------
+def test_files_say_what_is_kept_and_how_it_came_about(searched):
+    out, report = searched
+    tuned = tune.read_tuned(out / "policy.yaml")
+    origin = tuned["provenance"]
+    assert tuned["policy"] == report["policy"] and get_policy(tuned["policy"]).name == "ooco"
+    assert origin["trials"] == 6 and set(origin["searched"]) == {"interrupt", "slack_factor"}
+    assert origin["training"]["seeds"] == [1000, 1001] and origin["validation"]["seeds"] == [2000, 2001, 2002, 2003]
+    assert str(out) not in (out / "policy.yaml").read_text() + (out / "tune.md").read_text()
+    rows = list(csv.DictReader((out / "trials.csv").open()))
+    assert len(rows) == 6 and (rows[0]["interrupt"], rows[0]["slack_factor"]) == ("always", "1.2")
+    assert report["policy"] in (out / "tune.md").read_text()
+
+
+def test_the_first_trial_is_the_policy_as_it_ships_and_nothing_worse_is_kept(searched):
+    _, report = searched
+    origin = report["provenance"]["validation"]
+    assert origin["tuned"]["violation_upper_limit"] <= 0.03 or origin["default"]["violation_upper_limit"] > 0.03
+    assert origin["tuned"]["service"] >= origin["default"]["service"]
+
+
+def test_trials_and_evaluation_play_the_same_episode(searched):
+    """The search goes past Gymnasium; whoever plays the policy by its name gets the same figures."""
+    config_ = config("")["env"]
+    games = [Window(1000, 0), Window(1001, 0)]
+    policy = "ooco:interrupt=slack,slack_factor=0.8"
+    seen = play_heuristic(config_, policy, games)
+    kept = tune.Windows(config_, games)
+    for _ in range(2):  # from the bank, too
+        assert [one["summary"] for one in kept.play(policy)] == [one["summary"] for one in seen]
+
+
+def test_a_search_goes_on_where_it_was_stopped(searched, tmp_path, monkeypatch):
+    """Ctrl-C within the fourth trial; what comes then is as if nothing had happened."""
+    out, report = searched
+    true, calls = tune.Windows.play, []
+
+    def interrupted(self, policy):
+        calls.append(policy)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return true(self, policy)
+
+    settings_ = config(tmp_path, storage=f"sqlite:///{tmp_path / 'tune.db'}")
+    monkeypatch.setattr(tune.Windows, "play", interrupted)
+    stopped = tune.main(settings_)
+    monkeypatch.undo()
+    assert stopped["stopped_by"] == "interrupt" and 0 < stopped["trials"] < 6
+    finished = tune.main(settings_)
+    assert finished["stopped_by"] == "trials" and finished["policy"] == report["policy"]
+    assert (tmp_path / "trials.csv").read_text() == (out / "trials.csv").read_text()
+    assert yaml.safe_load((tmp_path / "policy.yaml").read_text()) == yaml.safe_load((out / "policy.yaml").read_text())
+
+
+def test_where_only_the_clock_asks_the_policy_takes_the_partners_seat(tmp_path):
+    report = tune.main(config(tmp_path, "packing", trials=3, params=["slo_margin"], space={"slo_margin": [0.2, 0.5]}))
+    assert report["provenance"]["plays"] == "as the partner"
+    rows = list(csv.DictReader((tmp_path / "trials.csv").open()))
+    assert len({row["service"] for row in rows}) > 1, "the margin of the partner makes a difference"

@@ -1,0 +1,109 @@
+"""Figures of several runs on the same windows: as rliable defines them, with intervals that cover."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from ooco_gym.metrics import crossed
+from ooco_gym.metrics.statistics import expanded_tail, interval
+
+GRIDS = st.integers(0, 2**32 - 1).flatmap(lambda key: st.tuples(
+    st.just(key), st.integers(1, 12), st.integers(1, 12), st.integers(2, 40)))
+
+
+def grids(key, mine, other, windows, whole=False):
+    random = np.random.default_rng(key)
+    draw = (lambda n: random.integers(0, 4, (n, windows)).astype(float)) if whole else (
+        lambda n: random.normal(0.5, 1.0, (n, windows)))
+    return draw(mine), draw(other)
+
+
+@given(GRIDS)
+@settings(deadline=None, max_examples=40)
+def test_aggregates_are_rliables(parts):
+    mine = grids(*parts)[0]
+    assert crossed.iqm(mine) == pytest.approx(stats.trim_mean(mine, proportiontocut=0.25, axis=None))
+    assert crossed.optimality_gap(mine) == pytest.approx(1.0 - np.mean(np.minimum(mine, 1.0)))
+    taus = np.linspace(-2, 2, 9)
+    assert crossed.performance_profile(mine, taus) == pytest.approx([np.mean(mine > tau) for tau in taus])
+
+
+@given(GRIDS, st.booleans())
+@settings(deadline=None, max_examples=40)
+def test_probability_of_improvement_is_mann_whitneys_u(parts, ties):
+    mine, other = grids(*parts, whole=ties)
+    each = [stats.mannwhitneyu(mine[:, w], other[:, w], alternative="greater").statistic / (len(mine) * len(other))
+            for w in range(mine.shape[1])]
+    assert crossed.probability_of_improvement(mine, other) == pytest.approx(np.mean(each))
+    assert crossed.probability_of_improvement(other, mine) == pytest.approx(1 - np.mean(each))
+
+
+@given(GRIDS)
+@settings(deadline=None, max_examples=15)
+def test_statistics_of_a_stack_are_those_of_each(parts):
+    mine, other = grids(*parts)
+    stack, others = np.stack([mine, mine + 1]), np.stack([other, other])
+    for statistic in (crossed.mean, crossed.iqm, crossed.optimality_gap):
+        assert statistic(stack) == pytest.approx([float(statistic(one)) for one in stack])
+    assert crossed.probability_of_improvement(stack, others) == pytest.approx(
+        [float(crossed.probability_of_improvement(a, b)) for a, b in zip(stack, others, strict=True)])
+
+
+@pytest.mark.parametrize("windows", [3, 12, 36])
+def test_of_one_run_it_is_the_plain_bootstrap_over_windows(windows):
+    values = np.random.default_rng(7).gamma(2.0, 1.0, windows)
+    assert crossed.crossed_tail(values[None, :]) == pytest.approx(expanded_tail(windows))
+    assert crossed.crossed_tail(values[:, None]) == pytest.approx(expanded_tail(windows))  # one window, many runs
+    got, expected = crossed.estimate(values), interval(values)
+    spread = expected[2] - expected[1]
+    assert got.value == pytest.approx(expected[0])
+    assert (got.low, got.high) == pytest.approx(expected[1:], abs=0.03 * spread)
+
+
+def test_a_single_task_gives_rliables_interval_of_the_interquartile_mean():
+    """rliable's percentile bootstrap with one task: runs are drawn; only the percentiles differ, and are known."""
+    runs = np.random.default_rng(3).normal(0.0, 1.0, (20, 1))
+    tail = crossed.crossed_tail(runs)
+    flat = stats.bootstrap((runs[:, 0],), lambda x, axis: stats.trim_mean(x, 0.25, axis=axis), method="percentile",
+                           n_resamples=10_000, confidence_level=1 - 2 * tail, rng=np.random.default_rng(1))
+    got = crossed.estimate(runs, crossed.iqm)
+    assert (got.low, got.high) == pytest.approx(tuple(flat.confidence_interval), abs=0.06)
+
+
+def test_intervals_cover_what_runs_and_windows_have_in_common():
+    """Effects of 5 runs and of 20 windows: 95 % intervals hold the truth about as often as they say; an interval that
+    took the 100 figures for independent ones would hold it in half of the cases."""
+    random, held, naive = np.random.default_rng(0), 0, 0
+    for trial in range(200):
+        values = (random.normal(0, 0.5, (5, 1)) + random.normal(0, 1.0, (1, 20)) + random.normal(0, 0.3, (5, 20)))
+        got = crossed.estimate(values, n_boot=600, seed=trial)
+        held += got.low <= 0.0 <= got.high
+        half = 1.96 * values.std() / 10
+        naive += abs(values.mean()) <= half
+    assert 183 <= held <= 200
+    assert naive < 150
+
+
+def test_the_same_windows_are_drawn_for_all():
+    """What all share in a window cancels: policies that differ by a constant differ by it in every resample."""
+    random = np.random.default_rng(5)
+    other = np.tile(random.normal(0, 10, (1, 30)), (4, 1))
+    got = crossed.estimate(other[:2] + 1.0, lambda a, b: crossed.mean(a) - crossed.mean(b), [other])
+    assert got == pytest.approx((1.0, 1.0, 1.0))
+    assert crossed.estimate(other + 1.0, crossed.probability_of_improvement, [other]) == pytest.approx((1.0, 1.0, 1.0))
+
+
+def test_what_has_no_spread_has_no_interval():
+    assert crossed.estimate([[2.0]]).value == 2.0 and np.isnan(crossed.estimate([[2.0]]).low)
+    assert crossed.estimate(np.full((3, 4), 2.0)) == (2.0, 2.0, 2.0)
+    assert np.isnan(crossed.estimate([[1.0, np.nan]]).high)
+    assert crossed.estimate([[1.0, 2.0, 4.0]]) == crossed.estimate([[1.0, 2.0, 4.0]])
+
+
+@pytest.mark.parametrize("values, others", [
+    ([], []), (np.zeros((2, 2, 2)), []), (np.zeros((1, 3)), [np.zeros((1, 4))])])
+def test_other_shapes_are_refused(values, others):
+    with pytest.raises(ValueError, match="figures of"):
+        crossed.estimate(values, others=others)
