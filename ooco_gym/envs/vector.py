@@ -27,7 +27,8 @@ from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.PART, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
-_FLAGGED = tuple((key, f"_{key}") for key in INFO_KEYS)
+_ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
+_FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
 WINDOWS = 1_000  # of a seed, to be drawn from
 
 
@@ -175,20 +176,30 @@ class DecisionVectorEnv(VectorEnv):
         """
         if not self._started:
             raise UserError("call reset() before step()")
-        job = self.episodes.job
         self._take(actions)
-        resets = np.flatnonzero(self._over)
-        if len(resets) and self.mode == AutoresetMode.DISABLED:
-            raise UserError(f"episodes {resets.tolist()} are over: reset them with options={{'reset_mask': ...}}")
+        resetting = bool(self._over.any())
+        if resetting and self.mode == AutoresetMode.DISABLED:
+            raise UserError(f"episodes {np.flatnonzero(self._over).tolist()} are over: reset them with "
+                            "options={'reset_mask': ...}")
         ended = self.episodes.step()
-        going = ~self._over
+        self._steps += 1
+        if resetting or ended or self._most is not None:
+            return self._turned(ended)
+        rewards = self.episodes.job.account[:, r.PART + _REWARD].copy()
+        none, neither = np.zeros((2, self.num_envs), bool)
+        return self._observations(), rewards, none, neither, self._infos()
+
+    def _turned(self, ended: Sequence[int]
+                ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """The end of a step in which episodes may end or begin."""
+        job, going = self.episodes.job, ~self._over
+        resets = np.flatnonzero(self._over)
         truncated = np.zeros(self.num_envs, bool)
         truncated[ended] = True
-        self._steps[going] += 1
         if self._most is not None:
             truncated |= going & (self._steps >= self._most)
         rewards = np.where(going, job.account[:, r.PART + _REWARD], 0.0)
-        infos = self._infos(going)
+        infos = self._infos(None if going.all() else going)
         if ended:
             infos["summary"] = self._summaries(ended)
             infos["_summary"] = _places(self.num_envs, ended)
@@ -207,25 +218,24 @@ class DecisionVectorEnv(VectorEnv):
         job = self.episodes.job
         values = np.asarray(actions)
         shape = (self.num_envs,) if self.episodes.controls is None else job.actions.shape
-        if values.shape != shape or not np.issubdtype(values.dtype, np.integer):
+        if values.shape != shape or values.dtype.kind not in "iu":
             raise UserError(f"step(): actions of shape {values.shape} and type {values.dtype}; expected whole numbers "
                             f"of shape {shape}")
         if self.episodes.controls is not None:
             values = self.episodes.controls.legal(values)
         job.actions[:] = values.reshape(job.actions.shape)
 
-    def _infos(self, present: np.ndarray) -> dict[str, Any]:
-        """Information on the steps of the episodes `present`; the others have just been reset."""
+    def _infos(self, present: np.ndarray | None = None) -> dict[str, Any]:
+        """Information on the steps of the episodes `present` (None: all); the others have just been reset."""
         columns = self.episodes.job.account[:, _INFO].T.copy()
-        if not present.all():
+        masks = np.ones((len(INFO_KEYS) + 1, self.num_envs), bool)
+        if present is not None:
             columns[:, ~present] = 0.0
-        masks = np.repeat(present[None], len(INFO_KEYS), axis=0)
-        infos: dict[str, Any] = {}
-        for (key, flag), column, mask in zip(_FLAGGED, columns, masks, strict=True):
-            infos[key], infos[flag] = column, mask
+            masks[:_ELAPSED] = present
+        infos: dict[str, Any] = dict(zip(INFO_KEYS, columns, strict=True))
+        infos.update(zip(_FLAGS, masks, strict=True))
         del infos["reward"], infos["_reward"]
         infos["action_mask"] = self.episodes.job.mask.copy()
-        infos["_action_mask"], infos["_elapsed_s"] = np.ones((2, self.num_envs), bool)
         return infos
 
     def _summaries(self, ended: Sequence[int]) -> dict[str, np.ndarray]:

@@ -31,7 +31,6 @@ from ooco_gym.sim.queues import (
     schedule,
     stop_at_layer,
 )
-from ooco_gym.sim.reference import bring
 from ooco_gym.sim.state import (
     BATCH,
     BLOCK_TOKENS,
@@ -52,7 +51,6 @@ from ooco_gym.sim.state import (
 
 ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
 ITL_WIDTH = math.log(1.02)
-AHEAD = 12  # requests of a batch whose memory is asked for before their turn comes
 
 
 @inner
@@ -86,7 +84,6 @@ def start_run(state, instance):
     n, context, urgent, steps, miss_ps, taken = spec.running, 0, 0, MAX_STEPS, NEVER, 0
     batch, block_tokens = state.members[BATCH, instance], counters[BLOCK_TOKENS]
     for i in range(n):
-        bring(state.requests[np.uint64(batch[min(i + AHEAD, n - 1)])], 0)
         request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
         generated = np.int64(request.generated_tokens)
         tokens = request.prompt_tokens + generated
@@ -149,7 +146,6 @@ def _advance(state, instance, steps, end_ps, ahead):
     first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
     grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
     for i in range(spec.running):
-        bring(state.requests[np.uint64(batch[min(i + AHEAD, spec.running - 1)])], 0)
         request = state.requests[np.uint64(batch[i])]
         if request.online:
             gap = first_ps - request.last_token_ps

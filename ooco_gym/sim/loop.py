@@ -18,12 +18,14 @@ from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charg
 from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
+from ooco_gym.sim.reference import bring
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
     ARRIVE,
     ASK,
     ASKED,
+    CACHE_LINE,
     DECODE,
     DONE,
     EVENTS,
@@ -230,6 +232,7 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
         if done == UNANSWERED:
             return UNANSWERED
         counters[TASK_HEAD] += 1
+    counters[TASK_HEAD], counters[TASK_TAIL] = 0, 0  # always the same few lines of memory
     return TASK_DONE
 
 
@@ -263,6 +266,8 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             counters[SOURCE] = -1
             add_task(state, ARRIVE, -1, counters[NEXT_ARRIVAL])
             counters[NEXT_ARRIVAL] += 1
+            if counters[NEXT_ARRIVAL] < state.requests.size:
+                bring(state.requests[counters[NEXT_ARRIVAL]], CACHE_LINE)  # when it comes is asked for soon
             continue
         source = state.heap[1, 0]
         counters[SOURCE] = source

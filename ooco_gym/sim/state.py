@@ -68,8 +68,8 @@ REQUEST = np.dtype(
         ("counted", np.int8),  # arrived in the measured window
         ("status", np.int8),
         ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
-        ("previous", np.int32),  # neighbours in the one queue that holds it
-        ("next", np.int32),
+        ("next", np.int32),  # the one behind it in the one queue that holds it
+        ("position", np.int32),  # index in its instance's member list
         # what an observation, and the first token, touch besides: the next line. Given are:
         ("arrival_ps", np.int64),
         ("ttft_slo_ps", np.int64),
@@ -79,7 +79,7 @@ REQUEST = np.dtype(
         ("instance", np.int32),  # where its KV memory is, or where it waits
         ("origin", np.int32),  # the relaxed instance that it was routed to
         ("target", np.int32),  # where it is moving to
-        ("position", np.int32),  # index in its instance's member list
+        ("previous", np.int32),  # the one before it in its queue
         ("kv_lost", np.int32),  # its KV memory was taken: the next prefill recomputes it (mixed: so many tokens)
         ("evictions", np.int32),
         ("migrations", np.int32),
