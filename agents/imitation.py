@@ -32,15 +32,17 @@ def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
         decisions: how many, over all environments.
         seed: of the random actions.
     """
-    random = np.random.default_rng((seed, 7))
+    random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
     observation = env.reset()
     for _ in range(max(1, decisions // env.num_envs)):
         keys = np.where(observation["action_mask"] > 0, random.random(observation["action_mask"].shape), -1.0)
-        _encoder(model).update(observation)
-        observation, _, _, _ = env.step(keys.argmax(axis=1))
+        encoder_of(model).update(observation)
+        observation, _, _, _ = env.step(keys.argmax(axis=1) if levels is None else
+                                        random.integers(levels, size=(env.num_envs, len(levels))))
 
 
-def _encoder(model: Any) -> ObservationEncoder:
+def encoder_of(model: Any) -> ObservationEncoder:
+    """The scaling of a model's observations."""
     encoder = model.policy.features_extractor
     assert isinstance(encoder, ObservationEncoder)
     return encoder
@@ -159,14 +161,14 @@ def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         What the summary of a run says about it.
     """
     rule = settings["rule"] if isinstance(settings["rule"], str) else plain(settings["rule"])
-    seen = watch({**trainer.config["env"], **_window(trainer)}, rule, int(settings["decisions"]),
-                 int(trainer.config["seed"]))
-    _encoder(trainer.model).update(seen)
+    seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]))
+    encoder_of(trainer.model).update(seen)
     agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),
                         float(settings["learning_rate"]), float(settings.get("smoothing") or 0.0))
     return {"rule": rule, "decisions": len(seen["answer"]), "agreement": agreement}
 
 
-def _window(trainer: Any) -> dict[str, Any]:
+def training_config(trainer: Any) -> dict[str, Any]:
+    """The `env` configuration of training's episodes."""
     window_s = trainer.config.get("window_s")
-    return {} if window_s is None else {"window_s": window_s}
+    return {**trainer.config["env"], **({} if window_s is None else {"window_s": window_s})}

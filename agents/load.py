@@ -38,10 +38,12 @@ class LoadedRun:
         finally:
             env.close()
 
-    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> int:
-        """Returns the most likely legal action for one observation; `mask` (A,) defaults to the observation's."""
+    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> Any:
+        """Returns the most likely legal action for one observation, a whole number or a vector of levels (P,); `mask`
+        (A,) defaults to the observation's."""
         given = observation if mask is None else {**observation, "action_mask": mask}
-        return int(self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0])
+        action = self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0]
+        return action if np.ndim(action) else int(action)
 
     def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
         """Returns actions (batch,) for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, A) and
