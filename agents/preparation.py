@@ -31,5 +31,11 @@ def prepare(trainer: Any) -> dict[str, Any] | None:
     return teacher(trainer, plain(agent["imitate"]))
 
 
+def _hindsight(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    from agents.hindsight import learn_in_hindsight
+
+    return learn_in_hindsight(trainer, settings)
+
+
 # Those that are no heuristic of the environment: (trainer, `agent.imitate`) → `rule`, `decisions`, `agreement`.
-TEACHERS: dict[str, Teacher] = {}
+TEACHERS: dict[str, Teacher] = {"hindsight": _hindsight}
