@@ -25,8 +25,8 @@ from ooco_gym.resources import conf_root, load_yaml, names
 NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "
         "Edit the classes instead. -->")
 ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Rewards", "Starting State", "Episode End",
-         "Information", "Arguments", "Default Scenario", "Splits and Shifts", "Headroom", "References",
-         "Version History")
+         "Information", "Arguments", "Rendering", "Snapshots", "Default Scenario", "Splits and Shifts", "Headroom",
+         "References", "Version History")
 
 
 # --- A page ---------------------------------------------------------------------------------------------------------
@@ -181,7 +181,7 @@ def _arguments(env: Any) -> list[str]:
     rows = [(f"`{name}`", f"`{parameter.annotation}`", f"`{known[name]}`" if known.get(name) is not None else "–")
             for name, parameter in _parameters(DecisionEnv)]
     vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
-              for name, parameter in _parameters(DecisionVectorEnv) if name != "render_mode"]
+              for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "trace")]
     size = env.observation_space["candidates"].shape[0]
     fixed = [] if size == config.candidates else [
         f"`candidates` changes nothing here: there are {size}, one for each thing that can be chosen."]
