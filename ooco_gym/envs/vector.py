@@ -45,6 +45,8 @@ class DecisionVectorEnv(VectorEnv):
         train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
             for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
         train_stream: keys what each place draws from `train_seeds`.
+        train_group: so many neighbouring places draw the same windows and play them at the same time: where one comes
+            to its end, the others are truncated, so that all of them begin the next one together.
         bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
             `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
         trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
@@ -59,6 +61,7 @@ class DecisionVectorEnv(VectorEnv):
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
+                 train_group: int = 1,
                  trace: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
@@ -81,7 +84,10 @@ class DecisionVectorEnv(VectorEnv):
         self._randoms: list[np.random.Generator] = []
         self._train_seeds = _train_seeds(train_seeds)
         stream = whole_number("train_stream", train_stream, 0)
-        self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
+        self._group = whole_number("train_group", train_group, 1)
+        if num_envs % self._group:
+            raise UserError(f"train_group={train_group} does not divide num_envs={num_envs}: groups are of equal size")
+        self._train_randoms = [np.random.default_rng([stream, i // self._group]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
         self._steps = np.zeros(num_envs, np.int64)
         self._started = False
@@ -195,6 +201,8 @@ class DecisionVectorEnv(VectorEnv):
         self._steps[going] += 1
         if self._most is not None:
             truncated |= going & (self._steps >= self._most)
+        if self._group > 1:
+            truncated |= going & np.repeat(truncated.reshape(-1, self._group).any(1), self._group)
         rewards = np.where(going, job.account[:, r.PART + _REWARD], 0.0)
         infos = self._infos(going)
         if ended:
