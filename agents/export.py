@@ -51,6 +51,7 @@ def main(cfg: Any) -> dict[str, Any]:
                             f"{agreement['max_logit_error']:.1e}; nothing was written")
     write_json(out / MANIFEST_FILE, manifest(run, out / MODEL_FILE, agreement))
     summary = {"command": "export", "policy": str(config["policy"]), "env": run.config["env"]["id"],
+               "decisions": list(run.decisions),
                "bytes": (out / MODEL_FILE).stat().st_size, "opset": OPSET, "bundle_schema": SCHEMA, **agreement,
                "files": [MODEL_FILE, MANIFEST_FILE]}
     _show(summary, out)
