@@ -72,7 +72,9 @@ def kept(folder: str) -> Kept:
 
     run = load_run(folder)
     space: Any = run.model.observation_space
-    return Kept(run.decide_batch, {key: tuple(space[key].shape) for key in OBSERVATION_KEYS}, run.decisions)
+    shapes = {key: tuple(space[key].shape) for key in OBSERVATION_KEYS}
+    shapes["cluster"] = (shapes["cluster"][0] // run.history,)  # which whoever plays stacks
+    return Kept(run.decide_batch, shapes, run.decisions)
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:

@@ -144,6 +144,7 @@ class Watch:
 
     def __init__(self, player: Player, windows: Sequence[Any], looks: int, horizon_s: float, drawn: bool) -> None:
         self.name, self._player, self.horizon_s, self._drawn = player.name, player, horizon_s, drawn
+        self.history = getattr(player, "history", 1)
         self.first = (int(windows[0][0]), int(windows[0][1]))
         self.moments: list[Moment] = []
         self.regrets: list[float] = []
