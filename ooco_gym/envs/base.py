@@ -17,6 +17,7 @@ from ooco_gym.envs.controls import LEVELS
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.job import FIXED, ILLEGAL, PARTNER_ACTION
+from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.snapshots import Snapshot, Snapshots
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError
@@ -249,6 +250,10 @@ class DecisionEnv(gym.Env):
         if self.episodes.controls is not None:
             return self.partner_action()
         return self.episodes.rule_action(0, name)
+
+    def seat_of(self, name: str) -> str:
+        """Whose seat a policy has here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
+        return seat_of(self.episodes, name)
 
     @property
     def rules(self) -> list[str]:

@@ -24,6 +24,7 @@ from ooco_gym.envs.migration import MigrationEnv
 from ooco_gym.envs.packing import PackingEnv
 from ooco_gym.envs.preemption import PreemptionEnv
 from ooco_gym.envs.routing import RoutingEnv
+from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError, whole_number
 
@@ -283,6 +284,10 @@ class DecisionVectorEnv(VectorEnv):
         if self.episodes.controls is not None:
             return self.partner_actions()
         return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
+
+    def seat_of(self, name: str) -> str:
+        """Whose seat a policy has here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
+        return seat_of(self.episodes, name)
 
     def summary(self, i: int) -> dict[str, float]:
         """The protocol's figures of episode i so far."""
