@@ -17,7 +17,7 @@ from agents.contenders import by_name
 from agents.environments import OBSERVATION_KEYS, make_env, plain, split_seeds
 from agents.networks import Actor, ObservationEncoder
 from ooco_gym.envs import job as j
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import unknown
 
 WATCHED_WINDOWS = 32
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
@@ -92,12 +92,13 @@ def watch(config: Mapping[str, Any], rule: str | Mapping[str, str], decisions: i
         seed: of windows and random actions.
 
     Returns:
-        The parts of the observation, and `answer` (what the heuristic says), stacked over decisions.
+        The parts of the observation, and `answer` (what the heuristic says), (n,) or (n, P), stacked over decisions.
 
     Raises:
-        UserError: no heuristic of that name, or its answers are no single actions.
+        UserError: no heuristic of that name.
     """
     env, random = make_env(config), np.random.default_rng((seed, 7))
+    counts = getattr(env.action_space, "nvec", None)
     seen: list[dict[str, Any]] = []
     for window in training_windows(config, (seed, 8)):
         observation, _ = env.reset(seed=window[0], options={"window": window[1]})
@@ -105,12 +106,11 @@ def watch(config: Mapping[str, Any], rule: str | Mapping[str, str], decisions: i
         until, over = len(seen) + max(1, decisions // WATCHED_WINDOWS), False
         while not over and len(seen) < until:
             answer = act()
-            if np.ndim(answer):
-                raise UserError(f"agent.imitate.rule={rule}: actions of {config['id']} are vectors, which cannot be "
-                                "imitated; set agent.imitate.rule=null")
             seen.append({**{key: np.array(observation[key]) for key in OBSERVATION_KEYS}, "answer": np.array(answer)})
-            explored = random.random() < EXPLORE
-            action = int(random.choice(np.flatnonzero(observation["action_mask"]))) if explored else answer
+            action = answer
+            if random.random() < EXPLORE:
+                legal = np.flatnonzero(observation["action_mask"])
+                action = int(random.choice(legal)) if counts is None else random.integers(counts)
             observation, _, terminated, truncated, _ = env.step(action)
             over = terminated or truncated
         if len(seen) >= decisions:
@@ -132,22 +132,35 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
         smoothing: share of the target that is spread over all legal actions. A copy that is certain of its teacher
             never tries anything else, and cannot be improved by learning from its own play.
     """
-    actor, answers = Actor(model.policy), torch.as_tensor(seen["answer"])
+    actor = Actor(model.policy)
+    levels = actor.levels or (seen["action_mask"].shape[1],)
+    answers = torch.as_tensor(seen["answer"]).reshape(-1, len(levels))
     parts = [torch.as_tensor(seen[key]) for key in OBSERVATION_KEYS]
-    legal = (torch.as_tensor(seen["action_mask"]) > 0).float()
-    targets = smoothing * legal / legal.sum(1, keepdim=True)
-    targets[torch.arange(len(answers)), answers] += 1.0 - smoothing
+    targets = _targets(answers, torch.as_tensor(seen["action_mask"]) > 0, levels, smoothing)
     optimiser = torch.optim.Adam(actor.actor_parameters(), lr=learning_rate)
     for _ in range(epochs):
         for chunk in torch.randperm(len(answers)).split(batch_size):
             optimiser.zero_grad()
-            logits = actor(*(part[chunk] for part in parts))[1]
-            functional.cross_entropy(logits, targets[chunk]).backward()
+            logits = actor(*(part[chunk] for part in parts))[1].split(levels, dim=1)
+            loss = torch.stack([functional.cross_entropy(one, target[chunk])
+                                for one, target in zip(logits, targets, strict=True)])
+            loss.sum().backward()
             optimiser.step()
     with torch.inference_mode():
-        agreeing = [actor(*(part[i] for part in parts))[0] == answers[i]
+        agreeing = [actor(*(part[i] for part in parts))[0].reshape(-1, len(levels)) == answers[i]
                     for i in torch.arange(len(answers)).split(4096)]
-    return float(torch.cat(agreeing).float().mean())
+    return float(torch.cat(agreeing).all(1).float().mean())
+
+
+def _targets(answers: torch.Tensor, legal: torch.Tensor, levels: tuple[int, ...], smoothing: float
+             ) -> list[torch.Tensor]:
+    """The distribution that each part of an action is fitted to: (n, levels of the part)."""
+    found = []
+    for part, mask in enumerate(legal.float().split(levels, dim=1)):
+        target = smoothing * mask / mask.sum(1, keepdim=True)
+        target[torch.arange(len(answers)), answers[:, part]] += 1.0 - smoothing
+        found.append(target)
+    return found
 
 
 def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -129,5 +129,21 @@ def test_a_copy_that_is_smoothed_stays_unsure(tmp_path):
         seen = watch(CONFIG, "ooco", 100, seed=3)
         policy = load_run(tmp_path / str(smoothing)).model.policy
         observation = policy.obs_to_tensor({key: seen[key] for key in policy.observation_space})[0]
-        chances[smoothing] = float(policy.get_distribution(observation).distribution.probs.max(1).values.mean())
+        chances[smoothing] = policy.get_distribution(observation).distribution.probs.max(1).values.mean().item()
     assert chances[0.3] < 0.9 < chances[0.0]
+
+
+def test_a_constant_of_several_controls_is_imitated_too(tmp_path):
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    from agents import train
+
+    with initialize_config_module("conf", version_base=None):
+        config = OmegaConf.to_container(compose("train", [
+            "env=control", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2", "agent.n_steps=8",
+            "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule='interrupt=1,slo_margin=0.95'",
+            "agent.imitate.decisions=64", "agent.imitate.epochs=40", "agent.imitate.learning_rate=0.01",
+            "total_timesteps=16", "validation.windows=0", "checkpoint_every_steps=0", f"out={tmp_path}"]), resolve=True)
+    imitation = train.main(config)["imitation"]
+    assert imitation["decisions"] >= 64 and imitation["agreement"] > 0.95
