@@ -17,7 +17,7 @@ import numpy as np
 
 from agents.checks import whole
 from agents.contenders import heuristics_of, play_heuristic
-from agents.environments import make_env, plain, split_seeds, windows
+from agents.environments import OBSERVATION_KEYS, make_env, plain, split_seeds, windows
 from agents.explain_distill import agreement, distilled
 from agents.explain_importance import Importance, importances
 from agents.explain_record import Recording, Thinker, load_thinker, record
@@ -134,8 +134,8 @@ def _tree_document(env: Mapping[str, Any], fitted: Sequence[Recording], config: 
                    parameters: Sequence[str]) -> dict[str, Any]:
     """What `tree.json` holds."""
     first = fitted[0]
-    shapes = {key: list(part.shape[1:]) for key, part in zip(("cluster", "candidates", "action_mask", "decision"),
-                                                             first.parts, strict=True)}
+    parts = dict(zip(OBSERVATION_KEYS, first.parts, strict=True)) | {"cluster": first.now}
+    shapes = {key: list(part.shape[1:]) for key, part in parts.items()}
     rules = {one.name: distilled(one, int(config["leaves"]), int(config["seed"]), parameters) for one in fitted}
     return {"schema": TREE_SCHEMA, "environment": env["id"], "shapes": shapes, "rules": rules,
             "provenance": {"policy": Path(str(config["policy"])).name, "seed": int(config["seed"]),

@@ -40,14 +40,14 @@ def distilled(recording: Recording, most_leaves: int, seed: int, parameters: Seq
         parameters: names of the parts of an action of several.
     """
     if parameters:
-        names, table = names_of("cluster", recording.cluster.shape[-1]), recording.cluster
+        names, table = names_of("cluster", recording.now.shape[-1]), recording.now
         return {"parameters": [
             {"name": name, "level": _classified(table, recording.actions[:, part], recording.window, names,
                                                 most_leaves, seed, lambda value: {"level": int(value)}, "level")}
             for part, name in enumerate(parameters)]}
     said = labels(recording)
-    names = whether_names(recording.cluster.shape[-1], recording.candidates.shape[-1])
-    table = whether_table(recording.cluster, recording.candidates, recording.mask)
+    names = whether_names(recording.now.shape[-1], recording.candidates.shape[-1])
+    table = whether_table(recording.now, recording.candidates, recording.mask)
     rule: dict[str, Any] = {"whether": _classified(table, said, recording.window, names, most_leaves, seed,
                                                    lambda value: {"answer": str(value)}, "answer")}
     if ANOTHER in _said(rule["whether"]):
@@ -72,7 +72,7 @@ def canonical(actions: np.ndarray, recording: Recording) -> np.ndarray:
 
 def agreement(rule: Mapping[str, Any], recording: Recording) -> np.ndarray:
     """Whether a rule does what the network did, for each decision: bool (N,)."""
-    said = answer(rule, recording.cluster, recording.candidates, recording.mask)
+    said = answer(rule, recording.now, recording.candidates, recording.mask)
     same = canonical(said, recording) == canonical(recording.actions, recording)
     return same if same.ndim == 1 else same.all(axis=1)
 

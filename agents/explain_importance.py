@@ -70,9 +70,8 @@ def importances(think: Callable[..., tuple[np.ndarray, np.ndarray]], recording: 
 def shuffles(recording: Recording, repeats: int, seed: int) -> Iterator[tuple[str, str, Iterator[Any]]]:
     """(part, feature, observations once for each shuffle) of all features that vary."""
     legal = recording.mask[:, -recording.candidates.shape[1] :] > 0
-    for place, feature in enumerate(names_of("cluster", recording.cluster.shape[-1])):
-        column = recording.cluster[:, place]
-        if np.ptp(column) > 0:
+    for place, feature in enumerate(names_of("cluster", recording.now.shape[-1])):
+        if np.ptp(recording.now[:, place]) > 0:
             yield "cluster", feature, (_cluster_shuffled(recording, place, key) for key in _keys(seed, place, repeats))
     for place, feature in enumerate(names_of("candidates", recording.candidates.shape[-1])):
         column = recording.candidates[:, :, place][legal]
@@ -86,8 +85,10 @@ def _keys(seed: int, place: int, repeats: int) -> list[list[int]]:
 
 
 def _cluster_shuffled(recording: Recording, place: int, key: list[int]) -> tuple[np.ndarray, ...]:
+    """A feature keeps its own past, where the policy sees that."""
     cluster = recording.cluster.copy()
-    cluster[:, place] = np.random.default_rng(key).permutation(cluster[:, place])
+    columns = slice(place, None, recording.now.shape[-1])
+    cluster[:, columns] = np.random.default_rng(key).permutation(cluster[:, columns])
     return cluster, recording.candidates, recording.mask, recording.decision
 
 

@@ -113,7 +113,7 @@ def state_figure(recording: Recording, found: Sequence[Importance], tree: Tree) 
     """Answers against the features that move them: the network's as lines, the rule's dotted."""
     from plotly.subplots import make_subplots
 
-    rule = answer(tree.document["rules"][recording.name], recording.cluster, recording.candidates, recording.mask)
+    rule = answer(tree.document["rules"][recording.name], recording.now, recording.candidates, recording.mask)
     rows = -(-len(found) // 2)
     figure: Any = make_subplots(rows=rows, cols=2, vertical_spacing=0.26 / rows, horizontal_spacing=0.09,
                                 subplot_titles=[f"{one.feature} ({_OF[one.part]})" for one in found])
@@ -136,16 +136,16 @@ def state_figure(recording: Recording, found: Sequence[Importance], tree: Tree) 
 
 def _lines(recording: Recording, one: Importance, actions: np.ndarray) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
     """(what, colour, feature in its unit, per cent or level) of answers over bins of one feature."""
-    names = names_of(one.part, recording.cluster.shape[-1] if one.part == "cluster" else recording.candidates.shape[-1])
+    names = names_of(one.part, recording.now.shape[-1] if one.part == "cluster" else recording.candidates.shape[-1])
     place = names.index(one.feature)
     if actions.ndim > 1:
-        column = recording.cluster[:, place] if one.part == "cluster" else recording.candidates[:, :, place].mean(1)
+        column = recording.now[:, place] if one.part == "cluster" else recording.candidates[:, :, place].mean(1)
         palette = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
         return [(f"parameter {part}", palette[part % len(palette)], *_binned(column, actions[:, part], one))
                 for part in range(actions.shape[1])]
     if one.part == "cluster":
         said = labels(_with(recording, actions))
-        return [(_MEANS[kind], _COLOURS[kind], *_binned(recording.cluster[:, place], 100.0 * (said == kind), one))
+        return [(_MEANS[kind], _COLOURS[kind], *_binned(recording.now[:, place], 100.0 * (said == kind), one))
                 for kind in (NO, PARTNER, ANOTHER) if (said == kind).any()]
     legal = recording.mask[:, -recording.candidates.shape[1] :] > 0
     chosen = np.zeros(legal.shape)

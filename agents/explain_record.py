@@ -25,10 +25,12 @@ class Thinker(NamedTuple):
     Attributes:
         think: (cluster, candidates, action_mask, decision), batched → (actions (n,) or (n, P), logits (n, A)).
         env: the environment's configuration that it was trained on.
+        history: how many of the last cluster vectors, the newest first, it sees as one.
     """
 
     think: Callable[..., tuple[np.ndarray, np.ndarray]]
     env: dict[str, Any]
+    history: int = 1
 
 
 def load_thinker(folder: str | Path) -> Thinker:
@@ -45,7 +47,7 @@ def load_thinker(folder: str | Path) -> Thinker:
         def answer(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             return policy.preferences(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
 
-        return Thinker(answer, dict(policy.manifest["training"]["config"]["env"]))
+        return Thinker(answer, dict(policy.manifest["training"]["config"]["env"]), int(policy.history))
     from agents.load import load_run
 
     run = load_run(folder)
@@ -57,7 +59,7 @@ def load_thinker(folder: str | Path) -> Thinker:
             actions, logits = run.actor(*(torch.as_tensor(np.ascontiguousarray(part)) for part in parts))
         return actions.numpy(), logits.numpy()
 
-    return Thinker(think, dict(run.config["env"]))
+    return Thinker(think, dict(run.config["env"]), run.history)
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,11 @@ class Recording:
 
     Attributes:
         kind: place in `ooco_gym.envs.features.DECISIONS`.
-        cluster, candidates, mask, decision: as observed: (N, Fc), (N, K, F), (N, A), (N, D).
+        cluster, candidates, mask, decision: as observed: (N, H Fc), (N, K, F), (N, A), (N, D).
         window: (N,), which of the windows.
         partner: (N,), the action that says what the partner would do; `UNKNOWN` where it cannot be said.
         actions, logits: what the policy answered: (N,) or (N, P), and (N, A).
+        history: H, how many cluster vectors there are in one, the newest first.
     """
 
     kind: int
@@ -81,6 +84,12 @@ class Recording:
     partner: np.ndarray
     actions: np.ndarray
     logits: np.ndarray
+    history: int = 1
+
+    @property
+    def now(self) -> np.ndarray:
+        """The cluster at the decision, without what was before: (N, Fc)."""
+        return self.cluster[:, : self.cluster.shape[1] // self.history]
 
     @property
     def name(self) -> str:
@@ -126,7 +135,7 @@ class _Recorder(BatchPlayer):
     """Draws decisions from each window and kind, each as likely as another (reservoir sampling, Vitter 1985)."""
 
     def __init__(self, thinker: Thinker, windows: Sequence[Window], most: int, seed: int) -> None:
-        super().__init__("explained", lambda *parts: thinker.think(*parts)[0])
+        super().__init__("explained", lambda *parts: thinker.think(*parts)[0], thinker.history)
         self._think, self._most, self._random = thinker.think, most, np.random.default_rng([seed, 23])
         self._places = {(int(w.seed), int(w.number)): place for place, w in enumerate(windows)}
         self._kept: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
@@ -156,7 +165,7 @@ class _Recorder(BatchPlayer):
             window, partner, cluster, candidates, mask, decision = (np.array(column) for column in zip(*rows,
                                                                                                        strict=True))
             answers = thought(self._think, (cluster, candidates, mask, decision))
-            yield Recording(kind, cluster, candidates, mask, decision, window, partner, *answers)
+            yield Recording(kind, cluster, candidates, mask, decision, window, partner, *answers, self.history)
 
 
 def partner_answer(env: Any) -> int:

@@ -59,6 +59,25 @@ def test_only_what_a_policy_looks_at_is_important():
     assert found["cluster", "cluster_0"].changed == pytest.approx(chance, abs=0.08)
 
 
+def test_a_feature_is_shuffled_with_its_past():
+    from dataclasses import replace
+
+    def rule(cluster, candidates, mask):
+        return np.where(cluster[:, 0] > cluster[:, FC], 1, 0)  # whether the first feature rises
+
+    random = np.random.default_rng(3)
+    think, recording = synthetic(rule, cluster=2 * FC)
+    rising = random.random(len(recording)) < 0.5
+    recording.cluster[:, 0] = recording.cluster[:, FC] + np.where(rising, 0.1, -0.1)
+    actions, logits = think(*recording.parts)
+    recording = replace(recording, actions=actions, logits=logits, history=2)
+    assert recording.now.shape == (len(recording), FC)
+    found = {one.feature: one for one in importances(think, recording, 2, 1) if one.part == "cluster"}
+    assert set(found) == {f"cluster_{place}" for place in range(FC)}
+    assert found["cluster_0"].changed == pytest.approx(0.5, abs=0.08)  # of rises among falls: pairs stay pairs
+    assert leaves(distilled(recording, 4, 1)["whether"]) >= 1
+
+
 def test_importance_is_ordered_repeatable_and_leaves_the_recording_alone():
     think, recording = synthetic(smallest(1))
     before = [part.copy() for part in recording.parts]
