@@ -43,7 +43,7 @@ class Trainer:
         self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        self.logger = build_logger(out, config.get("logger"), config)
+        self.logger = build_logger(out, config.get("logger"), config, self.resumed)
         self.model.set_logger(self.logger)
         self.callbacks = self._callbacks()
         if state is not None:
