@@ -35,7 +35,8 @@ def main(cfg: Any) -> dict[str, Any]:
     zoo = Path(str(config["zoo"]))
     table = plain(config.get("table") or {})
     names = environments_of(zoo, table)
-    store = Store(Path(table.get("cache") or zoo / "played"), int(config.get("workers") or 1))
+    store = Store(Path(table.get("cache") or zoo / "played"), int(config.get("workers") or 1),
+                  bool(table.get("trust_cache")))
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
@@ -44,7 +45,7 @@ def main(cfg: Any) -> dict[str, Any]:
             row = measured(Setting.of(name, zoo / name, table), store)
             found[row["env"]] = row
             summary = {"command": "evaluate", "schema_of_table": SCHEMA, "environments": found,
-                       "wall_s": time.monotonic() - started}
+                       "windows_by_other_code": store.by_other_code, "wall_s": time.monotonic() - started}
             _write(out, summary)  # after each, so that what is done can be read while the rest is played
     if config.get("page"):
         write_docs(Path(str(config["page"])), summary)

@@ -63,6 +63,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
             parts.append("\n".join(f"- {shift['words']}" for shift in one["shifts"]))
         if one["tried"]:
             parts.append("What was tried:\n\n" + "\n".join(f"- {line}" for line in one["tried"]))
+    if summary.get("windows_by_other_code"):
+        parts.append(f"{summary['windows_by_other_code']} of the records were played by another version of the code.")
     return "\n\n".join(parts)
 
 

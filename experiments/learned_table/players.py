@@ -27,7 +27,7 @@ _CODE = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisio
          "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/bound.py",
          "agents/clones.py", "agents/contenders.py", "agents/futures.py", "agents/play.py", "agents/rollout.py")
 _NETWORKS = ("agents/networks.py", "agents/load.py", "agents/learned.py")
-_NO_FIGURES = ("document.py", "picture.py", "words.py")
+_NO_FIGURES = ("document.py", "picture.py", "rule_agent.py", "vector.py", "words.py")  # nothing is played by them
 
 
 class Task(NamedTuple):
@@ -39,7 +39,8 @@ class Task(NamedTuple):
         player: a heuristic's name, a run's folder, or settings of the look-ahead (with its `place` in `looking`).
         games: the windows.
         keys: of their records on disk.
-        folder: where those are; None keeps nothing.
+        folder: where those are.
+        code: digest of the code that plays, which lies beside each record.
     """
 
     kind: str
@@ -47,15 +48,23 @@ class Task(NamedTuple):
     player: Any
     games: list[Window]
     keys: list[str]
-    folder: Path | None
+    folder: Path
+    code: str
 
 
 class Store:
-    """Players' records, from disk or played now in `workers` processes."""
+    """Players' records, from disk or played now in `workers` processes.
 
-    def __init__(self, folder: Path | None, workers: int) -> None:
-        self.folder, self._workers = folder, workers
+    Args:
+        folder: of the records.
+        workers: processes.
+        trust: take records that other code has played, too; `by_other_code` counts them.
+    """
+
+    def __init__(self, folder: Path, workers: int, trust: bool = False) -> None:
+        self.folder, self._workers, self._trust = folder, workers, trust
         self._pool: Executor | None = None
+        self.by_other_code = 0
 
     def __enter__(self) -> Store:
         return self
@@ -75,9 +84,20 @@ class Store:
         """
         size = CHUNK if kind in (HEURISTIC, LEARNED) else 1
         parts = [list(games[i : i + size]) for i in range(0, len(games), size)]
+        code = code_digest(_CODE + _NETWORKS if kind == LEARNED else _CODE)
         tasks = [Task(kind, dict(config), player, part, [_key(kind, config, player, game) for game in part],
-                      self.folder) for part in parts]
-        return Asked([_known(task) or self._submit(task) for task in tasks])
+                      self.folder, code) for part in parts]
+        return Asked([self._known(task) or self._submit(task) for task in tasks])
+
+    def _known(self, task: Task) -> list[dict[str, Any]]:
+        """The records of a task where all are on disk; else none of them, so that it is played as it always is."""
+        cache = Cache(task.folder)
+        found = [one for one in (cache.get(key) for key in task.keys) if one is not None]
+        others = sum(one["code"] != task.code for one in found)
+        if len(found) < len(task.keys) or (others and not self._trust):
+            return []
+        self.by_other_code += others
+        return [one["record"] for one in found]
 
     def _submit(self, task: Task) -> Future[list[dict[str, Any]]] | list[dict[str, Any]]:
         if self._workers <= 1:
@@ -100,18 +120,10 @@ class Asked:
 
 def played(task: Task) -> list[dict[str, Any]]:
     """Plays a task and keeps its records; runs in a worker process."""
-    records = _PLAY[task.kind](task)
-    cache = Cache(task.folder, on=task.folder is not None)
+    records, cache = _PLAY[task.kind](task), Cache(task.folder)
     for key, record in zip(task.keys, records, strict=True):
-        cache.put(key, record)
+        cache.put(key, {"code": task.code, "record": record})
     return records
-
-
-def _known(task: Task) -> list[dict[str, Any]]:
-    """The records of a task where all are on disk; else none of them, so that it is played as it always is."""
-    cache = Cache(task.folder, on=task.folder is not None)
-    records = [cache.get(key) for key in task.keys]
-    return [] if any(record is None for record in records) else [record for record in records if record is not None]
 
 
 def _heuristic(task: Task) -> list[dict[str, Any]]:
@@ -122,8 +134,7 @@ def _learned(task: Task) -> list[dict[str, Any]]:
     from agents.extras import limit_torch_threads
 
     limit_torch_threads()
-    records = play(task.config, BatchPlayer("learned", kept(task.player).decide), task.games, CHUNK)
-    return [{**record, "run": Path(task.player).name} for record in records]
+    return play(task.config, BatchPlayer("learned", kept(task.player).decide), task.games, CHUNK)
 
 
 def _looking(task: Task) -> list[dict[str, Any]]:
@@ -143,12 +154,12 @@ _PLAY = {HEURISTIC: _heuristic, LEARNED: _learned, LOOKING: _looking, BOUND: _bo
 
 
 def _key(kind: str, config: Mapping[str, Any], player: Any, game: Window) -> str:
-    """Digest of all that a record depends on: the environment, the player, the window and the code."""
+    """Digest of all that a record depends on beside the code: the environment, the player, the window."""
     conditions = {key: value for key, value in config.items() if key not in ("splits", "description", "name", "shifts")}
     if config.get("shift"):
-        conditions["shifts"] = config["shifts"]
-    who = [_digest_of(str(player)), code_digest(_NETWORKS)] if kind == LEARNED else player
-    text = json.dumps([code_digest(_CODE), kind, conditions, who, list(game)], sort_keys=True, default=str)
+        conditions["shifted"] = config["shifts"][config["shift"]]
+    who = _digest_of(str(player)) if kind == LEARNED else player
+    text = json.dumps([kind, conditions, who, list(game)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -86,8 +86,7 @@ def measured(setting: Setting, store: Store) -> dict[str, Any]:
     rows = [row_of(name, kinds.get(name, _kind(name)), records, played[best]) for name, records in played.items()]
     if bounds is not None:
         rows.append(row_of(BOUND_NAME, "bound", None, None, bounds))
-    seats = {LABEL: _learned(setting, store, games)} if setting.runs else {}
-    shifts = _shifts(setting, store, best) if table["shift_episodes"] and seats else []
+    shifts = _shifts(setting, store, best) if table["shift_episodes"] and setting.runs else []
     return {"name": setting.name, "env": setting.config["id"], "n_seeds": len(setting.runs), "n_windows": len(games),
             "seeds": split_seeds(setting.config, "test"), "window_s": setting.config["window_s"],
             "warmup_s": setting.config["warmup_s"], "best_tuned": best,
@@ -117,21 +116,27 @@ def _played(setting: Setting, store: Store, names: Sequence[str],
             games: Sequence[Window]) -> tuple[dict[str, Records], np.ndarray | None]:
     """The records of the test windows by policy, and their bounds."""
     table, config = setting.table, setting.config
-    asked: dict[str, list[Asked]] = {name: [store.ask(HEURISTIC, config, name, games)] for name in (RANDOM, *names)}
-    if setting.runs:
-        asked[LABEL] = [store.ask(LEARNED, config, folder, games) for folder in setting.runs.values()]
+    asked = {name: store.ask(HEURISTIC, config, name, games) for name in (RANDOM, *names)}
+    runs = _ask_runs(setting, store, games)
     bound = store.ask(BOUND, config, VIOLATION_LIMIT, games) if table["bound"] else None
     if table["rollouts"]:
         how = {key: table[key] for key in ("weights", "samples", "every", "honest_every", "horizon_s", "progress")}
         for place, one in enumerate(looking(how)):
-            asked[one.name] = [store.ask(LOOKING, config, {**how, "place": place}, games)]
-    played = {name: [record for one in some for record in one.records()] for name, some in asked.items()}
+            asked[one.name] = store.ask(LOOKING, config, {**how, "place": place}, games)
+    played = {name: one.records() for name, one in asked.items()}
+    if runs:
+        played[LABEL] = _of_runs(runs)
     return played, None if bound is None else np.array([[record["bound"] for record in bound.records()]])
 
 
-def _learned(setting: Setting, store: Store, games: Sequence[Window], **changes: Any) -> Records:
-    asked = [store.ask(LEARNED, {**setting.config, **changes}, folder, games) for folder in setting.runs.values()]
-    return [record for one in asked for record in one.records()]
+def _ask_runs(setting: Setting, store: Store, games: Sequence[Window], **changes: Any) -> dict[str, Asked]:
+    return {run: store.ask(LEARNED, {**setting.config, **changes}, folder, games)
+            for run, folder in setting.runs.items()}
+
+
+def _of_runs(asked: Mapping[str, Asked]) -> Records:
+    """The records of all training runs, each with the name of its own."""
+    return [{**record, "run": run} for run, one in asked.items() for record in one.records()]
 
 
 def _shifts(setting: Setting, store: Store, best: str) -> list[dict[str, Any]]:
@@ -140,8 +145,8 @@ def _shifts(setting: Setting, store: Store, best: str) -> list[dict[str, Any]]:
     found = []
     for shift in setting.config.get("shifts") or {}:
         heuristic = store.ask(HEURISTIC, {**setting.config, "shift": shift}, best, games)
-        learned = _learned(setting, store, games, shift=shift)
-        found.append(shifted(shift, learned, heuristic.records(), best))
+        runs = _ask_runs(setting, store, games, shift=shift)
+        found.append(shifted(shift, _of_runs(runs), heuristic.records(), best))
     return found
 
 
