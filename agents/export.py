@@ -194,7 +194,7 @@ def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> 
     names = [f"{part['name']}={level}" for part in parts for level in part["levels"]]
     return {
         "schema": SCHEMA, "environment": run.config["env"]["id"], "decisions": list(decisions),
-        "inputs": inputs,
+        "history": run.history, "inputs": inputs,
         "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
                                "a level for each of parts" if parts else "index into actions; always a legal one"},
                     "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
@@ -238,6 +238,9 @@ def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
     if described is not None and key == "decision" and key not in tables:
         tables[key] = [{"name": name, "meaning": f"1 where '{name}' is what is decided"} for name in DECISIONS]
     rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
+    if len(rows) < len(low):  # the last vectors after the newest one
+        rows = [*rows, *({**row, "name": f"{row['name']}, {back} decision{'s' if back > 1 else ''} ago"}
+                         for back in range(1, len(low) // len(rows)) for row in rows)]
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 

@@ -23,8 +23,8 @@ from agents.environments import plain
 from agents.extras import require
 from ooco_gym.cli.progress import progress
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
-from ooco_gym.files import write_json
-from ooco_gym.resources import load_yaml
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.resources import conf_root
 
 TRAIN, TUNE = "train", "tune"
 JOB_FILE, LOG_FILE, SUMMARY_FILE = "job.yaml", "log.txt", "summary.json"
@@ -49,10 +49,12 @@ class Job(NamedTuple):
 
     def complete(self) -> bool:
         """Whether its folder has all of it, made under the same settings."""
-        asked, summary = self.folder / JOB_FILE, self.folder / SUMMARY_FILE
-        if not (asked.is_file() and summary.is_file()):
-            return False
-        return yaml.safe_load(asked.read_text(encoding="utf-8")) == self.asked()
+        return (self.folder / SUMMARY_FILE).is_file() and self.begun()
+
+    def begun(self) -> bool:
+        """Whether its folder has some of it, made under the same settings."""
+        asked = self.folder / JOB_FILE
+        return asked.is_file() and yaml.safe_load(asked.read_text(encoding="utf-8")) == self.asked()
 
     def asked(self) -> dict[str, Any]:
         """The settings, without where the result goes."""
@@ -127,8 +129,7 @@ def planned(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]],
 
 def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], out: Path) -> list[dict[str, Any]]:
     """The configuration of each training run of an environment, as `ooco-gym train` would have it."""
-    base = {key: value for key, value in load_yaml("", TRAIN).items() if key != "defaults"}
-    base |= {"env": load_yaml("env", name), "agent": load_yaml("agent", entry["agent"]), "logger": {"name": "none"}}
+    base = composed(TRAIN, f"env={name}", f"agent={entry['agent']}")
     made = merged(base, plain(entry.get(TRAIN) or {}), f"environments.{name}.train")
     if config.get("total_timesteps") is not None:
         made["total_timesteps"] = whole(config, "total_timesteps", 1)
@@ -146,14 +147,34 @@ def searches(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], out
     """The configuration of each search of an environment, as `ooco-gym tune` would have it."""
     settings = plain(entry.get(TUNE) or {})
     policies = settings.pop("policies", [])
-    base = {key: value for key, value in load_yaml("", TUNE).items() if key != "defaults"}
-    base |= {"env": load_yaml("env", name)}
+    base = composed(TUNE, f"env={name}")
     made = merged(base, settings, f"environments.{name}.tune")
     if config.get("trials") is not None:
         made["trials"] = whole(config, "trials", 1)
     folders = [out / name / "tuned" / str(policy).partition(":")[0] for policy in policies]
     return [{**made, "policy": policy, "out": str(folder), "storage": f"sqlite:///{folder / 'study.db'}"}
             for policy, folder in zip(policies, folders, strict=True)]
+
+
+def composed(command: str, *words: str) -> dict[str, Any]:
+    """A command's configuration as the command line would compose it, also while the command line runs this one.
+
+    Raises:
+        UserError: a word names nothing that there is.
+    """
+    from hydra import compose, initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    running, GlobalHydra.instance().hydra = GlobalHydra.instance().hydra, None
+    try:
+        with initialize_config_dir(str(conf_root()), version_base="1.3"):
+            return OmegaConf.to_container(compose(command, overrides=list(words)))  # type: ignore[return-value]
+    except HydraException as error:
+        raise UserError(f"{command} {' '.join(words)}: {' '.join(str(error).split())}") from error
+    finally:
+        GlobalHydra.instance().hydra = running
 
 
 def merged(base: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -164,7 +185,7 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> d
     """
     result = dict(base)
     for key, value in changes.items():
-        if key not in base and where.rpartition(".")[2] not in _OPEN:
+        if key not in base and not set(where.split(".")) & set(_OPEN):
             check_keys(where, [key], base)
         old = result.get(key)
         if isinstance(value, Mapping) and isinstance(old, Mapping):
@@ -238,22 +259,27 @@ def _ended(waiting: Mapping[Future[Any], Job]) -> Iterator[tuple[Job, Future[Any
 
 def do(job: Job) -> dict[str, Any]:
     """Does one job, in this process; what it prints goes to its log. Returns a few figures of it."""
+    goes_on = job.begun()
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / SUMMARY_FILE).unlink(missing_ok=True)
+    with atomic_write(job.folder / JOB_FILE) as temporary:
+        temporary.write_text(yaml.safe_dump(job.asked(), sort_keys=False), encoding="utf-8")
     with open(job.folder / LOG_FILE, "w", encoding="utf-8") as log, contextlib.redirect_stdout(log), \
             contextlib.redirect_stderr(log):
-        summary = _train(job) if job.kind == TRAIN else _tune(job)
+        summary = _train(job, goes_on) if job.kind == TRAIN else _tune(job)
     if summary["stopped_by"] == "interrupt":
         raise UserError("interrupted")
-    with open(job.folder / JOB_FILE, "w", encoding="utf-8") as file:
-        yaml.safe_dump(job.asked(), file, sort_keys=False)
     write_json(job.folder / SUMMARY_FILE, summary)
     return _figures(job, summary)
 
 
-def _train(job: Job) -> dict[str, Any]:
+def _train(job: Job, goes_on: bool) -> dict[str, Any]:
+    """Trains; a run that was stopped goes on from its last checkpoint, where there is one that can be read."""
     from agents import train
 
+    if goes_on:
+        with contextlib.suppress(UserError):
+            return train.main({"resume": str(job.folder)})
     return train.main(job.config)
 
 

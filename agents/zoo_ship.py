@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from agents.environments import OBSERVATION_KEYS, plain, split_seeds, windows
-from agents.learned import runs_of
+from agents.environments import plain, split_seeds, windows
+from agents.learned import kept, runs_of
 from agents.load import read_config
 from agents.play import BatchPlayer, play
 from agents.scoring import HEADLINE, grid, mean_interval, upper_violation_limit
@@ -98,9 +96,9 @@ def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, An
         return feasible, one["reward"] if feasible else -one["violation_rate"]
 
     best = max(found, key=order)
-    kept = {name: {key: one[key] for key in ("reward", "violation_rate", "windows", "timesteps") if key in one}
+    shown = {name: {key: one[key] for key in ("reward", "violation_rate", "windows", "timesteps") if key in one}
             for name, one in found.items()}
-    return Path(found[best]["folder"]), kept[best], kept
+    return Path(found[best]["folder"]), shown[best], shown
 
 
 def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mapping[str, Any], folder: Path
@@ -133,16 +131,9 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
 
 def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """What the exported policy itself scores on the table's windows: service and violations with intervals."""
-    from ooco_gym.runtime import Policy
-
-    policy = Policy.load(bundle)
     env = {**plain(config["env"]), **{key: measured[key] for key in ("window_s", "warmup_s")}}
     games = windows(split_seeds(env, "test"), int(measured["n_windows"]))
-
-    def decide(*parts: np.ndarray) -> np.ndarray:
-        return policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
-
-    records = play(env, BatchPlayer(bundle.name, decide), games)
+    records = play(env, BatchPlayer(bundle.name, kept(str(bundle)).decide), games)
     service, violations = (dict(zip(_INTERVAL, mean_interval(grid(records, metric)), strict=True))
                            for metric in (HEADLINE, "violation_rate"))
     return {"service": service, "violation_rate": {**violations, "upper_limit": upper_violation_limit(records)},

@@ -10,6 +10,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.runtime.bundle import INPUTS, MODEL_FILE, read_manifest
+from ooco_gym.runtime.memory import Memory
 
 _FEATURES = ("cluster", "candidates", "decision")
 
@@ -25,6 +26,7 @@ class Policy:
         fixed: how many actions take no candidate.
         parts: what each part of an action sets, where an action is a vector of levels: `name`, `levels` (values, or
             choices), `tuned` (the level that leaves it as it was); else empty.
+        history: how many of the last cluster vectors, the newest first, make up `cluster`; `memory` keeps them.
         card: what is known of a policy of the zoo (`ooco_gym.load_policy`): data, seeds, scores; else empty.
     """
 
@@ -37,6 +39,7 @@ class Policy:
         self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in _FEATURES}
         self.parts: list[dict[str, Any]] = list(manifest.get("parts") or [])
         self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
+        self.history = int(manifest.get("history") or 1)
         self.card: dict[str, Any] = {}
 
     @classmethod
@@ -93,6 +96,10 @@ class Policy:
         parts = self._checked(observation, mask, np.shape(observation["cluster"])[:1])
         actions, logits = self._session.run(["action", "logits"], dict(zip(INPUTS, parts, strict=True)))
         return actions, logits
+
+    def memory(self) -> Memory:
+        """What keeps the last cluster vectors of one episode: `memory.see(cluster)` gives what the policy takes."""
+        return Memory(self.history, self._shapes["cluster"][0] // self.history)
 
     def settings(self, action: Any) -> dict[str, Any]:
         """What a vector of levels sets: value, or choice, by the name of the part.

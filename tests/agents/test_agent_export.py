@@ -7,8 +7,12 @@ import pytest
 from gating_double import FC, A, D, F, K, train_config
 
 from agents import export, train
-from agents.environments import OBSERVATION_KEYS, make_env
+from agents.environments import OBSERVATION_KEYS, make_env, windows
+from agents.history import ClusterStack
+from agents.learned import check_fit, kept
 from agents.load import load_run
+from agents.play import BatchPlayer, play
+from agents.zoo import composed
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.runtime import Policy
@@ -74,7 +78,7 @@ def test_export_of_no_run_says_what_is_missing(tmp_path):
 
 
 # --- All that trains --------------------------------------------------------------------------------------------------
-SMALL = {"hidden": 8, "n_envs": 2, "n_steps": 20, "batch_size": 20, "n_epochs": 1, "scale_decisions": 20,
+SMALL = {"hidden": 8, "n_envs": 4, "n_steps": 10, "batch_size": 20, "n_epochs": 1, "scale_decisions": 20,
          "imitate": None}
 
 
@@ -101,13 +105,45 @@ def same_on_the_way(env_config, run, policy):
     return answers
 
 
-@pytest.mark.parametrize("name", sorted(names("agent")))
+# One configuration of each algorithm.
+AGENTS = {composed("train", f"agent={name}")["agent"]["name"]: name for name in names("agent")}
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS.values()))
 def test_what_any_algorithm_learns_is_exported_and_decides_alike(name, tmp_path):
-    agent = {**load_yaml("agent", name), **SMALL}
+    agent = {**composed("train", f"agent={name}")["agent"], **SMALL}
     small = {key: value for key, value in (("learning_starts", 20), ("buffer_size", 200)) if key in agent}
     env_config, run, policy = exported(tmp_path, "preemption", {**agent, **small})
     answers = same_on_the_way(env_config, run, policy)
     assert policy.parts == [] and policy.fixed == 2 and set(answers) <= {0, 1, 2}
+
+
+def test_a_policy_that_looks_back_is_exported_with_what_it_saw(tmp_path):
+    agent = {**load_yaml("agent", "maskable_ppo"), **SMALL, "history": 3}
+    env_config, run, policy = exported(tmp_path, "preemption", agent)
+    names = [one["name"] for one in policy.manifest["inputs"]["cluster"]["features"]]
+    size = len(names) // 3
+    assert policy.history == 3 and names[size : 3 * size : size] == [f"{names[0]}, 1 decision ago",
+                                                                   f"{names[0]}, 2 decisions ago"]
+    env, memory, stack = make_env(env_config), policy.memory(), ClusterStack(3)
+    observation, _ = env.reset(seed=2000, options={"window": 0})
+    seen, over = stack.begin(observation), False
+    while not over:
+        cluster = memory.see(observation["cluster"])
+        assert np.array_equal(cluster, seen["cluster"])
+        action = policy.decide({**observation, "cluster": cluster})
+        assert action == run.decide(seen)
+        observation, _, _, over, _ = env.step(action)
+        seen = stack.push(observation)
+    check_fit("bundle", str(tmp_path / "bundle"), env)
+    games = windows([2000], 1)
+    records = [play(env_config, BatchPlayer("", kept(str(tmp_path / name)).decide), games)
+               for name in ("run", "bundle")]
+    assert records[0] == records[1]
+    with pytest.raises(UserError, match="one vector at a time"):
+        memory.see(cluster)
+    memory.forget()
+    assert np.array_equal(memory.see(cluster[:size])[size:], np.tile(cluster[:size], 2))
 
 
 @pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])

@@ -107,6 +107,16 @@ def test_parts_of_a_zoo_can_be_asked_for(tmp_path):
     assert {job.kind for job in only} == {zoo.TUNE}
 
 
+@pytest.mark.parametrize("name", names("agent"))
+def test_a_run_is_asked_for_as_train_would_compose_it(name, tmp_path):
+    plan = {**load_yaml("", "zoo"), "environments": {"gating": {"agent": name, "seeds": [1]}}}
+    (job,) = zoo.planned(plan, zoo.chosen(plan), tmp_path)
+    own = zoo.composed("train", "env=gating", f"agent={name}")
+    assert job.config == {**own, "seed": 1, "out": str(job.folder)} and own["agent"]["n_envs"] > 0
+    with pytest.raises(UserError, match="agent=nosuch"):
+        zoo.composed("train", "agent=nosuch")
+
+
 # --- Making it ----------------------------------------------------------------------------------------------------
 def test_what_is_made_lies_where_the_table_looks_for_it(made):
     out, summary = made
