@@ -192,7 +192,8 @@ def _aggregates(mine: np.ndarray, reference: np.ndarray | None, of_bound: bool) 
              "probability_of_improvement": None if reference is None or reference is mine else
              estimate(mine, probability_of_improvement, [reference])}
     keys = ("value", "ci_low", "ci_high")
-    return {name: None if one is None else dict(zip(keys, numbers(one), strict=True)) for name, one in found.items()}
+    return {name: None if one is None or math.isnan(one.value) else dict(zip(keys, numbers(one), strict=True))
+            for name, one in found.items()}  # no bound: where no policy can keep the budget
 
 
 def _profile(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
