@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -131,7 +132,9 @@ def state_figure(recording: Recording, found: Sequence[Importance], tree: Tree) 
         figure.update_yaxes(title="mean level" if recording.actions.ndim > 1 else "decisions (%)"
                             if one.part == "cluster" else "candidates chosen (%)", rangemode="tozero", row=row,
                             col=column)
-    return layout(figure, 90 + 300 * rows, top=90)
+    layout(figure, 110 + 300 * rows, top=90)
+    figure.update_layout(legend={"y": 1.0 + 0.13 / rows})
+    return figure
 
 
 def _lines(recording: Recording, one: Importance, actions: np.ndarray) -> list[tuple[str, str, np.ndarray, np.ndarray]]:
@@ -156,8 +159,6 @@ def _lines(recording: Recording, one: Importance, actions: np.ndarray) -> list[t
 
 
 def _with(recording: Recording, actions: np.ndarray) -> Recording:
-    from dataclasses import replace
-
     return replace(recording, actions=actions)
 
 
@@ -199,9 +200,10 @@ def page(result: Mapping[str, Any], figures: Mapping[str, Sequence[Any]]) -> str
     for decision, table in by_decision.items():
         shown = list(figures.get(decision, ()))
         words = WORDS.get(decision)
-        sections.append(Section(f"What moves '{decision}'", [words.question] if words is not None else (), [table],
-                                shown[0] if shown else None, "Lines: what the network answers on held-out decisions "
-                                "whose feature has that value. Dotted: the rule.", more_figures=shown[1:]))
+        sections.append(Section(
+            f"What moves '{decision}'", [words.question] if words is not None else (), [replace(table, title="")],
+            shown[0] if shown else None, "Lines: what the network answers on held-out decisions whose feature has that "
+            "value. Dotted: the rule.", more_figures=shown[1:]))
     return html_page(f"What '{result['policy']}' does on {result['env']}", _lead(result), sections)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from agents.explain_importance import names_of
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION
-from ooco_gym.envs.words import WORDS, shown
+from ooco_gym.envs.words import WORDS, actual
 from ooco_gym.errors import UserError
 
 SCHEMA, TREE_FILE = "ooco-gym/tree/1", "tree.json"
@@ -27,6 +27,7 @@ ANSWERS = (NO, PARTNER, ANOTHER)
 OFFERED, OF_PARTNER, LEAST, MOST = "candidates offered", "partner's ", "least ", "most "
 _FEATURES = {feature.name: feature for feature in (*CLUSTER, *CANDIDATES)}
 _FLAG = "1 where"
+_MOST_SHARE = 2.0  # limit above which a share is a count over its limit: evictions, interruptions
 BESIDE = "   # "  # what follows on a line is about the rule, not of it
 Node = Mapping[str, Any]
 
@@ -189,14 +190,25 @@ def _tree_lines(node: Node, depth: int, leaf: Any) -> list[str]:
 
 
 def condition(node: Node) -> str:
-    """The side of a split that is below, in words: `tokens ≤ 812`, `busy ≤ 3.00 ms`, `push_waiting is no`."""
+    """The side of a split that is below, in words: `tokens ≤ 812 tokens`, `busy ≤ 3 ms`, `push_waiting is no`."""
     name, at = node["feature"], float(node["at"])
     if name == OFFERED:
         return f"{name} ≤ {int(at)}"
     feature = feature_of(name)
     if feature is None:
         return f"{name} ≤ {at:.4g}"
-    return f"{name} is no" if feature.meaning.startswith(_FLAG) else f"{name} ≤ {shown(feature, at)}".rstrip()
+    if feature.meaning.startswith(_FLAG):
+        return f"{name} is no"
+    figure, unit = actual(feature, at), feature.unit
+    if unit == "share":
+        figure, unit = (100.0 * figure, "%") if feature.limit <= _MOST_SHARE else (figure, "")
+    return f"{name} ≤ {_digits(figure)} {unit}".rstrip()
+
+
+def _digits(figure: float) -> str:
+    """Three digits that count, without an exponent where there is room: 0.0123, 1.84, 14,600."""
+    size = abs(figure)
+    return f"{float(f'{figure:.3g}'):,.0f}" if size >= 100 else f"{figure:.3g}"
 
 
 def feature_of(name: str) -> Feature | None:

@@ -36,11 +36,12 @@ def runs_of(folder: str | Path) -> dict[str, str]:
 
 
 def is_policy(folder: Path) -> bool:
-    """Whether a folder holds one policy: a run or an export."""
+    """Whether a folder holds one policy: a run, an export, or a rule of `explain`."""
+    from agents.explain_rules import TREE_FILE
     from agents.load import POLICY_FILE
     from ooco_gym.runtime import MANIFEST_FILE
 
-    return (folder / POLICY_FILE).is_file() or (folder / MANIFEST_FILE).is_file()
+    return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE, TREE_FILE))
 
 
 def files_of(folder: str | Path) -> list[Path]:
@@ -48,19 +49,24 @@ def files_of(folder: str | Path) -> list[Path]:
     from agents.load import POLICY_FILE
 
     path = Path(folder)
-    names: Iterable[str] = (POLICY_FILE,) if (path / POLICY_FILE).is_file() else ("manifest.json", "policy.onnx")
+    names: Iterable[str] = ((POLICY_FILE,) if (path / POLICY_FILE).is_file()
+                            else ("manifest.json", "policy.onnx", "tree.json"))
     return [path / name for name in names if (path / name).is_file()]
 
 
 @lru_cache(maxsize=16)
 def kept(folder: str) -> Kept:
-    """Loads a run or an exported policy.
+    """Loads a run, an exported policy or a rule of `explain`.
 
     Raises:
-        UserError: the folder is neither.
+        UserError: the folder is none of them.
     """
+    from agents.explain_rules import TREE_FILE, load_tree
     from ooco_gym.runtime import MANIFEST_FILE, Policy
 
+    if (Path(folder) / TREE_FILE).is_file():
+        tree = load_tree(folder)
+        return Kept(tree.decide_batch, tree.shapes, tree.decisions)
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
         inputs = policy.manifest["inputs"]

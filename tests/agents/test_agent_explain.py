@@ -212,8 +212,8 @@ def test_words_have_names_and_units():
     split = {"feature": "online_slack", "at": 0.1, "below": {"answer": NO}, "above": second}
     rule = {"whether": split, "which": {"score": 1.0}, "tie": {"feature": "wait", "most": True}}
     text = "\n".join(words("gate", rule))
-    assert "gate: Start an offline prefill?" in text and "if online_slack ≤ 0.50 s:" in text
-    assert "if least tokens ≤ 180:" in text  # exp(0.5 ln(32769)) - 1
+    assert "gate: Start an offline prefill?" in text and "if online_slack ≤ 0.5 s:" in text
+    assert "if least tokens ≤ 180 tokens:" in text  # exp(0.5 ln(32769)) - 1
     assert "which candidate: that with the most wait" in text
     flag = {"feature": "push_waiting", "at": 0.5, "below": {"answer": NO}, "above": {"answer": PARTNER}}
     assert "if push_waiting is no:" in "\n".join(words("gate", {"whether": flag}))
@@ -270,6 +270,19 @@ def test_the_tree_plays_as_it_was_scored(explained):
             if (row["policy"], row["metric"]) == ("its rule", "episode_reward"))
     assert np.mean([record["reward"] for record in records]) == pytest.approx(row["mean"])
     assert tree.shapes["cluster"] == (FC,) and tree.shapes["candidates"] == (K, F)
+
+
+def test_evaluate_plays_the_tree(explained, tmp_path):
+    from agents.evaluate import main as evaluate
+
+    _, out = explained
+    summary = evaluate({"env": CONFIG, "policies": [str(out), "ooco"], "episodes": 3, "workers": 1,
+                        "out": str(tmp_path)})
+    found = {(row["policy"], row["metric"]): row["mean"] for row in summary["results"]}
+    scored = {(row["policy"], row["metric"]): row["mean"]
+              for row in json.loads((out / "explain.json").read_text())["scores"]["results"]}
+    assert found[out.name, "episode_reward"] == pytest.approx(scored["its rule", "episode_reward"])
+    assert found["ooco", "episode_reward"] == pytest.approx(scored["ooco", "episode_reward"])
 
 
 def test_a_bundle_is_explained_as_its_run(run_folder, tmp_path):
