@@ -30,7 +30,9 @@ class DecisionEnv(gym.Env):
     ## Observation Space
     `Dict`: `cluster` float32 (C,), `candidates` float32 (K, F), `action_mask` int8 (A,), `decision` float32 (D,), one
     hot. The tables of features, units and bounds are below. Nothing is clairvoyant: lengths of unfinished outputs are
-    hidden. What does not apply to a decision is 0. Each space flattens (`FlattenObservation`).
+    hidden. What does not apply to a decision is 0. Each space flattens (`FlattenObservation`). The wrapper
+    `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`) adds `predicted_output` (K,), what a
+    length predictor with that error believes that each candidate still generates.
 
     ## Rewards
     The sum of named parts, each in `info["reward/<part>"]`, with weights from `conf/reward`: `service` (reference
@@ -69,7 +71,8 @@ class DecisionEnv(gym.Env):
     `human` is a live view in the terminal, `render_fps` times a second at most: what each instance runs, its KV memory
     and queues, how near the next deadlines are, misses, the last decision. `rgb_array` (needs the extra `render`) is a
     timeline of the last three minutes: kinds of work and KV memory of each instance, transfers, decisions by what was
-    answered, queues, misses against their budget. `ansi` is a line of text on the instances.
+    answered, queues, misses against their budget; Gymnasium's `RecordVideo` (needs moviepy) makes films of it. `ansi` is
+    a line of text on the instances.
     `env.unwrapped.export_trace(path)` (with `trace=True` or `rgb_array`) writes the episode so far for Perfetto.
 
     ## Snapshots
