@@ -48,17 +48,19 @@ def encoder_of(model: Any) -> ObservationEncoder:
     return encoder
 
 
-def teacher_of(env: Any, rule: str | Mapping[str, str]) -> Callable[[], Any]:
+def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
     """What a heuristic does at the open decision of an episode that has begun.
 
     Args:
         env: the environment, bare.
         rule: a heuristic by its name (`agents.contenders`), or one for each decision, such as `{pull: ooco_xllm, gate:
-            shortest}`; the partner takes those that are not named.
+            shortest}`; the partner takes those that are not named. Or a rule that `begin`s (`agents.search`).
 
     Raises:
         UserError: no heuristic or decision of that name.
     """
+    if hasattr(rule, "begin"):
+        return rule.begin(env)
     if isinstance(rule, str):
         return by_name(env, rule).begin(env)
     decisions = {decision.name: decision.kind for decision in getattr(env, "decisions", ())}
@@ -81,8 +83,7 @@ def training_windows(config: Mapping[str, Any], stream: Any) -> Iterator[tuple[i
         yield seeds[int(random.integers(len(seeds)))], int(random.integers(1_000))
 
 
-def watch(config: Mapping[str, Any], rule: str | Mapping[str, str], decisions: int, seed: int
-          ) -> dict[str, np.ndarray]:
+def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> dict[str, np.ndarray]:
     """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
 
     Args:
@@ -173,7 +174,7 @@ def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     Returns:
         What the summary of a run says about it.
     """
-    rule = settings["rule"] if isinstance(settings["rule"], str) else plain(settings["rule"])
+    rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
     seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]))
     encoder_of(trainer.model).update(seen)
     agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),

@@ -37,5 +37,11 @@ def _hindsight(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return learn_in_hindsight(trainer, settings)
 
 
+def _search(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    from agents.search import learn_searched
+
+    return learn_searched(trainer, settings)
+
+
 # Those that are no heuristic of the environment: (trainer, `agent.imitate`) → `rule`, `decisions`, `agreement`.
-TEACHERS: dict[str, Teacher] = {"hindsight": _hindsight}
+TEACHERS: dict[str, Teacher] = {"hindsight": _hindsight, "search": _search}
