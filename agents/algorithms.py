@@ -15,6 +15,7 @@ from agents.checks import is_number, whole
 from ooco_gym.errors import UserError, unknown
 
 NETWORKS = ("candidate_scorer", "attention", "mlp")
+ATTENTION_HEADS = 4  # as agents.scorers has it, which needs torch
 HEADS = ("shared", "joint")  # of several decisions: last layers that all share, or one for each kind
 
 
@@ -26,11 +27,17 @@ class Algorithm:
         model_class: returns the class whose `load` reads a saved policy.
         build: `(env, agent, seed)` → the model that learns in `env` (a `VecEnv`) as the agent's configuration says.
         check: raises UserError for what a user may have got wrong in the agent's configuration.
+        on_policy: whether it learns from rollouts, with a rollout buffer, rather than from what it remembers.
+        vectors: whether its actions may be vectors (`MultiDiscrete`), as those of Control-v0.
+        info_keys: what it reads from the dicts of infos that a step gives.
     """
 
     model_class: Callable[[], Any]
     build: Callable[[Any, Mapping[str, Any], int], Any]
     check: Callable[[Mapping[str, Any]], None]
+    on_policy: bool = True
+    vectors: bool = True
+    info_keys: tuple[str, ...] = ()
 
 
 def algorithm_of(agent: Mapping[str, Any]) -> Algorithm:
@@ -58,14 +65,28 @@ def check_agent(agent: Mapping[str, Any]) -> None:
         raise unknown("agent.heads", agent["heads"], HEADS)
     for key in ("n_envs", "hidden"):
         whole(agent, key, 1, name=f"agent.{key}")
+    if agent["network"] == "attention" and agent["hidden"] % ATTENTION_HEADS:
+        raise UserError(f"agent.hidden={agent['hidden']} must be a multiple of {ATTENTION_HEADS} for "
+                        "agent.network=attention")
+    if agent.get("history") is not None:
+        whole(agent, "history", 1, name="agent.history")
     algorithm.check(agent)
+
+
+def history_of(agent: Mapping[str, Any]) -> int:
+    """How many of the last cluster vectors an agent sees in one."""
+    return int(agent.get("history") or 1)
 
 
 # --- Rollout buffers ---------------------------------------------------------------------------------------------
 def _timed(agent: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     from agents.buffer import TimedRolloutBuffer
 
-    return TimedRolloutBuffer, {"discount_per_s": agent["discount_per_s"], "trace_per_s": agent["trace_per_s"]}
+    return TimedRolloutBuffer, _by_time(agent)
+
+
+def _by_time(agent: Mapping[str, Any]) -> dict[str, Any]:
+    return {"discount_per_s": agent["discount_per_s"], "trace_per_s": agent["trace_per_s"]}
 
 
 # The class of a rollout buffer and its own arguments, from an agent's configuration; `agent.buffer` names one.
@@ -119,6 +140,73 @@ def _maskable_ppo(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
     return _maskable_ppo_class()(policy, env, policy_kwargs=arguments, **ppo_arguments(agent, seed))
 
 
+def _ppo_class() -> Any:
+    from stable_baselines3 import PPO
+
+    return PPO
+
+
+def _ppo(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
+    from agents.buffer import UnmaskedTimedRolloutBuffer
+    from agents.policies import UnmaskedCandidatePolicy, policy_arguments
+
+    arguments = {**ppo_arguments(agent, seed), "rollout_buffer_class": UnmaskedTimedRolloutBuffer,
+                 "rollout_buffer_kwargs": _by_time(agent)}
+    return _ppo_class()(UnmaskedCandidatePolicy, env, policy_kwargs=policy_arguments(agent), **arguments)
+
+
+# --- Learning from what is remembered ---------------------------------------------------------------------------------
+def _check_dqn(agent: Mapping[str, Any]) -> None:
+    for key, least in (("buffer_size", 1), ("batch_size", 2), ("learning_starts", 0), ("train_freq", 1),
+                       ("gradient_steps", 1), ("target_update_interval", 1)):
+        whole(agent, key, least, name=f"agent.{key}")
+    for key in ("discount_per_s", "exploration_fraction", "exploration_final_eps"):
+        if not is_number(agent.get(key)) or not 0.0 < agent[key] <= 1.0:
+            raise UserError(f"agent.{key} must lie in (0, 1], got {agent.get(key)}")
+    if (agent.get("imitate") or {}).get("rule") is not None:
+        raise UserError(f"agent.imitate.rule={agent['imitate']['rule']}: {agent['name']} learns values of actions, "
+                        "which no rule shows; expected null")
+
+
+def dqn_arguments(agent: Mapping[str, Any], seed: int) -> dict[str, Any]:
+    """The arguments that DQN and QR-DQN have in common."""
+    from agents.replay import TimedReplayBuffer
+
+    keys = ("learning_rate", "buffer_size", "learning_starts", "batch_size", "train_freq", "gradient_steps",
+            "target_update_interval", "exploration_fraction", "exploration_final_eps", "max_grad_norm")
+    return {**{key: agent[key] for key in keys}, "gamma": 1.0,  # time is in the buffer
+            "replay_buffer_class": TimedReplayBuffer,
+            "replay_buffer_kwargs": {"discount_per_s": agent["discount_per_s"]}, "seed": seed, "device": "cpu"}
+
+
+def _dqn_class() -> Any:
+    from agents.replay import MaskedDQN
+
+    return MaskedDQN
+
+
+def _dqn(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
+    from agents.policies import CandidateDQNPolicy, policy_arguments
+
+    return _dqn_class()(CandidateDQNPolicy, env, policy_kwargs=policy_arguments(agent), **dqn_arguments(agent, seed))
+
+
+def _qrdqn_class() -> Any:
+    from agents.replay import MaskedQRDQN
+
+    return MaskedQRDQN
+
+
+def _qrdqn(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
+    from agents.policies import CandidateQRDQNPolicy, policy_arguments
+
+    policy = {**policy_arguments(agent), "n_quantiles": whole(agent, "n_quantiles", 2, name="agent.n_quantiles")}
+    return _qrdqn_class()(CandidateQRDQNPolicy, env, policy_kwargs=policy, **dqn_arguments(agent, seed))
+
+
 ALGORITHMS: dict[str, Algorithm] = {
     "maskable_ppo": Algorithm(_maskable_ppo_class, _maskable_ppo, check_ppo),
+    "ppo": Algorithm(_ppo_class, _ppo, check_ppo),
+    "dqn": Algorithm(_dqn_class, _dqn, _check_dqn, on_policy=False, vectors=False, info_keys=("elapsed_s",)),
+    "qrdqn": Algorithm(_qrdqn_class, _qrdqn, _check_dqn, on_policy=False, vectors=False, info_keys=("elapsed_s",)),
 }

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
+from stable_baselines3.common.buffers import DictRolloutBuffer
 
 
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
@@ -40,8 +41,8 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
     return advantages
 
 
-class TimedRolloutBuffer(MaskableDictRolloutBuffer):
-    """`MaskableDictRolloutBuffer` with a duration for each transition.
+class _Timed:
+    """A rollout buffer with a duration for each transition.
 
     Args:
         discount_per_s: γ over one simulated second, in (0, 1].
@@ -56,14 +57,22 @@ class TimedRolloutBuffer(MaskableDictRolloutBuffer):
         self.discount_per_s, self.trace_per_s = discount_per_s, trace_per_s
         super().__init__(*args, **kwargs)
 
-    def reset(self) -> None:
+    def reset(self: Any) -> None:
         """Empties the buffer; durations start at zero, which means no discount."""
-        super().reset()
+        super().reset()  # type: ignore[misc]
         self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
 
-    def compute_returns_and_advantage(self, last_values: torch.Tensor, dones: np.ndarray) -> None:
+    def compute_returns_and_advantage(self: Any, last_values: torch.Tensor, dones: np.ndarray) -> None:
         """Generalised advantages in simulated time; returns are advantages plus values."""
         self.advantages[:] = timed_advantages(
             self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
             self.elapsed_s, self.discount_per_s, self.trace_per_s)
         self.returns = self.advantages + self.values
+
+
+class TimedRolloutBuffer(_Timed, MaskableDictRolloutBuffer):
+    """`MaskableDictRolloutBuffer` with a duration for each transition; takes `discount_per_s`, `trace_per_s` too."""
+
+
+class UnmaskedTimedRolloutBuffer(_Timed, DictRolloutBuffer):
+    """`DictRolloutBuffer` with a duration for each transition; takes `discount_per_s`, `trace_per_s` too."""

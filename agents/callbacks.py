@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
+from agents.interrupts import Interrupts, Stop
 from agents.networks import Actor, ObservationEncoder
 from agents.vector import GymnasiumVecEnv
 from ooco_gym.cli.progress import progress
@@ -71,17 +72,114 @@ class ObservationStatistics(BaseCallback):
     def _on_step(self) -> bool:
         return True
 
+    def state_dict(self) -> dict[str, Any]:
+        """What the scaling has not yet been refreshed with."""
+        return {"seen": self._seen}
 
-class WallClock(BaseCallback):
-    """Ends training `reserve_s()` before `deadline_s` (on the clock of `time.monotonic`); None never ends it."""
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._seen = state["seen"]
 
-    def __init__(self, deadline_s: float | None, reserve_s: Callable[[], float]) -> None:
+
+class Between(BaseCallback):
+    """First of all, between two rollouts: keeps the state every `every_steps` decisions, and stops where it is time to.
+
+    Args:
+        keep: writes the state to resume from.
+        every_steps: decisions between two times; None: only `keep` by others.
+        interrupts: what says that somebody wants it to end.
+        deadline_s: on the clock of `time.monotonic`; None never ends it.
+        reserve_s: seconds to leave before the deadline.
+    """
+
+    def __init__(self, keep: Callable[[], None], every_steps: int | None, interrupts: Interrupts,
+                 deadline_s: float | None, reserve_s: Callable[[], float]) -> None:
         super().__init__()
+        self._keep, self._every, self._interrupts = keep, every_steps, interrupts
+        self._next = every_steps or 0
         self.deadline_s, self.reserve_s, self.expired = deadline_s, reserve_s, False
+        self._before: float | None = None
 
     def _on_step(self) -> bool:
-        self.expired = self.deadline_s is not None and time.monotonic() >= self.deadline_s - self.reserve_s()
-        return not self.expired
+        return True
+
+    def _on_rollout_start(self) -> None:
+        now = time.monotonic()
+        last = 0.0 if self._before is None else now - self._before  # as long may the next one take
+        self.expired = self.deadline_s is not None and now + last >= self.deadline_s - self.reserve_s()
+        if self._interrupts.asked or (self.expired and self._before is not None):
+            raise Stop
+        self._before = now
+        if self._every is not None and self.num_timesteps >= self._next:
+            self._next = self.num_timesteps + self._every
+            self._keep()
+
+    def state_dict(self) -> dict[str, Any]:
+        """When the state is kept again."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._next = state["next"]
+
+
+class Stopwatch(_OnFigures):
+    """Says where the time goes: seconds in environments, in inference (all of a rollout beside them) and in updates.
+
+    It stands first and its `begun` last, so that what else happens at a rollout's start, such as validation, is not
+    counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spent_s = {"environment": 0.0, "inference": 0.0, "update": 0.0}
+        self.decisions = 0
+        self._ended: float | None = None
+
+    def begun(self) -> BaseCallback:
+        """The callback that starts the watch, once all others are through with a rollout's start."""
+        return _Begun(self)
+
+    def start(self) -> None:
+        """Starts the watch."""
+        self._started, self._stepped = time.perf_counter(), self.env.wall_s
+
+    def _on_rollout_start(self) -> None:
+        self._add_update()
+
+    def _add_update(self) -> None:
+        if self._ended is not None:
+            self._add("update", time.perf_counter() - self._ended)
+            self._ended = None
+
+    def _on_step(self) -> bool:
+        self.decisions += self.env.num_envs
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._ended = time.perf_counter()
+        stepped_s = self.env.wall_s - self._stepped
+        self._add("environment", stepped_s)
+        self._add("inference", self._ended - self._started - stepped_s)
+
+    def _on_training_end(self) -> None:
+        self._add_update()
+
+    def _add(self, part: str, seconds: float) -> None:
+        self.spent_s[part] += seconds
+        self.logger.record(f"time/{part}_s", seconds)
+
+
+class _Begun(BaseCallback):
+    def __init__(self, watch: Stopwatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def _on_rollout_start(self) -> None:
+        self._watch.start()
+
+    def _on_step(self) -> bool:
+        return True
 
 
 class Figures(_OnFigures):
@@ -97,6 +195,14 @@ class Figures(_OnFigures):
         self._ended: list[dict[str, Any]] = []
         self._elapsed_s, self._decisions, self._noes, self._partners = 0.0, 0, 0, 0
         self._started = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Episodes so far."""
+        return {"episodes": self.episodes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self.episodes = state["episodes"]
 
     def _on_rollout_start(self) -> None:
         self._begin()
@@ -154,13 +260,23 @@ class Validation(BaseCallback):
         return True
 
     def _on_training_start(self) -> None:
-        if self._first:
+        if self._first and not self.history:
             self.validate()
 
     def _on_rollout_start(self) -> None:
         if self.num_timesteps >= self._next:
-            self._next = self.num_timesteps + self._every
             self.validate()
+            self._next = self.num_timesteps + self._every
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found so far, and when is next."""
+        return {"next": self._next, "history": list(self.history), "best": self.best, "wall_s": self.wall_s,
+                "last_wall_s": self.last_wall_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._next, self.history, self.best = state["next"], list(state["history"]), state["best"]
+        self.wall_s, self.last_wall_s = state["wall_s"], state["last_wall_s"]
 
     def validate(self) -> None:
         """Plays the validation windows now; the policy is saved if it is the best."""
@@ -203,6 +319,14 @@ class CriticFirst(BaseCallback):
         for parameter in Actor(self.model.policy).actor_parameters():  # type: ignore[arg-type]
             parameter.requires_grad_(self._rollouts > self._updates)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Rollouts so far."""
+        return {"rollouts": self._rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._rollouts = state["rollouts"]
+
 
 class Checkpoints(BaseCallback):
     """Saves the policy every `every_steps` decisions as `<folder>/step_<decisions>.zip`."""
@@ -218,6 +342,14 @@ class Checkpoints(BaseCallback):
         if self.num_timesteps >= self._next:
             self._next = self.num_timesteps + self._every
             save(self.model, self._folder / f"step_{self.num_timesteps:010d}.zip")
+
+    def state_dict(self) -> dict[str, Any]:
+        """When is next."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._next = state["next"]
 
 
 class Progress(BaseCallback):

@@ -46,12 +46,13 @@ class Contender:
 
 
 class HeuristicPlayer:
-    """A contender as a player of several episodes side by side (`agents.play`)."""
+    """A contender, by its name or itself, as a player of several episodes side by side (`agents.play`)."""
 
     learned = False
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, contender: str | Contender) -> None:
+        self._given = contender
+        self.name = contender if isinstance(contender, str) else contender.name
         self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
@@ -62,7 +63,8 @@ class HeuristicPlayer:
         episode = getattr(env, "simulation", None)
         known = self._acting.get(id(env))
         if known is None or known[0] is not episode:
-            known = self._acting[id(env)] = (episode, by_name(env, self.name).begin(env))
+            one = by_name(env, self._given) if isinstance(self._given, str) else self._given
+            known = self._acting[id(env)] = (episode, one.begin(env))
         return known[1]
 
 

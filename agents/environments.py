@@ -123,6 +123,11 @@ def windows(seeds: Sequence[int], count: int) -> list[Window]:
     return [Window(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(count)]
 
 
+def vector_env(config: Mapping[str, Any], count: int, **more: Any) -> VectorEnv:
+    """Makes `count` environments of this package that step in one compiled call; `more` are arguments of theirs."""
+    return _made(gym.make_vec, config, num_envs=count, vectorization_mode="vector_entry_point", **more)
+
+
 class SplitEpisodes(gym.Wrapper):
     """Every reset plays a random window of a split's seeds, from a stream of its own.
 
@@ -145,7 +150,8 @@ class SplitEpisodes(gym.Wrapper):
         return self.env.get_wrapper_attr("action_masks")()
 
 
-def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None) -> VectorEnv:
+def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: float | None = None,
+                 group: int = 1) -> VectorEnv:
     """Makes `count` environments over the training split, each with a stream of windows of its own.
 
     Environments of this package step in one compiled call, others one after the other; both reset in the same step.
@@ -155,6 +161,10 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
         count: number of environments.
         seed: keys which windows each of them plays.
         window_s: length of their episodes; None leaves the configuration's.
+        group: so many neighbours play the same windows at the same time.
+
+    Raises:
+        UserError: groups of an environment that is not of this package.
     """
     from ooco_gym.envs import ENVIRONMENTS
 
@@ -162,8 +172,11 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     if window_s is not None:
         config["window_s"] = window_s
     if config.get("id") in ENVIRONMENTS:
-        return _made(gym.make_vec, config, num_envs=count, vectorization_mode="vector_entry_point",
-                     autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds, train_stream=seed)
+        return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
+                          train_stream=seed, train_group=group)
+    if group > 1:
+        raise UserError(f"agent.input_baseline: {config.get('id')} cannot play one window in several places at a time; "
+                        "choose an environment of ooco_gym, or leave it out")
 
     def maker(index: int) -> Callable[[], gym.Env]:
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))

@@ -6,6 +6,7 @@ import logging
 import warnings
 from collections.abc import Mapping
 from importlib import metadata
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from agents.load import LoadedRun, load_run
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.policy import policy_of
 from ooco_gym.runtime.bundle import MANIFEST_FILE, MODEL_FILE, SCHEMA, file_digest
 
 OPSET = 18
@@ -49,6 +51,7 @@ def main(cfg: Any) -> dict[str, Any]:
                             f"{agreement['max_logit_error']:.1e}; nothing was written")
     write_json(out / MANIFEST_FILE, manifest(run, out / MODEL_FILE, agreement))
     summary = {"command": "export", "policy": str(config["policy"]), "env": run.config["env"]["id"],
+               "decisions": list(run.decisions),
                "bytes": (out / MODEL_FILE).stat().st_size, "opset": OPSET, "bundle_schema": SCHEMA, **agreement,
                "files": [MODEL_FILE, MANIFEST_FILE]}
     _show(summary, out)
@@ -97,16 +100,19 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
     Values are the training mean ± 3 deviations, so that they exercise the network where it was trained and beyond.
     """
     random = np.random.default_rng((seed, 11))
-    encoder: Any = run.model.policy.features_extractor
+    encoder: Any = run.actor.encoder
     space: Any = run.model.observation_space
     actions, kinds = space["action_mask"].shape[0], space["decision"].shape[0]
+    first = 0
 
     def draw(scale: Any, shape: tuple[int, ...]) -> np.ndarray:
         z = random.uniform(-3.0, 3.0, (count, *shape))
         return (scale.mean.numpy() + z * scale.deviation.numpy()).astype(np.float32)
 
     mask = (random.random((count, actions)) < 0.5).astype(np.int8)
-    mask[np.arange(count), random.integers(0, actions, count)] = 1
+    for choices in run.actor.levels or (actions,):  # one of them, in each part of an action, is legal at least
+        mask[np.arange(count), first + random.integers(0, choices, count)] = 1
+        first += choices
     cluster, candidates = draw(encoder.cluster, space["cluster"].shape), draw(encoder.candidates,
                                                                               space["candidates"].shape)
     return cluster, candidates, mask, np.eye(kinds, dtype=np.float32)[random.integers(0, kinds, count)]
@@ -115,29 +121,59 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
 def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) -> dict[str, Any]:
     """Runs graph and Stable-Baselines3 policy on the same observations: share of equal actions, largest logit error.
 
-    The trained side is `MaskablePPO.predict` and the policy's own log-probabilities, not the module that was exported.
+    The trained side is the algorithm's own `predict` and the policy's own log-probabilities or action values, not the
+    module that was exported.
     """
     import onnxruntime
-    import torch
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     observation: dict[str, Any] = dict(zip(OBSERVATION_KEYS, observations, strict=True))
-    mask = observation["action_mask"]
     outputs: Any = session.run(["action", "logits"], observation)
     actions, logits = outputs
-    expected, _ = run.model.predict(observation, deterministic=True, action_masks=mask.astype(bool))
+    legal = observation["action_mask"] > 0
+    parts = run.actor.levels or (legal.shape[1],)
+    chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, _predicted(run, observation)))
+    trained = _scores(run, observation)
+    rows, first, error, illegal = np.arange(len(legal)), 0, 0.0, 0
+    lost = np.zeros(len(legal))
+    for place, count in enumerate(parts):
+        here = slice(first, first + count)
+        wanted, mine = trained[0][:, here], logits[:, here].astype(np.float64)
+        if trained[1]:
+            mine = mine - np.logaddexp.reduce(mine, axis=1, keepdims=True)
+        lost = np.maximum(lost, wanted[rows, expected[:, place]] - wanted[rows, chosen[:, place]])
+        error = max(error, float(np.abs(mine - wanted)[legal[:, here]].max()))
+        illegal += int(np.count_nonzero(~legal[:, here][rows, chosen[:, place]]))
+        first += count
+    return {"checks": len(legal), "action_agreement": float(np.mean((chosen == expected).all(axis=1))),
+            "disagreements": int(np.count_nonzero(lost > _TOLERANCE)),  # a tie within rounding may fall either way
+            "max_logit_error": error, "illegal_actions": illegal}
+
+
+def _predicted(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> np.ndarray:
+    """What the trained algorithm itself answers, masked where it takes masks."""
+    takes_masks = "action_masks" in signature(run.model.predict).parameters
+    masks: dict[str, Any] = {"action_masks": observation["action_mask"].astype(bool)} if takes_masks else {}
+    return np.asarray(run.model.predict(dict(observation), deterministic=True, **masks)[0])
+
+
+def _scores(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> tuple[np.ndarray, bool]:
+    """What the trained policy thinks of each action, float64 (n, A), and whether these are log-probabilities (of each
+    part of an action by themselves) rather than values."""
+    import torch
+
+    policy: Any = run.model.policy
     with torch.inference_mode():
-        tensors, _ = run.model.policy.obs_to_tensor(observation)
-        distribution: Any = run.model.policy.get_distribution(tensors, action_masks=mask.astype(bool)).distribution
-        trained = distribution.logits.numpy()  # normalised: log-probabilities
-    normalised = logits - np.logaddexp.reduce(logits.astype(np.float64), axis=1, keepdims=True)
-    legal = mask > 0
-    rows = np.arange(len(mask))
-    lost = trained[rows, expected] - trained[rows, actions]  # a tie within rounding may fall either way
-    return {"checks": len(mask), "action_agreement": float(np.mean(actions == expected)),
-            "disagreements": int(np.count_nonzero(lost > _TOLERANCE)),
-            "max_logit_error": float(np.abs(normalised - trained)[legal].max()),
-            "illegal_actions": int(np.count_nonzero(~legal[rows, actions]))}
+        tensors, _ = policy.obs_to_tensor(dict(observation))
+        if hasattr(policy, "get_distribution"):
+            takes_masks = "action_masks" in signature(policy.get_distribution).parameters
+            masks = {"action_masks": observation["action_mask"].astype(bool)} if takes_masks else {}
+            found = policy.get_distribution(tensors, **masks)
+            each = getattr(found, "distributions", None) or found.distribution
+            each = list(each) if isinstance(each, (list, tuple)) else [each]
+            return torch.cat([one.logits for one in each], dim=1).double().numpy(), True
+        values = policy.quantile_net(tensors).mean(1) if hasattr(policy, "quantile_net") else policy.q_net(tensors)
+        return values.double().numpy(), False
 
 
 def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,7 +182,7 @@ def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> 
     places, actions = space["candidates"].shape[0], space["action_mask"].shape[0]
     env = make_env(run.config["env"])
     try:
-        decisions = decision_names(env)
+        decisions, parts = decision_names(env), action_parts(env)
         inputs: dict[str, Any] = {
             key: {"shape": list(space[key].shape), "dtype": "float32", "features": feature_table(env, space[key], key)}
             for key in ("cluster", "candidates", "decision")
@@ -155,14 +191,19 @@ def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> 
         env.close()
     inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
     config = {key: value for key, value in run.config.items() if key not in ("out", "logger")}
+    names = [f"{part['name']}={level}" for part in parts for level in part["levels"]]
     return {
         "schema": SCHEMA, "environment": run.config["env"]["id"], "decisions": list(decisions),
-        "inputs": inputs,
-        "outputs": {"action": {"shape": [], "dtype": "int64", "meaning": "index into actions; always a legal one"},
+        "history": run.history, "inputs": inputs,
+        "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
+                               "a level for each of parts" if parts else "index into actions; always a legal one"},
                     "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
         "batch_axis": "the first axis of every input and output, any size",
-        "actions": action_names(decisions, places, actions - places),
-        "actions_by_decision": action_meanings(decisions, places, actions - places),
+        "action_space": {"kind": "MultiDiscrete" if parts else "Discrete",
+                         "n": [len(part["levels"]) for part in parts] if parts else actions},
+        "parts": parts,
+        "actions": names or action_names(decisions, places, actions - places),
+        "actions_by_decision": {} if parts else action_meanings(decisions, places, actions - places),
         "inside_the_graph": ["scaling of features", "mask", "arg-max"],
         "versions": {name: _version(name) for name in _VERSIONS}, "opset": OPSET,
         "training": {"agent": plain(run.config["agent"])["name"], "seed": run.config.get("seed"),
@@ -170,6 +211,23 @@ def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> 
         "agreement": dict(agreement),
         "files": {MODEL_FILE: {"sha256": file_digest(model_path), "bytes": model_path.stat().st_size}},
     }
+
+
+def action_parts(env: Any) -> list[dict[str, Any]]:
+    """What each part of an action sets, where an action is a vector of levels: name, values, the level as tuned, and
+    the parameter's own words; else none."""
+    controls = getattr(getattr(env.unwrapped, "episodes", None), "controls", None)
+    if controls is None:
+        return []
+    partner = policy_of(env.unwrapped.config.partner)
+    params = {param.name: param for param in partner.params}
+    parts = []
+    for place, name in enumerate(controls.names):
+        values = controls.levels[place, : controls.counts[place]].tolist()
+        choices = params[name].choices
+        parts.append({"name": name, "levels": [choices[int(value)] for value in values] if choices else values,
+                      "tuned": int(controls.tuned[place]), "of": partner.name, "meaning": params[name].doc})
+    return parts
 
 
 def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
@@ -180,6 +238,9 @@ def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
     if described is not None and key == "decision" and key not in tables:
         tables[key] = [{"name": name, "meaning": f"1 where '{name}' is what is decided"} for name in DECISIONS]
     rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
+    if len(rows) < len(low):  # the last vectors after the newest one
+        rows = [*rows, *({**row, "name": f"{row['name']}, {back} decision{'s' if back > 1 else ''} ago"}
+                         for back in range(1, len(low) // len(rows)) for row in rows)]
     return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
 
 

@@ -25,6 +25,12 @@ class Stateful(Protocol):
         ...
 
 
+def _input_baseline(settings: dict[str, Any], trainer: Any) -> Any:
+    from agents.input_baseline import InputBaseline
+
+    return InputBaseline(int(settings["group"]), int(trainer.agent["n_envs"]))
+
+
 def _lagrangian(settings: dict[str, Any], trainer: Any) -> Any:
     from agents.lagrangian import lagrangian
 
@@ -34,7 +40,8 @@ def _lagrangian(settings: dict[str, Any], trainer: Any) -> Any:
 # From a key of the agent's configuration to the callback that it asks for: (its settings, the trainer) → callback.
 # The trainer has `config`, `agent`, `env` (VecNormalize), `model` and `out`. They are called in this order, after the
 # durations of transitions are known and before validation.
-EXTRAS: dict[str, Callable[[dict[str, Any], Any], Any]] = {"lagrangian": _lagrangian}
+EXTRAS: dict[str, Callable[[dict[str, Any], Any], Any]] = {
+    "input_baseline": _input_baseline, "lagrangian": _lagrangian}
 
 
 def extra_callbacks(agent: Mapping[str, Any], trainer: Any) -> list[Any]:

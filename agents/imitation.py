@@ -6,65 +6,183 @@ into always or never before it has seen why either is bad; from a heuristic it s
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch.nn import functional
 
-from agents.environments import OBSERVATION_KEYS
+from agents.contenders import by_name
+from agents.environments import OBSERVATION_KEYS, make_env, plain, split_seeds
 from agents.networks import Actor, ObservationEncoder
+from ooco_gym.envs import job as j
+from ooco_gym.errors import unknown
 
+WATCHED_WINDOWS = 32
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
 
 
-def play_and_scale(model: Any, env: Any, rule: str | None, decisions: int, seed: int) -> dict[str, np.ndarray]:
-    """Plays about `decisions` decisions, updates the scaling of `model` on them, and returns what was seen.
+def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
+    """Plays about `decisions` decisions at random and updates the scaling of `model` on them.
 
     Args:
         model: whose policy's `ObservationEncoder` is updated.
         env: vectorised training environments; reset first.
-        rule: who decides, but for a tenth of random legal actions; None is random play throughout.
         decisions: how many, over all environments.
         seed: of the random actions.
-
-    Returns:
-        The parts of the observation, and `answer` (what the rule says, 0 without one), stacked over decisions.
     """
-    encoder = model.policy.features_extractor
-    assert isinstance(encoder, ObservationEncoder)
-    random = np.random.default_rng((seed, 7))
-    seen: list[dict[str, np.ndarray]] = []
+    random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
     observation = env.reset()
     for _ in range(max(1, decisions // env.num_envs)):
         keys = np.where(observation["action_mask"] > 0, random.random(observation["action_mask"].shape), -1.0)
-        action = keys.argmax(axis=1)
-        answer = np.zeros_like(action)
-        if rule is not None:
-            answer = np.array(env.env_method("rule_action", rule))
-            action = np.where(random.random(len(action)) < EXPLORE, action, answer)
-        encoder.update(observation)
-        seen.append({**observation, "answer": answer})
-        observation, _, _, _ = env.step(action)
-    return {key: np.concatenate([part[key] for part in seen]) for key in seen[0]}
+        encoder_of(model).update(observation)
+        observation, _, _, _ = env.step(keys.argmax(axis=1) if levels is None else
+                                        random.integers(levels, size=(env.num_envs, len(levels))))
 
 
-def imitate(model: Any, seen: dict[str, np.ndarray], epochs: int, batch_size: int, learning_rate: float) -> float:
+def encoder_of(model: Any) -> ObservationEncoder:
+    """The scaling of a model's observations."""
+    encoder = model.policy.features_extractor
+    assert isinstance(encoder, ObservationEncoder)
+    return encoder
+
+
+def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
+    """What a heuristic does at the open decision of an episode that has begun.
+
+    Args:
+        env: the environment, bare.
+        rule: a heuristic by its name (`agents.contenders`), or one for each decision, such as `{pull: ooco_xllm, gate:
+            shortest}`; the partner takes those that are not named. Or a rule that `begin`s (`agents.search`).
+
+    Raises:
+        UserError: no heuristic or decision of that name.
+    """
+    if hasattr(rule, "begin"):
+        return rule.begin(env)
+    if isinstance(rule, str):
+        return by_name(env, rule).begin(env)
+    decisions = {decision.name: decision.kind for decision in getattr(env, "decisions", ())}
+    for name in rule:
+        if name not in decisions:
+            raise unknown("decision", name, decisions)
+    acting = {decisions[name]: by_name(env, one).begin(env) for name, one in rule.items()}
+
+    def act() -> Any:
+        kind = int(env.episodes.job.turns[0, j.KIND])
+        return acting[kind]() if kind in acting else env.partner_action()
+
+    return act
+
+
+def training_windows(config: Mapping[str, Any], stream: Any) -> Iterator[tuple[int, int]]:
+    """Random windows of the training split, without end: seed and number."""
+    seeds, random = split_seeds(config, "train"), np.random.default_rng(stream)
+    while True:
+        yield seeds[int(random.integers(len(seeds)))], int(random.integers(1_000))
+
+
+def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> dict[str, np.ndarray]:
+    """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
+
+    Args:
+        config: the `env` configuration.
+        rule: as of `teacher_of`.
+        decisions: how many, spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
+        seed: of windows and random actions.
+
+    Returns:
+        The parts of the observation, and `answer` (what the heuristic says), (n,) or (n, P), stacked over decisions.
+
+    Raises:
+        UserError: no heuristic of that name.
+    """
+    env, random = make_env(config), np.random.default_rng((seed, 7))
+    counts = getattr(env.action_space, "nvec", None)
+    seen: list[dict[str, Any]] = []
+    for window in training_windows(config, (seed, 8)):
+        observation, _ = env.reset(seed=window[0], options={"window": window[1]})
+        act = teacher_of(env.unwrapped, rule)
+        until, over = len(seen) + max(1, decisions // WATCHED_WINDOWS), False
+        while not over and len(seen) < until:
+            answer = act()
+            seen.append({**{key: np.array(observation[key]) for key in OBSERVATION_KEYS}, "answer": np.array(answer)})
+            action = answer
+            if random.random() < EXPLORE:
+                legal = np.flatnonzero(observation["action_mask"])
+                action = int(random.choice(legal)) if counts is None else random.integers(counts)
+            observation, _, terminated, truncated, _ = env.step(action)
+            over = terminated or truncated
+        if len(seen) >= decisions:
+            break
+    env.close()
+    return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+
+
+def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size: int, learning_rate: float,
+            smoothing: float = 0.0) -> float:
     """Fits the actor to the answers in `seen` by cross-entropy; returns the share of answers that it then gives.
 
     The optimiser is its own, so that learning starts with fresh moments.
+
+    Args:
+        model: whose actor is fitted; its scaling is that of what it has seen.
+        seen: as `watch` returns it.
+        epochs, batch_size, learning_rate: of the fit.
+        smoothing: share of the target that is spread over all legal actions. A copy that is certain of its teacher
+            never tries anything else, and cannot be improved by learning from its own play.
     """
-    actor, answers = Actor(model.policy), torch.as_tensor(seen["answer"])
+    actor = Actor(model.policy)
+    levels = actor.levels or (seen["action_mask"].shape[1],)
+    answers = torch.as_tensor(seen["answer"]).reshape(-1, len(levels))
     parts = [torch.as_tensor(seen[key]) for key in OBSERVATION_KEYS]
+    targets = _targets(answers, torch.as_tensor(seen["action_mask"]) > 0, levels, smoothing)
     optimiser = torch.optim.Adam(actor.actor_parameters(), lr=learning_rate)
     for _ in range(epochs):
         for chunk in torch.randperm(len(answers)).split(batch_size):
             optimiser.zero_grad()
-            loss = functional.cross_entropy(actor(*(part[chunk] for part in parts))[1], answers[chunk])
-            loss.backward()
+            logits = actor(*(part[chunk] for part in parts))[1].split(levels, dim=1)
+            loss = torch.stack([functional.cross_entropy(one, target[chunk])
+                                for one, target in zip(logits, targets, strict=True)])
+            loss.sum().backward()
             optimiser.step()
     with torch.inference_mode():
-        agreeing = [actor(*(part[i] for part in parts))[0] == answers[i]
+        agreeing = [actor(*(part[i] for part in parts))[0].reshape(-1, len(levels)) == answers[i]
                     for i in torch.arange(len(answers)).split(4096)]
-    return float(torch.cat(agreeing).float().mean())
+    return float(torch.cat(agreeing).all(1).float().mean())
 
+
+def _targets(answers: torch.Tensor, legal: torch.Tensor, levels: tuple[int, ...], smoothing: float
+             ) -> list[torch.Tensor]:
+    """The distribution that each part of an action is fitted to: (n, levels of the part)."""
+    found = []
+    for part, mask in enumerate(legal.float().split(levels, dim=1)):
+        target = smoothing * mask / mask.sum(1, keepdim=True)
+        target[torch.arange(len(answers)), answers[:, part]] += 1.0 - smoothing
+        found.append(target)
+    return found
+
+
+def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Scales observations by what a heuristic is seen to do, and fits the actor to its answers.
+
+    Args:
+        trainer: `agents.trainer.Trainer`.
+        settings: `agent.imitate`.
+
+    Returns:
+        What the summary of a run says about it.
+    """
+    rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
+    seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]))
+    encoder_of(trainer.model).update(seen)
+    agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),
+                        float(settings["learning_rate"]), float(settings.get("smoothing") or 0.0))
+    return {"rule": rule, "decisions": len(seen["answer"]), "agreement": agreement}
+
+
+def training_config(trainer: Any) -> dict[str, Any]:
+    """The `env` configuration of training's episodes."""
+    window_s = trainer.config.get("window_s")
+    return {**trainer.config["env"], **({} if window_s is None else {"window_s": window_s})}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,7 +17,8 @@ SEEDS = "seed_*"  # folders of the training runs of one group
 
 
 class Kept(NamedTuple):
-    """A learned policy: its batch decision, the shapes of the observation it expects, the decisions it was asked."""
+    """A learned policy: its batch decision (a method of what says how much `history` it sees), the shapes of the
+    environment's observations that it was made for, the decisions it was asked."""
 
     decide: Callable[..., np.ndarray]
     shapes: dict[str, tuple[int, ...]]
@@ -35,11 +36,12 @@ def runs_of(folder: str | Path) -> dict[str, str]:
 
 
 def is_policy(folder: Path) -> bool:
-    """Whether a folder holds one policy: a run or an export."""
+    """Whether a folder holds one policy: a run, an export, or a rule of `explain`."""
+    from agents.explain_rules import TREE_FILE
     from agents.load import POLICY_FILE
     from ooco_gym.runtime import MANIFEST_FILE
 
-    return (folder / POLICY_FILE).is_file() or (folder / MANIFEST_FILE).is_file()
+    return any((folder / name).is_file() for name in (POLICY_FILE, MANIFEST_FILE, TREE_FILE))
 
 
 def files_of(folder: str | Path) -> list[Path]:
@@ -47,32 +49,52 @@ def files_of(folder: str | Path) -> list[Path]:
     from agents.load import POLICY_FILE
 
     path = Path(folder)
-    names: Iterable[str] = (POLICY_FILE,) if (path / POLICY_FILE).is_file() else ("manifest.json", "policy.onnx")
+    names: Iterable[str] = ((POLICY_FILE,) if (path / POLICY_FILE).is_file()
+                            else ("manifest.json", "policy.onnx", "tree.json"))
     return [path / name for name in names if (path / name).is_file()]
 
 
 @lru_cache(maxsize=16)
 def kept(folder: str) -> Kept:
-    """Loads a run or an exported policy.
+    """Loads a run, an exported policy or a rule of `explain`.
 
     Raises:
-        UserError: the folder is neither.
+        UserError: the folder is none of them.
     """
+    from agents.explain_rules import TREE_FILE, load_tree
     from ooco_gym.runtime import MANIFEST_FILE, Policy
 
+    if (Path(folder) / TREE_FILE).is_file():
+        tree = load_tree(folder)
+        return Kept(tree.decide_batch, tree.shapes, tree.decisions)
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
         inputs = policy.manifest["inputs"]
-
-        def decide(*parts: np.ndarray) -> np.ndarray:
-            return policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
-
-        return Kept(decide, {key: tuple(inputs[key]["shape"]) for key in OBSERVATION_KEYS}, tuple(policy.decisions))
+        return Kept(_Bundle(policy).decide, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS},
+                                                    policy.history), tuple(policy.decisions))
     from agents.load import load_run
 
     run = load_run(folder)
     space: Any = run.model.observation_space
-    return Kept(run.decide_batch, {key: tuple(space[key].shape) for key in OBSERVATION_KEYS}, run.decisions)
+    return Kept(run.decide_batch, _shapes({key: space[key].shape for key in OBSERVATION_KEYS}, run.history),
+                run.decisions)
+
+
+def _shapes(seen: Mapping[str, Sequence[int]], history: int) -> dict[str, tuple[int, ...]]:
+    """The shapes of one observation of the environment."""
+    shapes = {key: tuple(int(size) for size in shape) for key, shape in seen.items()}
+    return {**shapes, "cluster": (shapes["cluster"][0] // history,)}
+
+
+class _Bundle:
+    """An exported policy as what decides for a batch."""
+
+    def __init__(self, policy: Any) -> None:
+        self._policy, self.history = policy, int(policy.history)
+
+    def decide(self, *parts: np.ndarray) -> np.ndarray:
+        """Returns actions (batch,) or (batch, P) for the parts of the observation."""
+        return self._policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:

@@ -4,30 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import yaml
 
-from agents.algorithms import algorithm_of
+from agents.algorithms import algorithm_of, history_of
 from agents.environments import OBSERVATION_KEYS, decision_names, make_env, plain
 from agents.extras import require
 from ooco_gym.errors import UserError
-
-if TYPE_CHECKING:
-    from sb3_contrib import MaskablePPO
 
 POLICY_FILE, CONFIG_FILE, SCALE_FILE = "policy.zip", "config.yaml", "normalisation.json"
 
 
 class LoadedRun:
-    """A trained policy: `decide` one observation, or `decide_batch` many; illegal actions are never chosen."""
+    """A trained policy: `decide` one observation, or `decide_batch` many; illegal actions are never chosen.
 
-    def __init__(self, folder: Path, model: MaskablePPO, config: dict[str, Any]) -> None:
+    Attributes:
+        actor: the module that decides (`agents.networks.Actor`), the same for every algorithm: raw observations in,
+            action and logits out, (batch,) and (batch, A), or (batch, P) and (batch, sum of levels) where an action is
+            a vector of levels.
+        history: how many of the last cluster vectors, the newest first, make up the `cluster` of an observation
+            (`agents.history.ClusterStack` keeps them; `agents.play` does so by itself).
+    """
+
+    def __init__(self, folder: Path, model: Any, config: dict[str, Any]) -> None:
         from agents.networks import Actor
 
         self.folder, self.model, self.config = folder, model, config
-        self.actor = Actor(model.policy).eval()  # type: ignore[arg-type]
+        self.history = history_of(plain(config["agent"]))
+        self.actor = Actor(model.policy).eval()
 
     @property
     def decisions(self) -> tuple[str, ...]:
@@ -38,14 +44,16 @@ class LoadedRun:
         finally:
             env.close()
 
-    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> int:
-        """Returns the most likely legal action for one observation; `mask` (A,) defaults to the observation's."""
+    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> Any:
+        """Returns the most likely legal action for one observation, a whole number or a vector of levels (P,); `mask`
+        (A,) defaults to the observation's."""
         given = observation if mask is None else {**observation, "action_mask": mask}
-        return int(self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0])
+        action = self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0]
+        return action if np.ndim(action) else int(action)
 
     def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
-        """Returns actions (batch,) for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, A) and
-        decision (batch, D)."""
+        """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F), action_mask
+        (batch, A) and decision (batch, D)."""
         import torch
 
         with torch.inference_mode():

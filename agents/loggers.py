@@ -59,19 +59,21 @@ class WandbOutputFormat(KVWriter):
         folder: the run folder; all of W&B's files go below it.
         options: the `logger` configuration.
         config: the whole configuration, kept with the run.
+        resumed: whether the folder's last W&B run goes on, instead of another one beginning.
 
     Raises:
         UserError: `logger.mode` is none of W&B's modes.
     """
 
-    def __init__(self, folder: Path, options: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    def __init__(self, folder: Path, options: Mapping[str, Any], config: Mapping[str, Any],
+                 resumed: bool = False) -> None:
         # Our package `agents` has the name of another project that W&B would otherwise advertise an integration for.
         os.environ.setdefault("WANDB_DISABLE_WEAVE", "true")
         mode = _wandb_mode(options)
         import wandb
 
         self._folder, self._bundle, self._tracked = folder, bool(options.get("bundle", True)), mode != "disabled"
-        before = _run_before(folder) if config.get("resume") else None
+        before = _run_before(folder) if resumed else None
         self.run = wandb.init(
             entity=options.get("entity"),
             project=options.get("project") or "ooco-gym",
@@ -166,8 +168,10 @@ def _wandb_mode(options: Mapping[str, Any]) -> str:
     return "offline" if mode == "online" and not wandb.login(prompt=False, verify=False) else mode
 
 
-def build_logger(folder: Path, options: Any, config: Mapping[str, Any]) -> Logger:
+def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed: bool = False) -> Logger:
     """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
+
+    A run that is `resumed` goes on in its W&B run.
 
     Raises:
         UserError: unknown name or mode, or the package behind it is not installed.
@@ -185,7 +189,7 @@ def build_logger(folder: Path, options: Any, config: Mapping[str, Any]) -> Logge
         writer.writer.add_text("config", _as_text(config), 0)
         outputs.append(writer)
     if name == "wandb":
-        outputs.append(WandbOutputFormat(folder, settings, config))
+        outputs.append(WandbOutputFormat(folder, settings, config, resumed))
     return Logger(folder=str(folder), output_formats=outputs)
 
 

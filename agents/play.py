@@ -13,6 +13,7 @@ import gymnasium as gym
 import numpy as np
 
 from agents.environments import OBSERVATION_KEYS, Window, is_partner, make_env
+from agents.history import ClusterStack
 from ooco_gym.errors import UserError
 
 Observations = Sequence[Mapping[str, np.ndarray]]
@@ -50,14 +51,18 @@ class RulePlayer:
 
 
 class BatchPlayer:
-    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch."""
+    """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch.
+
+    `history` is how many of the last cluster vectors it sees in one; None: as the object says whose method `decide` is.
+    """
 
     learned = True
 
-    def __init__(self, name: str, decide: Callable[..., np.ndarray]) -> None:
+    def __init__(self, name: str, decide: Callable[..., np.ndarray], history: int | None = None) -> None:
         self.name, self._decide = name, decide
+        self.history = getattr(getattr(decide, "__self__", None), "history", 1) if history is None else history
 
-    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[int]:
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Stacks the observations and decides for all of them at once."""
         parts = (np.stack([observation[key] for observation in observations]) for key in OBSERVATION_KEYS)
         return self._decide(*parts).tolist()
@@ -92,7 +97,7 @@ def play(
     while waiting or active:
         while waiting and free:
             place, window = waiting.pop()
-            active.append(_Episode(free.pop(), place, window))
+            active.append(_Episode(free.pop(), place, window, getattr(player, "history", 1)))
         actions = player.act([episode.env for episode in active], [episode.observation for episode in active])
         for episode, action in zip(active, actions, strict=True):
             if episode.step(action):
@@ -105,15 +110,20 @@ def play(
 class _Episode:
     """One window under way in one environment."""
 
-    def __init__(self, env: gym.Env, place: int, window: Window) -> None:
+    def __init__(self, env: gym.Env, place: int, window: Window, history: int = 1) -> None:
         self.env, self.place, self.window = env, place, window
         self.observation, _ = env.reset(seed=window.seed, options={"window": window.number})
+        self._stack = ClusterStack(history) if history > 1 else None
+        if self._stack is not None:
+            self.observation = self._stack.begin(self.observation)
         self.reward, self.decisions, self.done = 0.0, 0, False
         self.summary: Mapping[str, Any] = {}
 
     def step(self, action: Any) -> bool:
         """Takes one action; returns True at the end of the episode."""
         self.observation, reward, terminated, truncated, info = self.env.step(action)
+        if self._stack is not None:
+            self.observation = self._stack.push(self.observation)
         self.reward += float(reward)
         self.decisions += 1
         self.done = bool(terminated or truncated)

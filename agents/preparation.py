@@ -1,6 +1,7 @@
 """Before learning: who is watched, to scale observations and to start from what they do.
 
-`agent.imitate.rule` is null (random play, only to scale), a name of `TEACHERS`, or else a heuristic of the environment.
+`agent.imitate.rule` is null (random play, only to scale), a name of `TEACHERS`, or else a heuristic of the environment:
+by its name, or one for each decision, such as `{pull: ooco_xllm, gate: shortest}`.
 """
 
 from __future__ import annotations
@@ -13,33 +14,34 @@ from agents.environments import plain
 Teacher = Callable[[Any, dict[str, Any]], dict[str, Any]]
 
 
-def imitated(agent: Mapping[str, Any]) -> str | None:
+def imitated(agent: Mapping[str, Any]) -> Any:
     """Whom the agent imitates before it learns; None: nobody."""
     return plain(agent.get("imitate") or {}).get("rule")
 
 
 def prepare(trainer: Any) -> dict[str, Any] | None:
     """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
-    from agents.imitation import play_and_scale
+    from agents.imitation import learn_rule, play_and_scale
 
     agent, rule = trainer.agent, imitated(trainer.agent)
     if rule is None:
-        play_and_scale(trainer.model, trainer.env.venv, None, int(agent["scale_decisions"]),
-                       int(trainer.config["seed"]))
+        play_and_scale(trainer.model, trainer.env.venv, int(agent["scale_decisions"]), int(trainer.config["seed"]))
         return None
-    return TEACHERS.get(rule, _rule)(trainer, plain(agent["imitate"]))
+    teacher = TEACHERS.get(rule, learn_rule) if isinstance(rule, str) else learn_rule
+    return teacher(trainer, plain(agent["imitate"]))
 
 
-def _rule(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Watches a heuristic of the environment and fits the actor to its answers."""
-    from agents.imitation import imitate, play_and_scale
+def _hindsight(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    from agents.hindsight import learn_in_hindsight
 
-    seen = play_and_scale(trainer.model, trainer.env.venv, settings["rule"], int(settings["decisions"]),
-                          int(trainer.config["seed"]))
-    agreement = imitate(trainer.model, seen, int(settings["epochs"]), int(trainer.agent["batch_size"]) // 4,
-                        float(settings["learning_rate"]))
-    return {"rule": settings["rule"], "decisions": len(seen["answer"]), "agreement": agreement}
+    return learn_in_hindsight(trainer, settings)
+
+
+def _search(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    from agents.search import learn_searched
+
+    return learn_searched(trainer, settings)
 
 
 # Those that are no heuristic of the environment: (trainer, `agent.imitate`) → `rule`, `decisions`, `agreement`.
-TEACHERS: dict[str, Teacher] = {}
+TEACHERS: dict[str, Teacher] = {"hindsight": _hindsight, "search": _search}

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional
 
 MASKED = -1e8  # as sb3-contrib masks
-HEADS = 4  # of attention
+HEADS = 4  # of attention, as agents.algorithms says
 
 
 class Layout(NamedTuple):

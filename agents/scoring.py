@@ -154,12 +154,15 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
 
 
 def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT) -> str | None:
-    """The feasible one with the most offline service; if none is, the one with the fewest violations; None of none."""
+    """The feasible one with the most offline service; if none is, of those within the limit in the mean; if none is,
+    the one with the fewest violations; None of none."""
     limits = {policy: upper_violation_limit(records) for policy, records in played.items()}
+    rates = {policy: float(values(records, "violation_rate").mean()) for policy, records in played.items()}
     feasible = [policy for policy, upper in limits.items() if upper is not None and upper <= limit]
-    if feasible:
-        return max(feasible, key=lambda policy: float(values(played[policy], HEADLINE).mean()))
-    return min(played, key=lambda policy: float(values(played[policy], "violation_rate").mean()), default=None)
+    within = feasible or [policy for policy, rate in rates.items() if rate <= limit]
+    if within:
+        return max(within, key=lambda policy: float(values(played[policy], HEADLINE).mean()))
+    return min(rates, key=lambda policy: rates[policy], default=None)
 
 
 def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]:
@@ -189,7 +192,8 @@ def _aggregates(mine: np.ndarray, reference: np.ndarray | None, of_bound: bool) 
              "probability_of_improvement": None if reference is None or reference is mine else
              estimate(mine, probability_of_improvement, [reference])}
     keys = ("value", "ci_low", "ci_high")
-    return {name: None if one is None else dict(zip(keys, numbers(one), strict=True)) for name, one in found.items()}
+    return {name: None if one is None or math.isnan(one.value) else dict(zip(keys, numbers(one), strict=True))
+            for name, one in found.items()}  # no bound: where no policy can keep the budget
 
 
 def _profile(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
@@ -197,12 +201,16 @@ def _profile(scores: Mapping[str, np.ndarray]) -> dict[str, Any]:
     top = max(float(np.nan_to_num(np.quantile(figures, 0.99))) for figures in scores.values())
     thresholds = np.linspace(0.0, 1.1 * top if top > 0 else 1.0, 56)
     shares = {}
+
+    def short(numbers: np.ndarray) -> list[float]:
+        return np.round(numbers, 4).tolist()
+
     for policy, figures in scores.items():
         drawn = resampled([figures], lambda some: performance_profile(some, thresholds), n_boot=1_000)
         low, high = np.quantile(drawn, [0.5 - CONFIDENCE / 2, 0.5 + CONFIDENCE / 2], axis=0)
-        shares[policy] = {"value": performance_profile(figures, thresholds).tolist(), "low": low.tolist(),
-                          "high": high.tolist()}
-    return {"thresholds": thresholds.tolist(), "shares": shares}
+        shares[policy] = {"value": short(performance_profile(figures, thresholds)), "low": short(low),
+                          "high": short(high)}
+    return {"thresholds": short(thresholds), "shares": shares}
 
 
 def _difference(

@@ -20,7 +20,7 @@ from agents.play import Player
 from agents.tracking_picture import Moment, timeline
 from agents.tracking_series import ACTIONS, TIMELINE, WINDOWS
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.features import DECISIONS
+from ooco_gym.envs.features import CLUSTER_SIZE, DECISIONS
 
 _NUMBERS_ONLY = ("csv",)  # progress.csv takes no pictures, tables and histograms
 _TABLE = ("violation_rate", "offline_reference_gpu_s_per_s", "output_tokens_per_s", "wasted_tokens_per_s",
@@ -144,6 +144,8 @@ class Watch:
 
     def __init__(self, player: Player, windows: Sequence[Any], looks: int, horizon_s: float, drawn: bool) -> None:
         self.name, self._player, self.horizon_s, self._drawn = player.name, player, horizon_s, drawn
+        self.history = getattr(player, "history", 1)
+        self.history = getattr(player, "history", 1)
         self.first = (int(windows[0][0]), int(windows[0][1]))
         self.moments: list[Moment] = []
         self.regrets: list[float] = []
@@ -163,7 +165,7 @@ class Watch:
         now_s = env.simulation.now_s - env.config.warmup_s
         if self._drawn and env.window == self.first:
             self.moments.append(Moment(now_s, int(np.argmax(observation["decision"])), action,
-                                       observation["cluster"].copy()))
+                                       observation["cluster"][:CLUSTER_SIZE].copy()))  # the newest comes first
         due = self._due.get(env.window)
         if due and now_s >= due[0] * env.config.window_s:
             while due and now_s >= due[0] * env.config.window_s:

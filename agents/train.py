@@ -12,20 +12,28 @@ from agents.checks import LARGEST_SEED, positive_or_null, whole
 from agents.environments import SPLITS, group, plain, split_seeds
 from agents.extras import require
 from agents.load import POLICY_FILE
+from agents.resume import read_state, resumed_config
 from agents.trainer import Trainer
+from ooco_gym.errors import UserError
 
 
 def main(cfg: Any) -> dict[str, Any]:
     """Trains and returns the summary; the folder `cfg.out` then holds all that evaluate and export need.
 
     Files: `policy.zip` (best on validation), `policy_last.zip`, `normalisation.json`, `config.yaml`, `progress.csv`,
-    `checkpoints/`, and the logger's own folder. Ctrl-C ends training early and saves what there is.
+    `checkpoints/`, and the logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all
+    that there is; `cfg.resume`, the folder of a run, goes on with it.
 
     Raises:
-        UserError: unknown agent, network, logger or environment, a value out of range, or a missing extra.
+        UserError: unknown agent, network, logger or environment, a value out of range, a missing extra, or nothing to
+            resume.
     """
     started = time.monotonic()
-    config = plain(cfg)
+    config, state = plain(cfg), None
+    resumed = bool(config.get("resume"))
+    if resumed:
+        config = resumed_config(cfg)
+        _hand_back(cfg, config)
     agent = _checked(config)
     require("train")
     import torch
@@ -33,7 +41,10 @@ def main(cfg: Any) -> dict[str, Any]:
     torch.set_num_threads(int(config.get("threads") or 1))
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    trainer = Trainer(config, agent, out, started)
+    if resumed:
+        state = read_state(out)
+        _check_unfinished(config, state)
+    trainer = Trainer(config, agent, out, started, state)
     try:
         trainer.learn()
     finally:
@@ -41,6 +52,27 @@ def main(cfg: Any) -> dict[str, Any]:
     summary = trainer.summary()
     _show(summary, out)
     return summary
+
+
+def _hand_back(cfg: Any, config: dict[str, Any]) -> None:
+    """Puts the configuration of the run that is resumed in the place of the one given, which is written beside it."""
+    if hasattr(cfg, "_metadata"):
+        from omegaconf import OmegaConf, open_dict
+
+        with open_dict(cfg):
+            for key in list(cfg):
+                del cfg[key]
+            cfg.merge_with(OmegaConf.create(config))
+
+
+def _check_unfinished(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuses a run that has learned all it should, unless its last validation was interrupted."""
+    done, total = int(state["model"]["num_timesteps"]), int(config["total_timesteps"])
+    validation = state["callbacks"].get("Validation_0")
+    judged = validation is None or (validation["history"] and validation["history"][-1]["timesteps"] == done)
+    if done >= total and judged:
+        raise UserError(f"the run in '{config['out']}' has learned from {done} decisions, and total_timesteps={total}; "
+                        f"expected more, such as total_timesteps={2 * done}")
 
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:
@@ -68,9 +100,13 @@ def _show(summary: Mapping[str, Any], out: Path) -> None:
     from rich.markup import escape
 
     console = Console(soft_wrap=True)
-    console.print(f"trained {summary['timesteps']:,} decisions in {summary['wall_s']:.0f} s "
-                  f"({summary['decisions_per_s']:,.0f} decisions/s beside validation), "
-                  f"stopped by {summary['stopped_by']}")
+    console.print(f"trained to {summary['timesteps']:,} decisions, {summary['decisions']:,} of them in "
+                  f"{summary['wall_s']:.0f} s, stopped by {summary['stopped_by']}")
+    parts = ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
+                      for part, time in summary["time"].items())
+    console.print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation "
+                  f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
+    console.print(f"the time went to: {parts}")
     best = summary["best"]
     if best:
         console.print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
-from agents.algorithms import algorithm_of
+from agents.algorithms import algorithm_of, history_of
 from agents.environments import plain, split_seeds, training_env, windows
 from agents.hooks import extra_callbacks
+from agents.interrupts import Interrupts, Stop
 from agents.load import CONFIG_FILE, POLICY_FILE, SCALE_FILE, load_model
 from agents.preparation import imitated, prepare
+from agents.resume import restore, write_state
 from ooco_gym.files import atomic_write, write_json
 
 LAST_FILE = "policy_last.zip"
@@ -22,35 +27,42 @@ LAST_FILE = "policy_last.zip"
 class Trainer:
     """Holds the pieces of one training run."""
 
-    def __init__(self, config: dict[str, Any], agent: dict[str, Any], out: Path, started: float) -> None:
+    def __init__(self, config: dict[str, Any], agent: dict[str, Any], out: Path, started: float,
+                 state: dict[str, Any] | None = None) -> None:
         from agents.loggers import build_logger
 
         self.config, self.agent, self.out = config, agent, out
-        self.started = started
-        self.interrupted = False
+        self.started, self.resumed = started, state is not None
+        self.interrupts = Interrupts()
         self.imitation: dict[str, Any] | None = None
-        self.env = self._vector_env()
+        self.clocks = Clocks()
+        self.env = self._vector_env(state)
         self.model = self._model()
-        self.env.venv.reset()
+        if state is None:
+            self.env.reset()
         self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        self.logger = build_logger(out, config.get("logger"), config)
+        self.logger = build_logger(out, config.get("logger"), config, self.resumed)
         self.model.set_logger(self.logger)
         self.callbacks = self._callbacks()
+        if state is not None:
+            restore(self, state)
 
-    def _vector_env(self) -> Any:
-        from stable_baselines3.common.vec_env import VecNormalize
-
+    def _vector_env(self, state: dict[str, Any] | None) -> Any:
+        from agents.input_baseline import group_of
         from agents.networks import check_action_space
-        from agents.vector import GymnasiumVecEnv
+        from agents.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
 
+        if state is not None:
+            return RewardScale(state["venv"])
         config = self.config["env"]
-        env = training_env(config, self.agent["n_envs"], int(self.config["seed"]), self.config.get("window_s"))
-        check_action_space(env.single_action_space, config["id"])
-        # Rewards only: observations are scaled inside the network, where export finds the scaling again.
-        return VecNormalize(GymnasiumVecEnv(env, info_keys=()), norm_obs=False, norm_reward=True, gamma=0.999,
-                            clip_reward=np.inf)
+        env = training_env(config, self.agent["n_envs"], int(self.config["seed"]), self.config.get("window_s"),
+                           group_of(self.agent))
+        check_action_space(env.single_action_space, config["id"], algorithm_of(self.agent).vectors)
+        wrapped: Any = GymnasiumVecEnv(env, info_keys=algorithm_of(self.agent).info_keys)
+        history = history_of(self.agent)
+        return RewardScale(wrapped if history == 1 else ClusterHistory(wrapped, history))
 
     def _model(self) -> Any:
         from agents.networks import check_observation_space
@@ -60,26 +72,29 @@ class Trainer:
 
     def _callbacks(self) -> list[Any]:
         from agents.callbacks import (
+            Between,
             Checkpoints,
             CriticFirst,
             Figures,
             ObservationStatistics,
             Progress,
+            Stopwatch,
             TimedTransitions,
             Validation,
-            WallClock,
         )
         from agents.tracking import Tracking
 
         config, settings = self.config, plain(self.config.get("validation") or {})
-        limit = config.get("max_wall_s")
-        self.clock = WallClock(None if limit is None else self.ready + float(limit), self._reserve_s)
-        self.figures = Figures()
+        limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
+        on_policy = algorithm_of(self.agent).on_policy
+        self.stopwatch, self.figures = Stopwatch(), Figures()
+        self.between = Between(self._keep, int(every) if every else None, self.interrupts,
+                               None if limit is None else self.ready + float(limit), self._reserve_s)
         self.progress = Progress(config["total_timesteps"], limit)
         self.validation: Validation | None = None
         self.tracking = Tracking(config.get("logger"))
-        callbacks: list[Any] = [self.clock, TimedTransitions(), self.figures, self.tracking,
-                                *extra_callbacks(self.agent, self)]
+        callbacks: list[Any] = [self.stopwatch, self.between, *([TimedTransitions()] if on_policy else []),
+                                self.figures, self.tracking, *extra_callbacks(self.agent, self)]
         if imitated(self.agent) is not None:
             callbacks.append(CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
@@ -89,10 +104,11 @@ class Trainer:
                 self._play_validation, self.out / POLICY_FILE, int(settings["every_steps"]),
                 float(settings["violation_limit"]), first=imitated(self.agent) is not None)
             callbacks.append(self.validation)
-        if config.get("checkpoint_every_steps"):
-            callbacks.append(Checkpoints(self.out / "checkpoints", int(config["checkpoint_every_steps"])))
+        if every:
+            callbacks.append(Checkpoints(self.out / "checkpoints", int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
-        return [*callbacks, ObservationStatistics(), self.progress]
+        return [*callbacks, *([ObservationStatistics()] if on_policy else []), self.progress,
+                self.stopwatch.begun()]
 
     def _reserve_s(self) -> float:
         """Seconds to leave for the last validation: what one took, or a tenth of the limit before the first."""
@@ -104,8 +120,9 @@ class Trainer:
         from agents.play import play
 
         player = self.tracking.watched(self._player(), self.validation_windows)
-        return self.tracking.validated(play(self.config["env"], player, self.validation_windows,
-                                            envs=self.validation_envs))
+        with self.clocks("validation"):
+            return self.tracking.validated(play(self.config["env"], player, self.validation_windows,
+                                                envs=self.validation_envs))
 
     def _player(self) -> Any:
         import torch
@@ -116,21 +133,47 @@ class Trainer:
         actor = Actor(self.model.policy)
 
         def decide(*parts: np.ndarray) -> np.ndarray:
+            if self.interrupts.asked:
+                raise Stop
             with torch.inference_mode():
                 return actor(*(torch.as_tensor(part) for part in parts))[0].numpy()
 
-        return BatchPlayer("training", decide)
+        return BatchPlayer("training", decide, history_of(self.agent))
 
     def learn(self) -> None:
         """Learns and saves; an interrupt saves too."""
-        try:
-            self.imitation = prepare(self)
-            self.model.learn(int(self.config["total_timesteps"]), callback=self.callbacks, log_interval=1)
-            if self.validation is not None and self._unjudged():
+        whole = True  # whether training stands between two rollouts, where its state can be kept
+        with self.interrupts:
+            try:
+                if not self.resumed:
+                    with self.clocks("preparation"):
+                        self.imitation = prepare(self)
+                    self._begin()
+                self.interrupts.patient = True
+                with self.clocks("learning"):
+                    self._learn()
+            except KeyboardInterrupt:
+                self.interrupts.asked, whole = True, False
+            if whole:
+                self._keep()
+            self._save()
+
+    def _begin(self) -> None:
+        """Starts learning from where the environments stand, which are not reset once more."""
+        self.model._last_obs = self.model._last_original_obs = self.env.venv.latest
+        self.model._last_episode_starts = np.ones(self.env.num_envs, bool)
+
+    def _learn(self) -> None:
+        left = int(self.config["total_timesteps"]) - self.model.num_timesteps
+        with suppress(Stop):
+            self.model.learn(left, callback=self.callbacks, log_interval=1, reset_num_timesteps=False)
+        if self.validation is not None and self._unjudged() and not self.interrupts.asked:
+            with suppress(Stop):
                 self.validation.validate()
-        except KeyboardInterrupt:
-            self.interrupted = True
-        self._save()
+
+    def _keep(self) -> None:
+        if self.config.get("resumable", True):
+            write_state(self)
 
     def _unjudged(self) -> bool:
         """True if the policy learned on since it was last validated."""
@@ -153,23 +196,54 @@ class Trainer:
         self.env.close()
 
     def summary(self) -> dict[str, Any]:
-        """The machine-readable account of the run."""
-        wall_s = time.monotonic() - self.started
-        setup_s = self.ready - self.started
-        validation_s = self.validation.wall_s if self.validation is not None else 0.0
-        steps = int(self.model.num_timesteps)
-        reason = "interrupt" if self.interrupted else "max_wall_s" if self.clock.expired else "total_timesteps"
+        """The machine-readable account of the run; seconds and decisions per second are those of this call."""
+        steps, between = int(self.model.num_timesteps), self.between
+        reason = "interrupt" if self.interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
         return {
             "command": "train", "agent": self.agent["name"], "network": self.agent["network"],
             "env": self.config["env"]["id"], "seed": int(self.config["seed"]), "timesteps": steps,
-            "stopped_by": reason, "episodes": self.figures.episodes, "updates": int(self.model._n_updates),
-            "wall_s": wall_s, "setup_wall_s": setup_s, "validation_wall_s": validation_s,
-            "decisions_per_s": steps / max(wall_s - setup_s - validation_s, 1e-9),
+            "resumed": self.resumed, "stopped_by": reason, "episodes": self.figures.episodes,
+            "updates": int(self.model._n_updates), **self._times(),
             "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
             "validation": self.validation.history if self.validation is not None else [],
             "logger": plain(self.config.get("logger") or {"name": "none"})["name"],
             "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
         }
+
+    def _times(self) -> dict[str, Any]:
+        """Where the time went. `decisions_per_s` is by the clock, `decisions_per_cpu_s` by the processor's time; both
+        are of learning: of everything after the preparation, beside validation."""
+        wall, cpu, decisions = self.clocks.wall_s, self.clocks.cpu_s, self.stopwatch.decisions
+        learning_s = wall["learning"] - wall["validation"]
+        spent = {**self.stopwatch.spent_s, "validation": wall["validation"]}
+        spent["other"] = max(0.0, wall["learning"] - sum(spent.values()))
+        whole = max(wall["learning"], 1e-9)
+        return {
+            "wall_s": time.monotonic() - self.started, "setup_wall_s": self.ready - self.started,
+            "preparation_wall_s": wall["preparation"], "validation_wall_s": wall["validation"],
+            "learning_wall_s": learning_s, "learning_cpu_s": cpu["learning"] - cpu["validation"],
+            "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
+            "decisions_per_cpu_s": decisions / max(cpu["learning"] - cpu["validation"], 1e-9),
+            "time": {part: {"wall_s": seconds, "share": seconds / whole} for part, seconds in spent.items()},
+        }
+
+
+class Clocks:
+    """Adds up seconds by the clock and of the processor, by what they are spent on: `with clocks("learning"): ...`."""
+
+    def __init__(self) -> None:
+        self.wall_s: dict[str, float] = defaultdict(float)
+        self.cpu_s: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Counts what is inside under `name`."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.wall_s[name] += time.perf_counter() - wall
+            self.cpu_s[name] += time.process_time() - cpu
 
 
 def describe_scale(model: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ here), and in when an episode that has ended is reset: Stable-Baselines3 wants i
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -15,8 +16,9 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
-from stable_baselines3.common.vec_env import VecEnv
+from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
+from agents.history import ClusterStack, stacked_space
 from ooco_gym.errors import UserError
 
 # Methods of one environment, and those of a native vector environment that answer for all places at once.
@@ -29,6 +31,8 @@ class GymnasiumVecEnv(VecEnv):
 
     Infos of a step: each has `TimeLimit.truncated`; that of an episode's end also has `terminal_observation`,
     `episode` (return `r`, length `l`, seconds `t`, as `Monitor` writes them), and all that the environment said.
+
+    `wall_s` counts the seconds that steps have taken.
 
     Args:
         env: the vector environment.
@@ -49,6 +53,7 @@ class GymnasiumVecEnv(VecEnv):
         self._infos: Mapping[str, Any] = {}
         self._observations: Any = None
         self._actions: Any = None
+        self.wall_s = 0.0
         self._begin()
         super().__init__(env.num_envs, env.single_observation_space, env.single_action_space)
 
@@ -81,7 +86,9 @@ class GymnasiumVecEnv(VecEnv):
 
     def step_wait(self) -> Any:
         """Steps all places; returns observations, float32 rewards, dones and a list of infos."""
+        started = time.perf_counter()
         self._observations, rewards, terminated, truncated, infos = self.env.step(self._actions)
+        self.wall_s += time.perf_counter() - started
         self._infos, dones = infos, terminated | truncated
         self._returns += rewards
         self._lengths += 1
@@ -103,6 +110,11 @@ class GymnasiumVecEnv(VecEnv):
                                     "t": round(now - self._started[i], 6)})
         self._returns[i], self._lengths[i], self._started[i] = 0.0, 0, now
         return info
+
+    @property
+    def latest(self) -> Any:
+        """The observations of all places as they stand."""
+        return self._observations
 
     def info_keys(self, prefix: str = "") -> list[str]:
         """Names of the figures in the last step's infos that begin with `prefix`."""
@@ -184,6 +196,58 @@ class GymnasiumVecEnv(VecEnv):
         envs = getattr(self.env, "envs", None)
         return [wrapper_class is Monitor or (envs is not None and is_wrapped(envs[i], wrapper_class))
                 for i in self._get_indices(indices)]
+
+
+class RewardScale(VecNormalize):
+    """`VecNormalize` of rewards alone: observations are scaled inside the network, where export finds the scaling
+    again, and are handed on as they are instead of copied."""
+
+    def __init__(self, venv: VecEnv, gamma: float = 0.999) -> None:
+        super().__init__(venv, norm_obs=False, norm_reward=True, gamma=gamma, clip_reward=np.inf)
+
+    def normalize_obs(self, obs: Any) -> Any:
+        """Returns `obs`."""
+        return obs
+
+    def unnormalize_obs(self, obs: Any) -> Any:
+        """Returns `obs`."""
+        return obs
+
+
+class ClusterHistory(VecEnvWrapper):
+    """Puts the last `length` cluster vectors of an episode in one, the newest first: (N, length · Fc).
+
+    Before an episode's first decision its first vector stands for what has been.
+    """
+
+    def __init__(self, venv: VecEnv, length: int) -> None:
+        self.stack = ClusterStack(length)
+        super().__init__(venv, stacked_space(venv.observation_space, length))
+        self.latest: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but what Stable-Baselines3 looks up in the class, which does not pickle."""
+        return {key: value for key, value in self.__dict__.items() if key != "class_attributes"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self.class_attributes = dict(inspect.getmembers(self.__class__))
+
+    def reset(self) -> Any:
+        """Resets all places."""
+        observations: Any = self.venv.reset()
+        self.latest = self.stack.begin(observations)
+        return self.latest
+
+    def step_wait(self) -> Any:
+        """Steps all places."""
+        observations: Any
+        observations, rewards, dones, infos = self.venv.step_wait()
+        for i in np.flatnonzero(dones).tolist():
+            last = infos[i]["terminal_observation"]
+            infos[i]["terminal_observation"] = {**last, "cluster": self.stack.after(last["cluster"], i)}
+        self.latest = self.stack.push(observations, dones)
+        return self.latest, rewards, dones, infos
 
 
 def _of_place(infos: Mapping[str, Any], i: int, keys: Collection[str] | None = None) -> dict[str, Any]:

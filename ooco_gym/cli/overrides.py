@@ -43,7 +43,7 @@ def read(words: Iterable[str], multirun: bool) -> Request:
     Raises:
         UserError: a word that is not key=value, or several values where no sweep was asked for.
     """
-    parser, overrides, out = OverridesParser.create(), [], None
+    parser, overrides, out, words = OverridesParser.create(), [], None, list(words)
     for word in words:
         if word.startswith("out="):
             out = word[4:].strip().strip("'\"")
@@ -53,6 +53,9 @@ def read(words: Iterable[str], multirun: bool) -> Request:
         if word.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")):
             raise UserError(f"'{word}': say where results go with out=DIR")
         overrides.append(_parse(parser, word))
+    resumed = [word[7:].strip("'\"") for word in words if word.startswith("resume=")]
+    if out is None and resumed and resumed[0] not in ("", "null"):
+        out = resumed[0]  # what is resumed goes on where it was
     keys = [override.get_key_element() for override in overrides]
     for key in keys:
         if keys.count(key) > 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from operator import index as whole
+from os import PathLike
 from typing import Any, ClassVar
 
 import gymnasium as gym
@@ -16,6 +17,9 @@ from ooco_gym.envs.controls import LEVELS
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.job import FIXED, ILLEGAL, PARTNER_ACTION
+from ooco_gym.envs.rule_agent import seat_of
+from ooco_gym.envs.snapshots import Snapshot, Snapshots
+from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies
 
@@ -26,7 +30,9 @@ class DecisionEnv(gym.Env):
     ## Observation Space
     `Dict`: `cluster` float32 (C,), `candidates` float32 (K, F), `action_mask` int8 (A,), `decision` float32 (D,), one
     hot. The tables of features, units and bounds are below. Nothing is clairvoyant: lengths of unfinished outputs are
-    hidden. What does not apply to a decision is 0. Each space flattens (`FlattenObservation`).
+    hidden. What does not apply to a decision is 0. Each space flattens (`FlattenObservation`). The wrapper
+    `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`) adds `predicted_output` (K,), what a
+    length predictor with that error believes that each candidate still generates.
 
     ## Rewards
     The sum of named parts, each in `info["reward/<part>"]`, with weights from `conf/reward`: `service` (reference
@@ -58,8 +64,20 @@ class DecisionEnv(gym.Env):
     `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
     these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
     mapping of weights), `interval_s` (of decisions by the clock), `shift` (one of the scenario's distribution shifts),
-    `render_mode` (`ansi`), `levels`, `controls`, `vary`, `shifts` (as in `conf/env`). An illegal action does what the
-    partner would do.
+    `levels`, `controls`, `vary`, `shifts` (as in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes).
+    An illegal action does what the partner would do.
+
+    ## Rendering
+    `human` is a live view in the terminal, `render_fps` times a second at most: what each instance runs, its KV memory
+    and queues, how near the next deadlines are, misses, the last decision. `rgb_array` (needs the extra `render`) is a
+    timeline of the last three minutes: kinds of work and KV memory of each instance, transfers, decisions by what was
+    answered, queues, misses against their budget; Gymnasium's `RecordVideo` (needs moviepy) makes films of it. `ansi` is
+    a line of text on the instances.
+    `env.unwrapped.export_trace(path)` (with `trace=True` or `rgb_array`) writes the episode so far for Perfetto.
+
+    ## Snapshots
+    `state = env.unwrapped.snapshot()` copies the episode in a fraction of a millisecond, `env.unwrapped.restore(state)`
+    goes on there, bit by bit the same; also in another environment of the same arguments, or after pickling.
 
     ## References
     OOCO (arXiv 2511.21862), HyGen (arXiv 2501.14808), Echo (arXiv 2504.03651), BROS (arXiv 2504.09590).
@@ -68,7 +86,7 @@ class DecisionEnv(gym.Env):
     * v0: first version.
     """
 
-    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["ansi"], "render_fps": 4}
+    metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}
     decisions: ClassVar[tuple[Decision, ...]] = ()
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
@@ -78,10 +96,9 @@ class DecisionEnv(gym.Env):
                  interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
                  levels: Sequence[float] | None = None, controls: Mapping[str, Any] | None = None,
                  vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
-                 shift: str | None = None, render_mode: str | None = None, **unknown: Any) -> None:
-        if render_mode not in (None, "ansi"):
-            raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
-        self.render_mode = render_mode
+                 shift: str | None = None, render_mode: str | None = None, trace: bool = False,
+                 **unknown: Any) -> None:
+        self.render_mode, self._trace = render_mode, bool(trace)
         self.config: EpisodeConfig = episode_config(
             self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
             candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
@@ -93,8 +110,11 @@ class DecisionEnv(gym.Env):
         self._started = False
 
     def _attach(self) -> None:
-        """Names the arrays of the one episode."""
+        """Names the arrays of the one episode, and begins to watch it."""
         job = self.episodes.job
+        self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode, self._trace,
+                            self.metadata["render_modes"], self.metadata["render_fps"])
+        self._snapshots = Snapshots(self.episodes)
         self._arrays = {"cluster": job.cluster[0], "candidates": job.candidates[0], "action_mask": job.mask[0],
                         "decision": job.decision[0]}
         self._actions, self._mask = job.actions[0], job.mask[0]
@@ -102,15 +122,16 @@ class DecisionEnv(gym.Env):
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items()
-                if key not in ("episodes", "_arrays", "_actions", "_mask")}
-        return {**kept, "_frozen": self.episodes.frozen(0)}
+                if key not in ("episodes", "_arrays", "_actions", "_mask", "_watch", "_snapshots")}
+        return {**kept, "_frozen": self.episodes.frozen(0), "_recorded": self._watch.copied(0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        frozen = state.pop("_frozen")
+        frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
         self.__dict__.update(state)
         self.episodes = Episodes(self.config, self.decisions, 1)
         self.episodes.thaw(0, frozen)
         self._attach()
+        self._watch.put_back(0, recorded)
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -165,9 +186,56 @@ class DecisionEnv(gym.Env):
         """Legality of each action, bool (A,), as sb3-contrib asks for it."""
         return self._mask.astype(bool)
 
-    def render(self) -> str | None:
-        """One line of text on the instances (mode `ansi`)."""
-        return None if self.render_mode is None else self.episodes.line(0)
+    def render(self) -> Any:
+        """A picture, uint8 (height, width, 3), or a line of text, as the class says; None in the terminal's live view.
+
+        Raises:
+            UserError: a picture before the first reset.
+        """
+        shown = self._watch.render()
+        return None if shown is None else shown[0]
+
+    def close(self) -> None:
+        """Ends the live view."""
+        self._watch.close()
+
+    def export_trace(self, path: str | PathLike[str]) -> None:
+        """Writes the episode so far as a Chrome trace, for ui.perfetto.dev (`perfetto.write_trace`).
+
+        Args:
+            path: of the JSON file; gzipped where it ends in `.gz`.
+
+        Raises:
+            UserError: made without `trace=True` or `render_mode="rgb_array"`, not reset yet, or no file can be written.
+        """
+        self._watch.export_trace(path)
+
+    def snapshot(self, into: Snapshot | None = None) -> Snapshot:
+        """A copy of where the episode stands, for `restore`; wrappers and the drawing of windows are not part of it.
+
+        Args:
+            into: a snapshot that is not needed any more; its memory is used again.
+
+        Raises:
+            UserError: not reset yet.
+        """
+        taken = self._snapshots.take(into)
+        taken.recording = self._watch.copied(0)
+        return taken
+
+    def restore(self, state: Snapshot) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+        """Goes on where a snapshot stands: of this environment, or of another one of the same arguments.
+
+        Returns:
+            Observation and info, as `reset` does.
+
+        Raises:
+            UserError: no snapshot, or one of another configuration.
+        """
+        self._snapshots.put_back(state)
+        self.window, self._started = state.window, True
+        self._watch.put_back(0, state.recording)
+        return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
 
     # --- For agents and evaluation ---------------------------------------------------------------------------------
     def partner_action(self) -> Any:
@@ -185,6 +253,10 @@ class DecisionEnv(gym.Env):
         if self.episodes.controls is not None:
             return self.partner_action()
         return self.episodes.rule_action(0, name)
+
+    def seat_of(self, name: str) -> str:
+        """Whose seat a policy has here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
+        return seat_of(self.episodes, name)
 
     @property
     def rules(self) -> list[str]:

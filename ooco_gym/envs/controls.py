@@ -14,6 +14,7 @@ from ooco_gym.policy.bundle import Param, Policy
 
 STEPS = 2  # levels above and below the tuned value
 LEVELS = 2 * STEPS + 1
+PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
 
 
 def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:

@@ -17,6 +17,7 @@ import gymnasium as gym
 from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.matrix import mixed_policies, rules_for, settings_for_packing
 from ooco_gym.envs.picture import picture
 from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.envs.words import PARTNER, WORDS
@@ -25,8 +26,8 @@ from ooco_gym.resources import conf_root, load_yaml, names
 NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "
         "Edit the classes instead. -->")
 ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Rewards", "Starting State", "Episode End",
-         "Information", "Arguments", "Default Scenario", "Splits and Shifts", "Headroom", "References",
-         "Version History")
+         "Information", "Arguments", "Rendering", "Snapshots", "Default Scenario", "Splits and Shifts", "Headroom",
+         "References", "Version History")
 
 
 # --- A page ---------------------------------------------------------------------------------------------------------
@@ -181,7 +182,7 @@ def _arguments(env: Any) -> list[str]:
     rows = [(f"`{name}`", f"`{parameter.annotation}`", f"`{known[name]}`" if known.get(name) is not None else "–")
             for name, parameter in _parameters(DecisionEnv)]
     vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
-              for name, parameter in _parameters(DecisionVectorEnv) if name != "render_mode"]
+              for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "trace")]
     size = env.observation_space["candidates"].shape[0]
     fixed = [] if size == config.candidates else [
         f"`candidates` changes nothing here: there are {size}, one for each thing that can be chosen."]
@@ -282,7 +283,25 @@ def index() -> str:
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
         f"Every observation is a `Dict` of `cluster` ({size[0] if size else 0} features), `candidates`, `action_mask` "
         "and `decision`; every reward is a sum of named parts, each in `info[\"reward/<part>\"]`.", "",
-        "![All decisions](colocation.svg)", ""])
+        "![All decisions](colocation.svg)", "", *_rules(), ""])
+
+
+def _rules() -> list[str]:
+    """Published rules by decision, and how they are played."""
+    parts = ["## Rules by decision", "", "What the published policies answer where the simulator asks. Each plays as "
+             "an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
+             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`), beside a partner for all other decisions, and "
+             "is a row of `ooco-gym headroom`. A name with `…=…` is a policy with a parameter set.", ""]
+    for name in features.DECISIONS:
+        rules = settings_for_packing() if name == "pack" else [] if name == "control" else rules_for(name)
+        if rules:
+            rows = [(", ".join(f"`{policy}`" for policy in rule.policies), rule.says) for rule in rules]
+            what = "rule" if name != "pack" else "setting: the policy plays from the partner's seat"
+            parts += [f"### `{name}`: {WORDS[name].question}", "", table(("policy", what), rows), ""]
+    mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
+    return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
+            f"({mixed}) compose whole iterations, which no environment asks: they act as partners, and `hygen_pd` and "
+            "`echo_pd` are their rules carried to pools."]
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------

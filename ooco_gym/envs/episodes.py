@@ -48,7 +48,7 @@ class Episodes:
         job: their arrays: observations, masks, accounts.
         config: what an episode is made of.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
-        recorder: who keeps what happens (`recording.Recorder`); None: nobody.
+        watchers: who is told of beginnings (`begin`, `opened`) and steps (`took`), as `recording.Recorder` is.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0) -> None:
@@ -64,7 +64,7 @@ class Episodes:
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
         self.bank = bank
         self._bank: dict[tuple[int, int], Simulation] = {}
-        self.recorder: Any = None
+        self.watchers: list[Any] = []
         self._first: s.State | None = None  # of the first episode: the others have its cost tables
 
     def _prepared(self, partner: Policy) -> Policy:
@@ -101,8 +101,8 @@ class Episodes:
         """Plays window `number` of `seed` in place i, as far as its first decision."""
         job = self.job
         simulation = self._warm(i, seed, number)
-        if self.recorder is not None:
-            self.recorder.begin(i)
+        for watcher in self.watchers:
+            watcher.begin(i)
         job.handles[i] = simulation.handle.address
         place = int(job.settings[j.PACK_PARAM])
         job.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
@@ -114,8 +114,8 @@ class Episodes:
         turn[j.STEP_KIND] = clocks[0] if clocks else j.NO_KIND
         turn[j.OPEN] = 1
         begin(self._handle.address, self._run, i)
-        if self.recorder is not None:
-            self.recorder.opened(i)
+        for watcher in self.watchers:
+            watcher.opened(i)
 
     def _warm(self, i: int, seed: int, number: int) -> Simulation:
         """The simulation of a window at its start, after the warm-up; from the bank where it is kept there."""
@@ -159,15 +159,15 @@ class Episodes:
     def step(self, first: int = 0, last: int | None = None) -> list[int]:
         """Takes `job.actions` in the open episodes first … last - 1. Returns the places of those that ended."""
         end, turns = len(self.simulations) if last is None else last, self.job.turns
-        recorder: Any = self.recorder
-        going = [] if recorder is None else [i for i in range(first, end) if turns[i, j.OPEN]]
+        watched = [i for i in range(first, end) if turns[i, j.OPEN]] if self.watchers else []
         ended: list[int] = []
         if step_all(self._handle.address, self._run, first, end):
             ended = [i for i in range(first, end) if turns[i, j.OPEN] and turns[i, j.KIND] == j.NO_KIND]
             for i in ended:
                 self._finish(i)
-        for i in going:
-            recorder.took(i)
+        for i in watched:
+            for watcher in self.watchers:
+                watcher.took(i)
         return ended
 
     def _finish(self, i: int) -> None:

@@ -6,6 +6,7 @@ memory and in the queues is sampled beside it.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from copy import copy
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from ooco_gym.envs import job as j
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.features import DECISIONS
+from ooco_gym.errors import UserError
 from ooco_gym.sim import queues as q
 from ooco_gym.sim import state as s
 
@@ -84,15 +86,12 @@ class Recording:
         self.lanes: list[list[Slice]] = [[] for _ in range(state.instances.size + state.links.size)]
         self._links = {(int(link["source"]), int(link["target"])): state.instances.size + place
                        for place, link in enumerate(state.links)}
-        busy = state.instances["activity"] != s.IDLE
-        now = [self.begin_ps] * len(self.lanes)
-        self._since = [min(t, int(start)) if work else t for t, start, work in
-                       zip(now, state.instances["start_ps"], busy, strict=False)] + now[state.instances.size:]
+        self._since = [self.begin_ps] * len(self.lanes)
         self._open: list[Slice | None] = [None] * len(self.lanes)
         for place, instance in enumerate(state.instances):
             work = _OF_ACTIVITY.get(int(instance["activity"]))
             if work is not None and work != DECODE_WORK:
-                self._open[place] = Slice(int(instance["start_ps"]), 0, work, int(instance["running"]),
+                self._open[place] = Slice(self.begin_ps, 0, work, int(instance["running"]),
                                           int(instance["context"]))
         self._strict = (state.instances["role"] == s.STRICT).tolist()
         members = state.instances["offline_members"] + state.instances["urgent_members"] * self._strict
@@ -128,9 +127,10 @@ class Recording:
         """Time of the last sample."""
         return self.samples[-1].time_ps
 
-    def slices(self, lane: int) -> list[Slice]:
-        """What a lane has run, with what runs now, up to now."""
-        listed, now = list(self.lanes[lane]), self.now_ps
+    def slices(self, lane: int, since_ps: int = 0) -> list[Slice]:
+        """What a lane has run since a time, with what runs now, up to now."""
+        ended, now = self.lanes[lane], self.now_ps
+        listed = ended[bisect_left(ended, since_ps, key=lambda one: one.end_ps):]
         begun = self._open[lane]
         if begun is not None:
             listed.append(begun._replace(end_ps=now))
@@ -205,8 +205,38 @@ class Recording:
                                            interrupted=interrupted))
 
 
+class Asking:
+    """Which decision is open in each of some episodes, and what was answered to it."""
+
+    def __init__(self, episodes: Episodes) -> None:
+        self.episodes = episodes
+        self.open = [(0, "", -1, -1)] * len(episodes.simulations)  # time, decision, instance, request
+
+    def note(self, i: int) -> None:
+        """Notes which decision is open in place i."""
+        simulation, kind = self.episodes.simulations[i], int(self.episodes.job.turns[i, j.KIND])
+        assert simulation is not None
+        counters = simulation.state.counters
+        decision = str(DECISIONS[int(j.KIND_ORDER[kind])]) if kind != j.NO_KIND else ""
+        instance, request = -1, -1
+        if kind not in (j.NO_KIND, j.PACK, j.CONTROL):
+            instance, request = int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST])
+        self.open[i] = (int(counters[s.NOW]), decision, instance, request)
+
+    def answered(self, i: int) -> Answered:
+        """The decision noted last in place i, which `job.actions[i]` has answered."""
+        job, controls = self.episodes.job, self.episodes.controls
+        action: Any = job.actions[i].tolist()
+        if controls is not None:
+            kind = PARTNERS if action == controls.tuned.tolist() else OWN
+        else:
+            action = action[0]
+            kind = {j.DECLINE_ACTION: DECLINED, j.PARTNER_ACTION: PARTNERS}.get(action, OWN)
+        return Answered(*self.open[i], action, kind, float(job.account[i, r.REWARD]))
+
+
 class Recorder:
-    """Records the episodes of an environment.
+    """Watches episodes and records them.
 
     Attributes:
         recordings: of each place; None before its start.
@@ -214,9 +244,8 @@ class Recorder:
 
     def __init__(self, episodes: Episodes) -> None:
         self.episodes = episodes
-        episodes.recorder = self
         self.recordings: list[Recording | None] = [None] * len(episodes.simulations)
-        self._asked: list[tuple[int, str, int, int]] = [(0, "", -1, -1)] * len(self.recordings)
+        self._asking = Asking(episodes)
 
     def begin(self, i: int) -> None:
         """A new episode begins in place i: from here on its events are logged."""
@@ -224,62 +253,56 @@ class Recorder:
         assert simulation is not None
         if simulation.state.log.size != LOG_ENTRIES:
             simulation.state = simulation.state._replace(log=np.zeros(LOG_ENTRIES, s.LOG))
+            self.episodes.job.handles[i] = simulation.handle.address
         self.recordings[i] = Recording(self.episodes, i)
 
     def opened(self, i: int) -> None:
         """It has come to its first decision."""
-        recording = self.recordings[i]
-        assert recording is not None
-        recording.take(self.episodes, i)
-        self._ask(i)
+        self.recording(i).take(self.episodes, i)
+        self._asking.note(i)
 
     def took(self, i: int) -> None:
         """The open decision of place i was answered with `job.actions[i]`, and the episode has gone on."""
-        recording = self.recordings[i]
-        assert recording is not None
-        job = self.episodes.job
-        time_ps, decision, instance, request = self._asked[i]
-        action: Any = job.actions[i].tolist()
-        controls = self.episodes.controls
-        if controls is not None:
-            kind = PARTNERS if action == list(controls.tuned) else OWN
-        else:
-            action = action[0]
-            kind = {j.DECLINE_ACTION: DECLINED, j.PARTNER_ACTION: PARTNERS}.get(action, OWN)
-        if decision:
-            recording.answers.append(Answered(time_ps, decision, instance, request, action, kind,
-                                              float(job.account[i, r.REWARD])))
+        answered = self._asking.answered(i)
+        recording = self.recording(i)
+        if answered.decision:
+            recording.answers.append(answered)
         recording.take(self.episodes, i)
-        self._ask(i)
+        self._asking.note(i)
 
-    def _ask(self, i: int) -> None:
-        """Notes which decision is open."""
-        recording, turn = self.recordings[i], self.episodes.job.turns[i]
-        assert recording is not None
-        counters, kind = recording.state.counters, int(turn[j.KIND])
-        decision = str(DECISIONS[int(j.KIND_ORDER[kind])]) if kind != j.NO_KIND else ""
-        instance, request = -1, -1
-        if kind not in (j.NO_KIND, j.PACK, j.CONTROL):
-            instance, request = int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST])
-        self._asked[i] = (recording.now_ps, decision, instance, request)
+    def recording(self, i: int) -> Recording:
+        """What has been recorded in place i.
+
+        Raises:
+            UserError: nothing yet.
+        """
+        recording = self.recordings[i]
+        if recording is None:
+            raise UserError("call reset() first: there is no episode yet")
+        return recording
 
     def copied(self, i: int) -> Any:
         """A copy of what has been recorded in place i, for `put_back`; None before its start."""
         recording = self.recordings[i]
-        return None if recording is None else (recording.copied(), self._asked[i])
+        return None if recording is None else (recording.copied(), self._asking.open[i])
 
     def put_back(self, i: int, copied: Any) -> None:
         """Goes on recording from a copy; from here on, where nothing had been recorded."""
         self.begin(i)
-        now = self.recordings[i]
-        assert now is not None
         if copied is None:
-            self._ask(i)
-            return
-        self.recordings[i], self._asked[i] = copied[0].copied(now.state), copied[1]
+            self._asking.note(i)
+        else:
+            self.recordings[i] = copied[0].copied(self.recording(i).state)
+            self._asking.open[i] = copied[1]
 
 
 def names_of(state: s.State) -> Sequence[str]:
     """Names of the lanes: instances by number and role, then links."""
     instances = [f"{place}: {s.ROLE_NAMES[int(role)]}" for place, role in enumerate(state.instances["role"])]
     return [*instances, *(f"link {int(link['source'])} → {int(link['target'])}" for link in state.links)]
+
+
+def clock_of(day_s: float) -> str:
+    """A time of day as people read it, `17:05:30`."""
+    second = int(day_s) % 86_400
+    return f"{second // 3600:02d}:{second // 60 % 60:02d}:{second % 60:02d}"

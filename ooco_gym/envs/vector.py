@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from os import PathLike
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,6 +24,8 @@ from ooco_gym.envs.migration import MigrationEnv
 from ooco_gym.envs.packing import PackingEnv
 from ooco_gym.envs.preemption import PreemptionEnv
 from ooco_gym.envs.routing import RoutingEnv
+from ooco_gym.envs.rule_agent import seat_of
+from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError, whole_number
 
 _INFO = slice(r.PART, r.ELAPSED + 1)
@@ -44,8 +47,11 @@ class DecisionVectorEnv(VectorEnv):
         train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
             for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
         train_stream: keys what each place draws from `train_seeds`.
+        train_group: so many neighbouring places draw the same windows and play them at the same time: where one comes
+            to its end, the others are truncated, so that all of them begin the next one together.
         bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
             `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
+        trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
         **arguments: as of the single environment.
 
     What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
@@ -57,19 +63,19 @@ class DecisionVectorEnv(VectorEnv):
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
-                 **arguments: Any) -> None:
+                 train_group: int = 1,
+                 trace: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
         self._most = None if max_episode_steps is None else whole_number("max_episode_steps", max_episode_steps, 1)
-        if render_mode not in (None, "ansi"):
-            raise UserError(f"render_mode='{render_mode}' must be ansi or left out")
         try:
             self.mode = AutoresetMode(autoreset_mode)
         except ValueError:
             names = ", ".join(mode.value for mode in AutoresetMode)
             raise UserError(f"autoreset_mode={autoreset_mode!r} must be one of {names}") from None
-        self.metadata = {**self.single.metadata, "autoreset_mode": self.mode}
-        self.render_mode = render_mode
+        modes = [mode for mode in self.single.metadata["render_modes"] if mode != "human"]
+        self.metadata = {**self.single.metadata, "render_modes": modes, "autoreset_mode": self.mode}
+        self.render_mode, self._trace = render_mode, bool(trace)
         self.config: EpisodeConfig = episode_config(self.single.default_scenario,
                                                     most_candidates=self.single.most_candidates, **arguments)
         self.episodes = Episodes(self.config, self.single.decisions, num_envs, bank)
@@ -80,29 +86,38 @@ class DecisionVectorEnv(VectorEnv):
         self._randoms: list[np.random.Generator] = []
         self._train_seeds = _train_seeds(train_seeds)
         stream = whole_number("train_stream", train_stream, 0)
-        self._train_randoms = [np.random.default_rng([stream, i]) for i in range(num_envs)]
+        self._group = whole_number("train_group", train_group, 1)
+        if num_envs % self._group:
+            raise UserError(f"train_group={train_group} does not divide num_envs={num_envs}: groups are of equal size")
+        self._train_randoms = [np.random.default_rng([stream, i // self._group]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
         self._steps = np.zeros(num_envs, np.int64)
         self._started = False
 
     def _attach(self) -> None:
-        """Names the arrays of the episodes."""
+        """Names the arrays of the episodes, and begins to watch them."""
         job = self.episodes.job
+        self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode, self._trace,
+                            self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": job.cluster, "candidates": job.candidates, "action_mask": job.mask,
                         "decision": job.decision}
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("episodes", "_arrays")}
-        return {**kept, "_frozen": [self.episodes.frozen(i) for i in range(self.num_envs)]}
+        kept = {key: value for key, value in self.__dict__.items() if key not in ("episodes", "_arrays", "_watch")}
+        places = range(self.num_envs)
+        return {**kept, "_frozen": [self.episodes.frozen(i) for i in places],
+                "_recorded": [self._watch.copied(i) for i in places]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        frozen = state.pop("_frozen")
+        frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
         self.__dict__.update(state)
         self.episodes = Episodes(self.config, self.single.decisions, self.num_envs, self._bank)
         for i, one in enumerate(frozen):
             self.episodes.thaw(i, one)
         self._attach()
+        for i, one in enumerate(recorded):
+            self._watch.put_back(i, one)
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
@@ -198,6 +213,8 @@ class DecisionVectorEnv(VectorEnv):
         truncated[ended] = True
         if self._most is not None:
             truncated |= going & (self._steps >= self._most)
+        if self._group > 1:
+            truncated |= going & np.repeat(truncated.reshape(-1, self._group).any(1), self._group)
         rewards = np.where(going, job.account[:, r.PART + _REWARD], 0.0)
         infos = self._infos(None if going.all() else going)
         if ended:
@@ -278,6 +295,10 @@ class DecisionVectorEnv(VectorEnv):
             return self.partner_actions()
         return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
 
+    def seat_of(self, name: str) -> str:
+        """Whose seat a policy has here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
+        return seat_of(self.episodes, name)
+
     def summary(self, i: int) -> dict[str, float]:
         """The protocol's figures of episode i so far."""
         return self.episodes.summary(i)
@@ -287,9 +308,22 @@ class DecisionVectorEnv(VectorEnv):
         """(seed, number) of what each place plays; (-1, -1) before its first start."""
         return self.episodes.windows
 
-    def render(self) -> tuple[str | None, ...] | None:
-        """One line of text on the instances of each episode (mode `ansi`)."""
-        return None if self.render_mode is None else tuple(map(self.episodes.line, range(self.num_envs)))
+    def render(self) -> tuple[Any, ...] | None:
+        """What each episode looks like, in the modes of a single environment, but for `human`.
+
+        Raises:
+            UserError: pictures before the first reset.
+        """
+        shown = self._watch.render()
+        return None if shown is None else tuple(shown)
+
+    def export_trace(self, path: str | PathLike[str], place: int = 0) -> None:
+        """Writes the episode in a place so far as a Chrome trace; see `DecisionEnv.export_trace`.
+
+        Raises:
+            UserError: nothing is recorded, or no file can be written.
+        """
+        self._watch.export_trace(path, place)
 
     def _observations(self) -> dict[str, np.ndarray]:
         return {key: array.copy() for key, array in self._arrays.items()}

@@ -1,4 +1,8 @@
-"""The bundle of an exported policy: `policy.onnx` and the `manifest.json` that says what its numbers mean."""
+"""The bundle of an exported policy: `policy.onnx` and the `manifest.json` that says what its numbers mean.
+
+Schema 3 has `action_space`, and `parts` where an action is a vector of levels; schema 2, of one action of a few, is
+still read.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,8 @@ from typing import Any
 
 from ooco_gym.errors import UserError
 
-SCHEMA = "ooco-gym/policy-bundle/2"
+SCHEMA = "ooco-gym/policy-bundle/3"
+READABLE = ("ooco-gym/policy-bundle/2", SCHEMA)
 INPUTS = ("cluster", "candidates", "action_mask", "decision")
 MANIFEST_FILE, MODEL_FILE = "manifest.json", "policy.onnx"
 _FAMILY = "ooco-gym/policy-bundle/"
@@ -31,10 +36,11 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
                             "'ooco-gym export'")
     manifest = _parsed(path / MANIFEST_FILE)
     schema = manifest.get("schema")
-    if schema != SCHEMA:
+    if schema not in READABLE:
         kind = "another version" if str(schema).startswith(_FAMILY) else "not a policy bundle's"
-        raise UserError(f"'{path / MANIFEST_FILE}' has schema '{schema}', {kind}; this ooco-gym reads '{SCHEMA}'")
-    for key in ("inputs", "actions", "decisions", "files"):
+        raise UserError(f"'{path / MANIFEST_FILE}' has schema '{schema}', {kind}; this ooco-gym reads "
+                        f"{' and '.join(READABLE)}")
+    for key in ("inputs", "actions", "decisions", "files", *(("action_space",) if schema == SCHEMA else ())):
         if key not in manifest:
             raise UserError(f"'{path / MANIFEST_FILE}' lacks the key '{key}'; export the policy again")
     for part in INPUTS:

@@ -10,6 +10,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.runtime.bundle import INPUTS, MODEL_FILE, read_manifest
+from ooco_gym.runtime.memory import Memory
 
 _FEATURES = ("cluster", "candidates", "decision")
 
@@ -20,9 +21,13 @@ class Policy:
     Attributes:
         manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning, provenance.
         actions: what each action index means: first those that take no candidate (the decision's own no, what the
-            partner would do), then one for each candidate.
+            partner would do), then one for each candidate. Of vectors: each level of each part, one part after another.
         decisions: what the policy was trained to decide, such as `gate`.
         fixed: how many actions take no candidate.
+        parts: what each part of an action sets, where an action is a vector of levels: `name`, `levels` (values, or
+            choices), `tuned` (the level that leaves it as it was); else empty.
+        history: how many of the last cluster vectors, the newest first, make up `cluster`; `memory` keeps them.
+        card: what is known of a policy of the zoo (`ooco_gym.load_policy`): data, seeds, scores; else empty.
     """
 
     def __init__(self, session: Any, manifest: Mapping[str, Any]) -> None:
@@ -32,7 +37,10 @@ class Policy:
         inputs = manifest["inputs"]
         self._shapes = {key: tuple(int(n) for n in inputs[key]["shape"]) for key in _FEATURES}
         self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in _FEATURES}
-        self.fixed = len(self.actions) - self._shapes["candidates"][0]
+        self.parts: list[dict[str, Any]] = list(manifest.get("parts") or [])
+        self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
+        self.history = int(manifest.get("history") or 1)
+        self.card: dict[str, Any] = {}
 
     @classmethod
     def load(cls, folder: str | Path, threads: int = 1) -> Policy:
@@ -61,23 +69,52 @@ class Policy:
             raise UserError(f"'{path}' cannot be loaded by onnxruntime: {' '.join(str(error).split())}") from error
         return cls(session, manifest)
 
-    def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> int:
+    def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> Any:
         """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
+
+        It is a whole number, or of a policy with `parts` a vector of levels, int64 (P,).
 
         Args:
             observation: `cluster` (Fc,), `candidates` (K, F) and `decision` (D,), in the manifest's order and units.
-            mask: legality of each action (A,), any dtype, non-zero is legal; `observation["action_mask"]` if None.
+            mask: legality of each action (A,), any dtype, non-zero is legal; `observation["action_mask"]` if None. A
+                policy with `parts` needs none: every level is legal.
 
         Raises:
             UserError: a part is missing, has another shape, is not finite, or no action is legal.
         """
-        return int(self._run(*(part[None] for part in self._checked(observation, mask, ())))[0])
+        action = self._run(*(part[None] for part in self._checked(observation, mask, ())))[0]
+        return action if self.parts else int(action)
 
     def decide_batch(self, observation: Mapping[str, Any], mask: Any | None = None) -> np.ndarray:
-        """As `decide`, for observations stacked along a first axis; returns actions (batch,) int64."""
+        """As `decide`, for observations stacked along a first axis; returns actions int64 (batch,), or (batch, P)."""
         parts = observation.get("cluster") if isinstance(observation, Mapping) else None
         batch = () if parts is None else np.shape(parts)[:1]
         return self._run(*self._checked(observation, mask, batch or (1,)))
+
+    def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
+        parts = self._checked(observation, mask, np.shape(observation["cluster"])[:1])
+        actions, logits = self._session.run(["action", "logits"], dict(zip(INPUTS, parts, strict=True)))
+        return actions, logits
+
+    def memory(self) -> Memory:
+        """What keeps the last cluster vectors of one episode: `memory.see(cluster)` gives what the policy takes."""
+        return Memory(self.history, self._shapes["cluster"][0] // self.history)
+
+    def settings(self, action: Any) -> dict[str, Any]:
+        """What a vector of levels sets: value, or choice, by the name of the part.
+
+        Raises:
+            UserError: the policy has no parts, or the action is not one level for each of them.
+        """
+        if not self.parts:
+            raise UserError("this policy's actions are no vectors of levels: `actions` says what they mean")
+        given = np.asarray(action)
+        if given.shape != (len(self.parts),) or not all(
+                0 <= level < len(part["levels"]) for level, part in zip(given, self.parts, strict=True)):
+            raise UserError(f"action {action!r} is not one level for each of "
+                            f"{', '.join(part['name'] for part in self.parts)}")
+        return {part["name"]: part["levels"][int(level)] for level, part in zip(given, self.parts, strict=True)}
 
     def observation(
         self, cluster: Mapping[str, float], candidates: Sequence[Mapping[str, float]], decision: str | None = None,
@@ -104,8 +141,11 @@ class Policy:
         if fixed_legal is not None and len(fixed_legal) != self.fixed:
             raise UserError(f"fixed_legal has {len(fixed_legal)} flags; expected {self.fixed}: "
                             f"{', '.join(self.actions[: self.fixed])}")
-        mask[: self.fixed] = 1 if fixed_legal is None else fixed_legal
-        mask[self.fixed : self.fixed + len(candidates)] = 1
+        if self.parts:
+            mask[:] = 1
+        else:
+            mask[: self.fixed] = 1 if fixed_legal is None else fixed_legal
+            mask[self.fixed : self.fixed + len(candidates)] = 1
         chosen = self._one_hot(decision)
         return {"cluster": self._row("cluster", cluster), "candidates": table, "decision": chosen}, mask
 
@@ -133,10 +173,12 @@ class Policy:
     def _checked(self, observation: Mapping[str, Any], mask: Any | None, batch: tuple[int, ...]) -> list[np.ndarray]:
         cluster, candidates, decision = (self._part(observation, key, batch + self._shapes[key]) for key in _FEATURES)
         given = mask if mask is not None else observation.get("action_mask")
+        shape = (*batch, len(self.actions))
+        if given is None and self.parts:
+            given = np.ones(shape, np.int8)
         if given is None:
             raise UserError("no mask given: pass mask, or put 'action_mask' into the observation")
         legal = np.asarray(given)
-        shape = (*batch, len(self.actions))
         if legal.shape != shape:
             raise UserError(f"mask has shape {legal.shape}; expected {shape}: one flag for each action")
         legal = (legal != 0).astype(np.int8)

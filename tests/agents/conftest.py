@@ -11,7 +11,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 _needs = {"test_agent_export.py": "onnxruntime", "test_agent_train.py": "sb3_contrib",
           "test_agent_networks.py": "sb3_contrib", "test_agent_loggers.py": "sb3_contrib",
           "test_agent_vector.py": "sb3_contrib", "test_agent_tracking.py": "wandb",
-          "test_agent_dashboard.py": "wandb_workspaces", "test_agent_explain.py": "sklearn"}
+          "test_agent_dashboard.py": "wandb_workspaces", "test_agent_explain.py": "sklearn",
+          **dict.fromkeys(
+              (f"test_agent_{name}.py" for name in ("hindsight", "input_baseline", "lagrangian", "search")),
+              "sb3_contrib")}
 collect_ignore = [name for name, package in _needs.items() if find_spec(package) is None]
 
 

@@ -103,6 +103,64 @@ def test_a_learned_run_and_its_export_are_the_same_policy(run_folder, tmp_path):
         assert first == second
 
 
+def test_a_folder_of_training_runs_is_one_policy_crossed_with_the_windows(run_folder, tmp_path):
+    import shutil
+
+    group = tmp_path / "group"
+    for seed in (2, 10):
+        shutil.copytree(run_folder, group / f"seed_{seed}")
+    single, both = (evaluate.main(config(tmp_path / name, policies=[str(folder), "ooco"], episodes=6))
+                    for name, folder in (("one", run_folder), ("two", group)))
+    assert [entry["runs"] for entry in both["policies"]] == [2, 1]
+    for metric in scoring.METRICS:  # twins: the second run adds no spread, and no evidence
+        one, two = of(single, run_folder.name, metric), of(both, "group", metric)
+        assert (two["mean"], two["n_runs"], two["n_windows"]) == (pytest.approx(one["mean"]), 2, 6)
+        assert two["ci_high"] - two["ci_low"] == pytest.approx(one["ci_high"] - one["ci_low"], rel=0.05)
+    limits = [result["policies"][0]["violation_upper_limit"] for result in (single, both)]
+    assert limits[1] == pytest.approx(limits[0], rel=0.05)
+    rows = list(csv.DictReader((tmp_path / "two" / "episodes.csv").open()))
+    assert [row["run"] for row in rows if row["policy"] == "group"] == ["seed_2"] * 6 + ["seed_10"] * 6
+    assert "group (2 runs)" in (tmp_path / "two" / "evaluation.md").read_text()
+
+
+def test_aggregates_and_plots_are_there(summary):
+    result, folder = summary
+    best = next(entry for entry in result["policies"] if entry["policy"] == "best")
+    assert 0.0 < best["iqm"]["ci_low"] <= best["iqm"]["value"] <= best["iqm"]["ci_high"] < 1.0  # of ooco's service
+    assert best["probability_of_improvement"]["value"] < 0.5 and best["optimality_gap"] is None
+    assert result["normalised_by"] == "mean of ooco"
+    profile = result["profile"]
+    for share in profile["shares"].values():
+        assert len(share["value"]) == len(profile["thresholds"]) and share["value"][-1] == 0.0
+        assert all(np.diff(share["value"]) <= 0.0)
+    page = (folder / "evaluation.html").read_text(encoding="utf-8")
+    assert "src=" not in page.split("<body>")[0] and page.count("plotly-graph-div") >= 2
+    kept = json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))
+    assert {name: len(some) for name, some in kept["records"]["none"].items()} == dict.fromkeys(RULES, 12)
+
+
+def test_shifts_are_suites_with_a_plain_word_on_the_budget(tmp_path):
+    from ooco_gym.resources import load_yaml
+
+    env = {**load_yaml("env", "gating"), "shifts": {"light": {"rate_scale": 0.01}, "heavy": {"rate_scale": 0.25}}}
+    result = evaluate.main({"env": env, "policies": ["ooco", "never"], "episodes": 6, "seeds": SEEDS, "workers": 1,
+                            "window_s": 20.0, "warmup_s": 5.0, "shift": "all", "bound": True, "out": str(tmp_path)})
+    assert [suite["shift"] for suite in result["suites"]] == [None, "light", "heavy"]
+    assert result["results"] == result["suites"][0]["results"] and result["normalised_by"] == "bound"
+    for entry in result["suites"][0]["policies"]:
+        assert 0.0 < entry["optimality_gap"]["value"] <= 1.0
+    heavy = result["suites"][2]
+    assert heavy["budget"][0].startswith("ooco breaks the violation budget of 3%")
+    assert not any(entry["feasible"] for entry in heavy["policies"])
+    text = (tmp_path / "evaluation.md").read_text(encoding="utf-8")
+    assert "## No shift" in text and "## Shift: heavy" in text and "ooco breaks the violation budget" in text
+    one = evaluate.main({"env": env, "policies": ["ooco", "never"], "episodes": 6, "seeds": SEEDS, "workers": 1,
+                         "window_s": 20.0, "warmup_s": 5.0, "shift": "light", "out": str(tmp_path)})
+    assert one["shift"] == "light" and one["results"] == result["suites"][1]["results"]
+    with pytest.raises(UserError, match="unknown shift 'hevy'"):
+        evaluate.main({"env": env, "policies": ["ooco"], "episodes": 6, "shift": "hevy", "out": str(tmp_path)})
+
+
 def test_records_keep_the_order_of_windows_however_many_run_side_by_side():
     games = windows([21, 22, 23], 6)
     one, many = (play(CONFIG, RulePlayer("best"), games, side_by_side=n) for n in (1, 4))

@@ -7,9 +7,14 @@ import pytest
 from gating_double import FC, A, D, F, K, train_config
 
 from agents import export, train
-from agents.environments import OBSERVATION_KEYS
+from agents.environments import OBSERVATION_KEYS, make_env, windows
+from agents.history import ClusterStack
+from agents.learned import check_fit, kept
 from agents.load import load_run
+from agents.play import BatchPlayer, play
+from agents.zoo import composed
 from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml, names
 from ooco_gym.runtime import Policy
 
 
@@ -37,7 +42,7 @@ def test_export_agrees_on_a_thousand_random_observations(bundle, run_folder):
 def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     out, _ = bundle
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["schema"] == "ooco-gym/policy-bundle/2" and manifest["decisions"] == []
+    assert manifest["schema"] == "ooco-gym/policy-bundle/3" and manifest["decisions"] == []
     assert manifest["inputs"]["cluster"]["shape"] == [FC] and manifest["inputs"]["candidates"]["shape"] == [K, F]
     assert manifest["inputs"]["decision"]["shape"] == [D] and manifest["inputs"]["action_mask"]["shape"] == [A]
     assert len(manifest["inputs"]["candidates"]["features"]) == F
@@ -70,3 +75,88 @@ def test_a_graph_that_disagrees_is_not_written(run_folder, tmp_path, monkeypatch
 def test_export_of_no_run_says_what_is_missing(tmp_path):
     with pytest.raises(UserError, match="policy.zip is missing"):
         export.main({"policy": str(tmp_path), "out": str(tmp_path / "out"), "checks": 10, "seed": 1})
+
+
+# --- All that trains --------------------------------------------------------------------------------------------------
+SMALL = {"hidden": 8, "n_envs": 4, "n_steps": 10, "batch_size": 20, "n_epochs": 1, "scale_decisions": 20,
+         "imitate": None}
+
+
+def exported(out, env, agent):
+    """A run of two updates on an environment, and its bundle."""
+    own = {**load_yaml("env", env), "window_s": 30.0, "warmup_s": 10.0}
+    train.main({**train_config(out / "run", agent=agent), "env": own, "total_timesteps": 80,
+                "validation": {"windows": 0}, "checkpoint_every_steps": None})
+    summary = export.main({"policy": str(out / "run"), "out": str(out / "bundle"), "checks": 200, "seed": 1})
+    assert (summary["disagreements"], summary["illegal_actions"]) == (0, 0)
+    return own, load_run(out / "run"), Policy.load(out / "bundle")
+
+
+def same_on_the_way(env_config, run, policy):
+    """Plays an episode, the run and its bundle side by side; returns what was answered."""
+    env, answers = make_env(env_config), []
+    observation, _ = env.reset(seed=2000, options={"window": 0})
+    over = False
+    while not over:
+        action = policy.decide(observation)
+        assert np.array_equal(action, run.decide(observation))
+        answers.append(action)
+        observation, _, _, over, _ = env.step(action)
+    return answers
+
+
+# One configuration of each algorithm.
+AGENTS = {composed("train", f"agent={name}")["agent"]["name"]: name for name in names("agent")}
+
+
+@pytest.mark.parametrize("name", sorted(AGENTS.values()))
+def test_what_any_algorithm_learns_is_exported_and_decides_alike(name, tmp_path):
+    agent = {**composed("train", f"agent={name}")["agent"], **SMALL}
+    small = {key: value for key, value in (("learning_starts", 20), ("buffer_size", 200)) if key in agent}
+    env_config, run, policy = exported(tmp_path, "preemption", {**agent, **small})
+    answers = same_on_the_way(env_config, run, policy)
+    assert policy.parts == [] and policy.fixed == 2 and set(answers) <= {0, 1, 2}
+
+
+def test_a_policy_that_looks_back_is_exported_with_what_it_saw(tmp_path):
+    agent = {**load_yaml("agent", "maskable_ppo"), **SMALL, "history": 3}
+    env_config, run, policy = exported(tmp_path, "preemption", agent)
+    names = [one["name"] for one in policy.manifest["inputs"]["cluster"]["features"]]
+    size = len(names) // 3
+    assert policy.history == 3 and names[size : 3 * size : size] == [f"{names[0]}, 1 decision ago",
+                                                                   f"{names[0]}, 2 decisions ago"]
+    env, memory, stack = make_env(env_config), policy.memory(), ClusterStack(3)
+    observation, _ = env.reset(seed=2000, options={"window": 0})
+    seen, over = stack.begin(observation), False
+    while not over:
+        cluster = memory.see(observation["cluster"])
+        assert np.array_equal(cluster, seen["cluster"])
+        action = policy.decide({**observation, "cluster": cluster})
+        assert action == run.decide(seen)
+        observation, _, _, over, _ = env.step(action)
+        seen = stack.push(observation)
+    check_fit("bundle", str(tmp_path / "bundle"), env)
+    games = windows([2000], 1)
+    records = [play(env_config, BatchPlayer("", kept(str(tmp_path / name)).decide), games)
+               for name in ("run", "bundle")]
+    assert records[0] == records[1]
+    with pytest.raises(UserError, match="one vector at a time"):
+        memory.see(cluster)
+    memory.forget()
+    assert np.array_equal(memory.see(cluster[:size])[size:], np.tile(cluster[:size], 2))
+
+
+@pytest.mark.parametrize("network", ["candidate_scorer", "attention", "mlp"])
+def test_a_vector_of_levels_is_exported_with_what_each_part_means(network, tmp_path):
+    env_config, run, policy = exported(tmp_path, "control", {**SMALL, "network": network})
+    answers = same_on_the_way(env_config, run, policy)
+    assert [part["name"] for part in policy.parts] == list(env_config["controls"])
+    assert {one.shape for one in answers} == {(6,)} and policy.fixed == 0
+    assert policy.manifest["action_space"] == {"kind": "MultiDiscrete", "n": [5, 5, 5, 5, 5, 3]}
+    assert len(policy.actions) == 28 and policy.actions[-1] == "interrupt=never"
+    env = make_env(env_config)
+    tuned = policy.settings(env.unwrapped.partner_action())  # type: ignore[attr-defined]
+    assert tuned == {"slo_margin": 0.9, "pull_margin": 0.05, "random_tries": 8.0, "max_pull": 8.0, "gate_gain": 1.0,
+                     "interrupt": "always"}, "the parameters as the partner ships"
+    with pytest.raises(UserError, match="is not one level for each of slo_margin, pull_margin"):
+        policy.settings([0, 0])

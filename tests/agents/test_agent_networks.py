@@ -7,6 +7,7 @@ from gating_double import FC, FIXED, A, D, F, GatingDouble, K
 from gymnasium import spaces
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
 from agents.buffer import TimedRolloutBuffer
 from agents.environments import OBSERVATION_KEYS
@@ -196,7 +197,7 @@ def test_equal_steps_give_the_ordinary_advantages():
     timed = filled(np.full(30, 0.5), random.normal(size=30), starts, 0.81, 0.64)
     plain = filled(np.full(30, 0.5), timed.rewards[:, 0], starts, 0.81, 0.64)
     plain.gamma, plain.gae_lambda = 0.9, 0.8
-    super(TimedRolloutBuffer, plain).compute_returns_and_advantage(torch.tensor([2.0]), np.array([False]))
+    MaskableDictRolloutBuffer.compute_returns_and_advantage(plain, torch.tensor([2.0]), np.array([False]))
     timed.compute_returns_and_advantage(torch.tensor([2.0]), np.array([False]))
     np.testing.assert_allclose(timed.advantages, plain.advantages, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(timed.returns, plain.returns, rtol=1e-5, atol=1e-5)

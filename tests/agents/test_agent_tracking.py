@@ -17,6 +17,7 @@ from agents.play import BatchPlayer, play
 from agents.tracking import Tracking, Watch, regret_of, window_table
 from agents.tracking_picture import WIDTH, Moment, nice, timeline
 from agents.tracking_series import CHARTS, STEP
+from ooco_gym.envs.features import CLUSTER_SIZE
 from ooco_gym.envs.reward import PARTS
 from ooco_gym.errors import UserError
 
@@ -109,6 +110,19 @@ def test_watching_changes_no_answer():
     first = play(SHORT, BatchPlayer("x", decide), windows[:1])[0]
     assert len(watch.moments) == first["decisions"]
     assert all(moment.at_s >= 0.0 for moment in watch.moments)
+
+
+def test_a_policy_that_sees_what_was_is_watched_too():
+    sizes = set()
+
+    def decide(cluster, candidates, mask, decision):
+        sizes.add(cluster.shape[1])
+        return np.ones(len(mask), int)
+
+    window = [Window(2000, 0)]
+    watch = Watch(BatchPlayer("x", decide, history=3), window, 1, 10.0, True)
+    assert play(SHORT, watch, window)[0]["decisions"] == len(watch.moments)
+    assert sizes == {3 * CLUSTER_SIZE} and watch.moments[0].cluster.shape == (CLUSTER_SIZE,)
 
 
 def test_tensorboard_gets_the_same(tmp_path):

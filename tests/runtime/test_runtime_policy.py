@@ -107,6 +107,11 @@ def test_named_features_become_arrays_in_the_bundles_order(policy):
         policy.observation({"kv_free": 1, "load": 1}, [{"prompt_tokens": 1.0, "age_s": 1.0}] * 4)
 
 
+def test_what_is_no_vector_of_levels_sets_nothing(policy):
+    with pytest.raises(UserError, match="no vectors of levels"):
+        policy.settings([0])
+
+
 def test_a_policy_of_several_decisions_must_be_told_which(tmp_path):
     joint = Policy.load(write_bundle(tmp_path / "joint", decisions=["gate", "evict"]))
     with pytest.raises(UserError, match="decision is missing; this policy decides: gate, evict"):
@@ -147,6 +152,8 @@ def test_a_wrong_bundle_is_named(tmp_path):
         Policy.load(tmp_path / "empty")
     with pytest.raises(UserError, match="schema 'ooco-gym/policy-bundle/1', another version"):
         Policy.load(write_bundle(tmp_path / "old", schema="ooco-gym/policy-bundle/1"))
+    with pytest.raises(UserError, match="lacks the key 'action_space'"):
+        Policy.load(write_bundle(tmp_path / "short", schema="ooco-gym/policy-bundle/3"))
     with pytest.raises(UserError, match="not a policy bundle's"):
         Policy.load(write_bundle(tmp_path / "other", schema=None))
     with pytest.raises(UserError, match="lacks the input 'decision'"):

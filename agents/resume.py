@@ -1,0 +1,201 @@
+"""Going on with a run that was stopped: what a checkpoint holds, and how it is put back.
+
+`checkpoints/latest.state` holds all that the rest of training depends on: parameters and optimiser, the scaling of
+observations and rewards, the random number generators, every episode under way, what callbacks know, and what was
+logged. It is a pickle, which can carry code: resume only runs that you trust.
+"""
+
+from __future__ import annotations
+
+import io
+import random
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import plain
+from agents.hooks import Stateful
+from agents.load import CONFIG_FILE, read_config
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write
+
+STATE_FILE = Path("checkpoints") / "latest.state"
+_SCHEMA = "ooco-gym/resume/1"
+_FREE = ("resume", "out", "total_timesteps", "max_wall_s", "threads", "logger")  # may differ from what was begun
+_OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",
+             "_last_episode_starts", "ep_info_buffer", "ep_success_buffer", "exploration_rate", "replay_buffer")
+
+
+# --- The configuration --------------------------------------------------------------------------------------------
+def resumed_config(cfg: Any) -> dict[str, Any]:
+    """The configuration of the run `cfg.resume`, with what may be asked anew.
+
+    Raises:
+        UserError: it is no run, has nothing to resume from, has learned all it should, or something is asked that
+            differs from how it was begun.
+    """
+    asked = plain(cfg)
+    folder = Path(asked["resume"])
+    if not folder.is_dir():
+        raise UserError(f"resume={folder} does not exist; expected the 'out' of an 'ooco-gym train' run")
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"resume={folder} is not a training run: {CONFIG_FILE} is missing; expected the 'out' of "
+                        "'ooco-gym train'")
+    if not (folder / STATE_FILE).is_file():
+        raise UserError(f"resume={folder} has no {STATE_FILE} to go on from: it ended before it learned, or was "
+                        "trained with resumable=false; train anew")
+    kept = read_config(folder)
+    given = _given(cfg)
+    for key in given:
+        if key.partition(".")[0] not in _FREE:
+            _refuse_another(key, asked, kept, folder)
+    if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():
+        raise UserError(f"out={asked['out']} is not resume={folder}: a run goes on in its own folder; leave out away")
+    for key in _FREE[2:]:
+        if any(word.partition(".")[0] == key for word in given):
+            kept[key] = asked[key]
+    kept["out"] = str(folder)
+    kept["resume"] = None
+    return kept
+
+
+def _given(cfg: Any) -> list[str]:
+    """The keys that a user has given: those of the command line, or all that there are."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return list(plain(cfg))
+    return [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in HydraConfig.get().overrides.task]
+
+
+def _refuse_another(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> None:
+    from omegaconf import OmegaConf
+
+    wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
+    if wanted == had:
+        return
+    raise UserError(f"{key}={_shown(wanted)} differs from the run in '{folder}', which has {_shown(had)}: a run goes "
+                    f"on as it was begun; leave {key} away, or train anew")
+
+
+def _shown(value: Any) -> str:
+    """A value as a user would write it; of a group its name."""
+    named = (value.get("name") or value.get("id") or "other settings") if isinstance(value, Mapping) else value
+    return "null" if named is None else str(named)
+
+
+# --- What is kept -------------------------------------------------------------------------------------------------
+def write_state(trainer: Any) -> None:
+    """Writes where the training of an `agents.trainer.Trainer` stands; between two rollouts only."""
+    import cloudpickle
+    import torch
+
+    model, parameters = trainer.model, io.BytesIO()
+    torch.save(model.get_parameters(), parameters)
+    state = {
+        "schema": _SCHEMA,
+        "venv": trainer.env.venv,
+        "rewards": {"returns": trainer.env.returns, "ret_rms": trainer.env.ret_rms},
+        "parameters": parameters.getvalue(),
+        "model": {key: getattr(model, key) for key in _OF_MODEL if hasattr(model, key)},
+        "random": _random_state(model),
+        "callbacks": {name: callback.state_dict() for name, callback in _stateful(trainer)},
+        "logged": _logged(trainer.logger),
+        "trainer": {"imitation": trainer.imitation},
+    }
+    with atomic_write(trainer.out / STATE_FILE) as temporary:
+        temporary.write_bytes(zlib.compress(cloudpickle.dumps(state), 1))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Reads what `write_state` wrote.
+
+    Raises:
+        UserError: the file is damaged, or of another version of this package.
+    """
+    import cloudpickle
+
+    path = folder / STATE_FILE
+    try:
+        state = cloudpickle.loads(zlib.decompress(path.read_bytes()))
+    except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"'{path}' cannot be resumed from: {reason}; train anew") from error
+    if not isinstance(state, dict) or state.get("schema") != _SCHEMA:
+        raise UserError(f"'{path}' is of another version of ooco-gym; expected schema {_SCHEMA}: train anew")
+    return state
+
+
+def restore(trainer: Any, state: Mapping[str, Any]) -> None:
+    """Puts a trainer, built around the state's own environments, where `write_state` left it."""
+    import torch
+
+    model, env = trainer.model, trainer.env
+    env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
+    model.set_parameters(torch.load(io.BytesIO(state["parameters"]), weights_only=False), exact_match=True)
+    for key, value in state["model"].items():
+        setattr(model, key, value)
+    for name, callback in _stateful(trainer):
+        if name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][name])
+    trainer.imitation = state["trainer"]["imitation"]
+    _log_again(trainer.logger, state["logged"])
+    _set_random_state(model, state["random"])
+
+
+def _stateful(trainer: Any) -> list[tuple[str, Stateful]]:
+    """The callbacks that have something to keep, by name and place among those of their kind."""
+    found: dict[str, Stateful] = {}
+    for callback in trainer.callbacks:
+        if isinstance(callback, Stateful):
+            kind = type(callback).__name__
+            found[f"{kind}_{sum(name.startswith(kind) for name in found)}"] = callback
+    return list(found.items())
+
+
+def _random_state(model: Any) -> dict[str, Any]:
+    import torch
+
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),  # noqa: NPY002
+            "actions": model.action_space.np_random}
+
+
+def _set_random_state(model: Any, state: Mapping[str, Any]) -> None:
+    import torch
+
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002 - the stream that Stable-Baselines3 seeds and draws from
+    torch.set_rng_state(state["torch"])
+    model.action_space._np_random = state["actions"]
+
+
+# --- What was logged ----------------------------------------------------------------------------------------------
+def _logged(logger: Any) -> dict[str, Any]:
+    """The rows of progress.csv so far, and the figures that wait for the next one."""
+    table = _table(logger)
+    table.file.flush()
+    waiting = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
+    return {"keys": list(table.keys), "text": Path(table.file.name).read_text(encoding="utf-8"), "waiting": waiting,
+            "counts": {key: logger.name_to_count[key] for key in waiting},
+            "excluded": {key: logger.name_to_excluded[key] for key in waiting}}
+
+
+def _log_again(logger: Any, logged: Mapping[str, Any]) -> None:
+    table = _table(logger)
+    table.keys = list(logged["keys"])
+    table.file.seek(0)
+    table.file.truncate()
+    table.file.write(logged["text"])
+    table.file.flush()
+    logger.name_to_value.update(logged["waiting"])
+    logger.name_to_count.update(logged["counts"])
+    logger.name_to_excluded.update(logged["excluded"])
+
+
+def _table(logger: Any) -> Any:
+    from stable_baselines3.common.logger import CSVOutputFormat
+
+    return next(output for output in logger.output_formats if isinstance(output, CSVOutputFormat))

@@ -1,0 +1,147 @@
+"""The learned table's figures: rows with intervals, paired differences, what headroom there is, how much is closed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from agents.contenders import CLAIRVOYANT
+from agents.scoring import (
+    HEADLINE,
+    VIOLATION_LIMIT,
+    grid,
+    mean_interval,
+    numbers,
+    too_few,
+    upper_violation_limit,
+    without_online,
+)
+from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
+
+METRICS = {"service": HEADLINE, "reward": "episode_reward", "violation_rate": "violation_rate",
+           "waste": "wasted_tokens_per_s"}
+_KEYS = ("mean", "ci_low", "ci_high")
+Records = Sequence[Mapping[str, Any]]
+
+
+def figure(values: np.ndarray) -> dict[str, float | None]:
+    """Mean with its interval, of figures (runs, windows)."""
+    return dict(zip(_KEYS, mean_interval(values), strict=True))
+
+
+def row_of(name: str, kind: str, records: Records | None, best: Records | None,
+           bounds: np.ndarray | None = None) -> dict[str, Any]:
+    """One policy's row, with its differences to the best heuristic window by window; of the bound, its service."""
+    if records is None or best is None:
+        assert bounds is not None
+        return {"policy": name, "kind": kind, "service": figure(bounds)}
+    upper = upper_violation_limit(records)
+    row: dict[str, Any] = {"policy": name, "kind": kind, "runs": len(grid(records, HEADLINE)),
+                           **{key: figure(grid(records, metric)) for key, metric in METRICS.items()}}
+    rate = dict.fromkeys(_KEYS) if without_online(records) else row["violation_rate"]
+    row["violation_rate"] = {**rate, "upper_limit": upper}
+    row["feasible"] = upper is not None and upper <= VIOLATION_LIMIT
+    row["minus_best_tuned"] = {key: figure(grid(records, metric) - grid(best, metric))
+                               for key, metric in METRICS.items()}
+    return row
+
+
+def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.ndarray | None) -> dict[str, Any]:
+    """What the table is about: the learned policy against the best heuristic, and against what could be had."""
+    looking = clairvoyant(played, best)
+    service = {name: grid(played[name], HEADLINE) for name in (best, learned, looking or best) if name in played}
+    gap = None if looking is None else figure(service[looking] - service[best])
+    low = None if gap is None else gap["ci_low"]
+    touches = low is None or low <= 0.0
+    few = too_few(service[best].shape[1], "windows")
+    found: dict[str, Any] = {
+        "clairvoyant": looking, "clairvoyant_minus_best_tuned": gap,
+        "no_headroom": None if few or not _looked(played) else touches,
+        "no_headroom_reason": _reason(looking, touches, few, _looked(played)),
+        "learned_minus_best_tuned": None, "share_of_gap_closed": None, "verdict": "no learned policy"}
+    if learned not in played:
+        return found
+    difference = figure(service[learned] - service[best])
+    found["learned_minus_best_tuned"] = difference
+    found["learned_minus_best_tuned_reward"] = figure(grid(played[learned], "episode_reward")
+                                                      - grid(played[best], "episode_reward"))
+    found["probability_of_improvement"] = _named(estimate(service[learned], probability_of_improvement,
+                                                          [service[best]]))
+    if bounds is not None:
+        shares = service[learned] / bounds
+        found["of_bound"] = {"iqm": _named(estimate(shares, iqm)),
+                             "optimality_gap": _named(estimate(shares, optimality_gap))}
+    if looking is not None and gap is not None and gap["mean"] is not None and gap["mean"] > 0.0 and not touches:
+        found["share_of_gap_closed"] = _named(estimate(service[learned], _closed, [service[best], service[looking]]))
+    upper = upper_violation_limit(played[learned])
+    found["verdict"] = _verdict(difference, upper is not None and upper <= VIOLATION_LIMIT, few)
+    return found
+
+
+def clairvoyant(played: Mapping[str, Records], best: str) -> str | None:
+    """The clairvoyant look-ahead with the most service at no more violations than the best heuristic, or None."""
+    def rate(name: str) -> float:
+        return float(grid(played[name], "violation_rate").mean())
+
+    fair = [name for name in _looked(played) if rate(name) <= rate(best) + 1e-12]
+    return max(fair, key=lambda name: float(grid(played[name], HEADLINE).mean()), default=None)
+
+
+def shifted(shift: str, learned: Records, heuristic: Records, best: str) -> dict[str, Any]:
+    """What a distribution shift does to the learned policy, with a plain statement on the budget."""
+    mine, other = (row_of(name, kind, records, heuristic)
+                   for name, kind, records in (("learned", "learned", learned), (best, "heuristic", heuristic)))
+    rate, upper = mine["violation_rate"]["mean"], mine["violation_rate"]["upper_limit"]
+    if rate is None or upper is None:
+        words = f"Under '{shift}' no online request arrived: nothing can be said of the budget."
+    elif mine["feasible"]:
+        words = f"Under '{shift}' it holds the violation budget: {rate:.2%}, upper limit {upper:.2%}."
+    elif rate > VIOLATION_LIMIT:
+        words = (f"Do not use it under '{shift}': it breaks the violation budget of {VIOLATION_LIMIT:.0%}, at "
+                 f"{rate:.2%}.")
+    else:
+        words = (f"Under '{shift}' it is not shown to hold the violation budget: {rate:.2%}, upper limit {upper:.2%}, "
+                 f"over {VIOLATION_LIMIT:.0%}.")
+    theirs = other["violation_rate"]["mean"]
+    if not mine["feasible"] and theirs is not None:
+        words += f" The best heuristic, {best}, has {theirs:.2%} there."
+    return {"shift": shift, "n_windows": grid(learned, HEADLINE).shape[1], "holds_budget": mine["feasible"],
+            "learned": mine, "best_tuned": other, "words": words}
+
+
+def _looked(played: Mapping[str, Records]) -> list[str]:
+    return [name for name in played if name.startswith(CLAIRVOYANT)]
+
+
+def _reason(looking: str | None, touches: bool, few: str | None, looked: Sequence[str]) -> str | None:
+    """Why there is no headroom, or no verdict on it."""
+    if not looked:
+        return "nobody looked ahead"
+    if few:
+        return few
+    if looking is None:
+        return "every look-ahead had more violations than the best heuristic"
+    return "the interval of the clairvoyant rollout's gain touches zero" if touches else None
+
+
+def _closed(mine: np.ndarray, best: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Share of the gap between two policies that a third one closes, in the means."""
+    base = best.mean(axis=(-2, -1))
+    return (mine.mean(axis=(-2, -1)) - base) / (most.mean(axis=(-2, -1)) - base)
+
+
+def _named(found: Any) -> dict[str, float | None]:
+    return dict(zip(_KEYS, numbers(found), strict=True))
+
+
+def _verdict(difference: Mapping[str, float | None], feasible: bool, few: str | None) -> str:
+    if few:
+        return few
+    low, high = difference["ci_low"], difference["ci_high"]
+    if low is None or high is None:
+        return "no difference shown"
+    if not feasible:
+        return "over the violation budget, or not shown to be within it"
+    return "better" if low > 0.0 else "worse" if high < 0.0 else "no difference shown"

@@ -1,0 +1,327 @@
+"""Explaining: shuffles find what a policy looks at, a distilled rule is the rule it came from, and plays as one."""
+
+import json
+
+import numpy as np
+import pytest
+from gating_double import CONFIG, FC, FIXED, SHORT, A, D, F, K, train_config
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agents import explain
+from agents.environments import Window, make_env, windows
+from agents.explain_distill import agreement, canonical, distilled, fewest, labels, merged
+from agents.explain_importance import importances, log_probabilities
+from agents.explain_page import markdown
+from agents.explain_record import UNKNOWN, Recording, Thinker, load_thinker, record
+from agents.explain_rules import ANOTHER, NO, PARTNER, Tree, best_candidate, leaves, load_tree, whether_names, words
+from agents.play import BatchPlayer, play
+from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISIONS
+from ooco_gym.envs.job import PARTNER_ACTION
+from ooco_gym.errors import UserError
+
+CHANGES = {"fit_windows": 2, "episodes": 3, "decisions": 400, "repeats": 2, "leaves": 6, "plots": 2, "seed": 1,
+           "env": None, "heuristics": None}
+
+
+def synthetic(rule, count=600, cluster=FC, features=F, seed=0):
+    """Decisions of kind 0 with random observations, answered by `rule(cluster, candidates, mask)`."""
+    random = np.random.default_rng(seed)
+    observed = (random.random((count, cluster), np.float32), random.random((count, K, features), np.float32),
+                (random.random((count, A)) < 0.7).astype(np.int8))
+    observed[2][:, :FIXED + 1] = 1
+    decision = np.tile(np.eye(D, dtype=np.float32)[0], (count, 1))
+
+    def think(cluster, candidates, mask, decision):
+        actions = rule(cluster, candidates, mask)
+        return actions, np.where(mask > 0, 3.0 * np.eye(A)[actions], -1e8).astype(np.float32)
+
+    return think, Recording(0, *observed, decision, np.arange(count) % 4, np.full(count, UNKNOWN),
+                            *think(*observed, decision))
+
+
+def smallest(feature, patience=0.4):
+    """Holds where the cluster's first feature is small, else takes the candidate with the least of one feature."""
+    def rule(cluster, candidates, mask):
+        key = np.where(mask[:, FIXED:] > 0, candidates[:, :, feature], np.inf)
+        return np.where(cluster[:, 0] <= patience, 0, FIXED + key.argmin(axis=1))
+    return rule
+
+
+# --- Importance -----------------------------------------------------------------------------------------------------
+def test_only_what_a_policy_looks_at_is_important():
+    think, recording = synthetic(smallest(2))
+    found = {(one.part, one.feature): one for one in importances(think, recording, 3, 1)}
+    moved = {key for key, one in found.items() if one.changed > 0 or one.moved > 0}
+    assert moved == {("cluster", "cluster_0"), ("candidates", "candidates_2")}
+    assert len(found) == FC + F
+    chance = 2 * 0.4 * 0.6  # of two independent draws falling on different sides
+    assert found["cluster", "cluster_0"].changed == pytest.approx(chance, abs=0.08)
+
+
+def test_a_feature_is_shuffled_with_its_past():
+    from dataclasses import replace
+
+    def rule(cluster, candidates, mask):
+        return np.where(cluster[:, 0] > cluster[:, FC], 1, 0)  # whether the first feature rises
+
+    random = np.random.default_rng(3)
+    think, recording = synthetic(rule, cluster=2 * FC)
+    rising = random.random(len(recording)) < 0.5
+    recording.cluster[:, 0] = recording.cluster[:, FC] + np.where(rising, 0.1, -0.1)
+    actions, logits = think(*recording.parts)
+    recording = replace(recording, actions=actions, logits=logits, history=2)
+    assert recording.now.shape == (len(recording), FC)
+    found = {one.feature: one for one in importances(think, recording, 2, 1) if one.part == "cluster"}
+    assert set(found) == {f"cluster_{place}" for place in range(FC)}
+    assert found["cluster_0"].changed == pytest.approx(0.5, abs=0.08)  # of rises among falls: pairs stay pairs
+    assert leaves(distilled(recording, 4, 1)["whether"]) >= 1
+
+
+def test_importance_is_ordered_repeatable_and_leaves_the_recording_alone():
+    think, recording = synthetic(smallest(1))
+    before = [part.copy() for part in recording.parts]
+    one, two = (importances(think, recording, 2, 5) for _ in range(2))
+    assert one == two
+    assert [each.changed for each in one] == sorted((each.changed for each in one), reverse=True)
+    assert all(np.array_equal(a, b) for a, b in zip(before, recording.parts, strict=True))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000))
+def test_log_probabilities_are_of_legal_actions_part_by_part(seed):
+    random = np.random.default_rng(seed)
+    mask = (random.random((5, 7)) < 0.6).astype(np.int8)
+    mask[:, [0, 4]] = 1
+    logits = np.where(mask > 0, random.normal(0, 50, (5, 7)), -1e8)
+    for levels in ((), (4, 3)):
+        found = log_probabilities(logits, mask, levels)
+        assert np.array_equal(np.isfinite(found), mask > 0)
+        for low, high in ([(0, 7)] if not levels else [(0, 4), (4, 7)]):
+            assert np.nansum(np.exp(found[:, low:high]), axis=1) == pytest.approx(1.0)
+
+
+# --- The rule -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("feature", range(F))
+def test_a_simple_policy_is_distilled_to_itself(feature):
+    recording = synthetic(smallest(feature))[1]
+    rule = distilled(recording, 4, 1)
+    _, fresh = synthetic(smallest(feature), seed=9)
+    assert agreement(rule, fresh).mean() > 0.98
+    assert rule["whether"]["feature"] == "cluster_0" and rule["whether"]["at"] == pytest.approx(0.4, abs=0.02)
+    assert rule["tie"] == {"feature": f"candidates_{feature}", "most": False}
+    assert leaves(rule["whether"]) == 2 and rule["whether"]["below"]["answer"] == NO
+
+
+def test_a_policy_that_is_the_partner_becomes_one_leaf():
+    _, recording = synthetic(lambda cluster, candidates, mask: np.ones(len(cluster), int))
+    rule = distilled(recording, 8, 1)
+    assert rule == {"whether": {"answer": PARTNER, "share": 1.0, "agree": 1.0}}
+
+
+def test_what_does_the_same_as_the_partner_counts_as_the_partner():
+    from dataclasses import replace
+
+    _, recording = synthetic(smallest(0))
+    recording = replace(recording, partner=recording.actions.copy())
+    assert set(labels(recording)) == {PARTNER}
+    assert (canonical(recording.actions, recording) == PARTNER_ACTION).all()
+    assert agreement({"whether": {"answer": PARTNER}}, recording).all()
+    other = replace(recording, partner=np.where(recording.actions == 0, FIXED, 0))
+    assert set(labels(other)) == {NO, ANOTHER}
+
+
+def test_settings_get_a_tree_a_parameter():
+    random = np.random.default_rng(0)
+    cluster = random.random((400, FC), np.float32)
+    actions = np.stack([(cluster[:, 1] > 0.5) * 2, np.ones(400, int)], axis=1)
+    recording = Recording(6, cluster, np.zeros((400, 5, F), np.float32), np.ones((400, 5), np.int8),
+                          np.tile(np.eye(7, dtype=np.float32)[6], (400, 1)), np.zeros(400, int), np.full(400, UNKNOWN),
+                          actions, np.zeros((400, 5), np.float32))
+    rule = distilled(recording, 4, 1, ["margin", "tries"])
+    assert agreement(rule, recording).mean() > 0.98
+    assert rule["parameters"][1] == {"name": "tries", "level": {"level": 1}}
+    tree = Tree({"rules": {"control": rule}, "shapes": {}})
+    assert np.array_equal(tree.decide_batch(*recording.parts), actions)
+    assert "  margin:" in tree.lines() and any("level 2" in line for line in tree.lines())
+
+
+def test_a_tree_has_no_more_leaves_than_windows_left_out_ask_for():
+    window = np.repeat(np.arange(8), 50)
+
+    def fewest_for(shares):
+        return fewest(lambda mine, count: count, lambda count, mine: np.full(mine.sum(), shares.get(count, 0.9)),
+                      window, 8)
+
+    assert fewest_for({1: 0.5, 2: 0.895}) == 2
+    assert fewest_for({1: 0.5, 2: 0.7, 3: 0.7, 4: 0.7, 6: 0.7, 8: 0.9}) == 8
+    assert fewest_for({}) == 1
+    assert fewest(lambda mine, count: 1 / 0, lambda rule, mine: 1 / 0, np.zeros(5, int), 8) == 8
+
+
+def test_windows_are_not_learned_by_heart():
+    """The answer hangs on the window, and one feature tells windows apart: no rule of it holds elsewhere."""
+    from dataclasses import replace
+
+    _, recording = synthetic(smallest(0), 800)
+    window = np.arange(800) % 8
+    cluster = recording.cluster.copy()
+    cluster[:, 0] = window / 8
+    actions = np.where(np.isin(window, (1, 2, 4, 7)), 0, PARTNER_ACTION)
+    rule = distilled(replace(recording, cluster=cluster, actions=actions, window=window), 8, 1)
+    assert "feature" not in rule["whether"]
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 10_000), st.sampled_from([NO, PARTNER, ANOTHER]))
+def test_a_rule_never_answers_illegally(seed, said):
+    random = np.random.default_rng(seed)
+    mask = (random.random((20, A)) < 0.3).astype(np.int8)
+    mask[np.arange(20), random.integers(0, A, 20)] = 1
+    candidates = random.random((20, K, CANDIDATE_SIZE), np.float32)
+    rule = {"whether": {"answer": said}, "which": {"score": 1.0}, "tie": {"feature": "tokens", "most": True}}
+    tree = Tree({"rules": {DECISIONS[0]: rule}, "shapes": {}})
+    actions = tree.decide_batch(random.random((20, CLUSTER_SIZE), np.float32), candidates, mask, np.eye(7)[[0] * 20])
+    assert (mask[np.arange(20), actions] == 1).all()
+    wanted = {NO: 0, PARTNER: 1}.get(said)
+    if wanted is not None:
+        assert (actions[mask[:, wanted] == 1] == wanted).all()
+
+
+def test_ties_go_to_the_most_or_least_and_then_to_the_first():
+    candidates = np.zeros((1, 4, F), np.float32)
+    candidates[0, :, 1] = [2, 5, 5, 9]
+    legal = np.array([[True, True, True, False]])
+    split = {"feature": "candidates_1", "at": 3.0, "below": {"score": 0.1}, "above": {"score": 0.9}}
+    for tree, most, place in (({"score": 1.0}, True, 1), ({"score": 1.0}, False, 0), (split, False, 1)):
+        rule = {"which": tree, "tie": {"feature": "candidates_1", "most": most}}
+        assert best_candidate(rule, candidates, legal)[0] == place
+
+
+def test_splits_that_say_the_same_are_merged():
+    leaf, other = {"answer": NO}, {"answer": PARTNER}
+    same = {"feature": "a", "at": 1.0, "below": leaf, "above": leaf}
+    assert merged(same, "answer") == leaf
+    assert merged({"feature": "b", "at": 2.0, "below": same, "above": leaf}, "answer") == leaf
+    kept = {"feature": "b", "at": 2.0, "below": same, "above": other}
+    assert merged(kept, "answer") == {**kept, "below": leaf}
+
+
+def test_words_have_names_and_units():
+    second = {"feature": "least tokens", "at": 0.5, "below": {"answer": PARTNER}, "above": {"answer": ANOTHER}}
+    split = {"feature": "online_slack", "at": 0.1, "below": {"answer": NO}, "above": second}
+    rule = {"whether": split, "which": {"score": 1.0}, "tie": {"feature": "wait", "most": True}}
+    text = "\n".join(words("gate", rule))
+    assert "gate: Start an offline prefill?" in text and "if online_slack ≤ 0.5 s:" in text
+    assert "if least tokens ≤ 180 tokens:" in text  # exp(0.5 ln(32769)) - 1
+    assert "which candidate: that with the most wait" in text
+    flag = {"feature": "push_waiting", "at": 0.5, "below": {"answer": NO}, "above": {"answer": PARTNER}}
+    assert "if push_waiting is no:" in "\n".join(words("gate", {"whether": flag}))
+    assert len(whether_names(CLUSTER_SIZE, CANDIDATE_SIZE)) == CLUSTER_SIZE + 1 + 3 * CANDIDATE_SIZE
+
+
+# --- Recording ------------------------------------------------------------------------------------------------------
+def test_recording_keeps_what_was_asked_and_what_the_partner_would_do():
+    def think(cluster, candidates, mask, decision):
+        return np.ones(len(mask), int), np.zeros(mask.shape, np.float32)
+
+    games = windows([2000, 2001], 2)
+    (gate,), records = record(SHORT, Thinker(think, SHORT), games, 40, 1)
+    assert gate.name == "gate" and set(gate.window) == {0, 1} and len(gate) <= 40
+    assert [one["window"] for one in records] == [game.number for game in games]
+    assert (gate.mask[np.arange(len(gate)), gate.partner] == 1).all()
+    assert (gate.cluster != 0).any(axis=1).all()
+    again, _ = record(SHORT, Thinker(think, SHORT), games, 40, 1)
+    assert np.array_equal(again[0].cluster, gate.cluster)
+    partner = play(SHORT, BatchPlayer("x", lambda *parts: think(*parts)[0]), games)
+    assert partner == records
+
+
+# --- The command ----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def explained(run_folder, tmp_path_factory):
+    out = tmp_path_factory.mktemp("explained")
+    return explain.main({**CHANGES, "policy": str(run_folder), "out": str(out)}), out
+
+
+def test_the_command_writes_what_it_says(explained, run_folder):
+    summary, out = explained
+    assert sorted(path.name for path in out.iterdir()) == sorted(summary["files"])
+    result = json.loads((out / "explain.json").read_text())
+    assert result["schema"] == "ooco-gym/explanation/1"
+    policies = {row["policy"] for row in result["scores"]["results"]}
+    assert {run_folder.name, "its rule", "ooco"} <= policies
+    assert set(result["rule_minus"]) == policies - {"its rule"}
+    assert all(0.0 <= row["agreement"] <= 1.0 for row in result["fidelity"])
+    text, html = (out / "explain.md").read_text(), (out / "explain.html").read_text()
+    assert text == markdown(result)
+    assert "Played on the same held-out windows" in text and all(line in text for line in result["rule"])
+    assert html.count('class="plotly-graph-div"') == 2 * len(result["held_out"]["decisions"])
+    assert "<script src" not in html
+
+
+def test_the_tree_plays_as_it_was_scored(explained):
+    _, out = explained
+    tree = load_tree(out)
+    result = json.loads((out / "explain.json").read_text())
+    games = windows(CONFIG["splits"]["test"], 3)
+    records = play(CONFIG, BatchPlayer("tree", tree.decide_batch), games)
+    row, = (row for row in result["scores"]["results"]
+            if (row["policy"], row["metric"]) == ("its rule", "episode_reward"))
+    assert np.mean([record["reward"] for record in records]) == pytest.approx(row["mean"])
+    assert tree.shapes["cluster"] == (FC,) and tree.shapes["candidates"] == (K, F)
+
+
+def test_evaluate_plays_the_tree(explained, tmp_path):
+    from agents.evaluate import main as evaluate
+
+    _, out = explained
+    summary = evaluate({"env": CONFIG, "policies": [str(out), "ooco"], "episodes": 3, "workers": 1,
+                        "out": str(tmp_path)})
+    found = {(row["policy"], row["metric"]): row["mean"] for row in summary["results"]}
+    scored = {(row["policy"], row["metric"]): row["mean"]
+              for row in json.loads((out / "explain.json").read_text())["scores"]["results"]}
+    assert found[out.name, "episode_reward"] == pytest.approx(scored["its rule", "episode_reward"])
+    assert found["ooco", "episode_reward"] == pytest.approx(scored["ooco", "episode_reward"])
+
+
+def test_a_bundle_is_explained_as_its_run(run_folder, tmp_path):
+    pytest.importorskip("onnxscript")
+    from agents.export import main as export
+
+    export({"policy": str(run_folder), "out": str(tmp_path), "checks": 20})
+    run, bundle = load_thinker(run_folder), load_thinker(tmp_path)
+    games = [Window(21, 0), Window(22, 1)]
+    (first, second), (third, fourth) = (record(CONFIG, thinker, games, 30, 1)[0] for thinker in (run, bundle))
+    for one, other in ((first, third), (second, fourth)):
+        assert np.array_equal(one.actions, other.actions)
+        legal = one.mask > 0
+        np.testing.assert_allclose(one.logits[legal], other.logits[legal], atol=1e-4)
+    assert bundle.env["id"] == run.env["id"]
+
+
+@pytest.mark.parametrize("change, match", [
+    ({"policy": "nowhere"}, "'nowhere' does not exist"),
+    ({"leaves": 1}, "leaves must be a whole number of at least 2"),
+    ({"episodes": 0}, "episodes must be a whole number"),
+    ({"env": SHORT}, "leave env=null for its own"),
+])
+def test_mistakes_are_named(run_folder, tmp_path, change, match):
+    out = tmp_path / "out"
+    with pytest.raises(UserError, match=match):
+        explain.main({**CHANGES, "policy": str(run_folder), "out": str(out), **change})
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("text, match", [(None, "does not exist"), ("{", "not valid JSON"),
+                                          ("{}", "not a tree of this")])
+def test_broken_trees_are_named(tmp_path, text, match):
+    if text is not None:
+        (tmp_path / "tree.json").write_text(text)
+    with pytest.raises(UserError, match=match):
+        load_tree(tmp_path)
+
+
+def test_the_double_is_what_the_tests_take_it_for():
+    env = make_env(train_config("x")["env"])
+    assert env.observation_space["candidates"].shape == (K, F)

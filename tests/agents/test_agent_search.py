@@ -1,0 +1,97 @@
+"""A linear rule, searched on whole windows, copied by a network."""
+
+import numpy as np
+import pytest
+
+from agents.contenders import by_name
+from agents.environments import make_env
+from agents.imitation import teacher_of
+from agents.search import LinearRule, Windows, cross_entropy
+from ooco_gym.envs.features import CANDIDATES, CLUSTER
+from ooco_gym.errors import UserError
+
+GATING = {"id": "ooco_gym/Gating-v0", "window_s": 15.0, "warmup_s": 5.0, "candidates": 4,
+          "splits": {"train": [1000, 1001], "validation": [2000], "test": [3000]}}
+TOKENS = [feature.name for feature in CANDIDATES].index("tokens")
+FREE = [feature.name for feature in CLUSTER].index("kv_free")
+
+
+def rule(decline, partner, free, tokens):
+    return LinearRule((FREE,), (TOKENS,), np.array([0.5, 0.5]), np.array([0.25, 0.1]),
+                      np.array([decline, partner, free, tokens], float))
+
+
+def test_a_weight_on_length_alone_is_the_shortest_first():
+    env = make_env(GATING).unwrapped
+    env.reset(seed=1000)
+    mine, shortest = teacher_of(env, rule(-9, -99, 0, -1)), by_name(env, "shortest").begin(env)
+    for _ in range(100):
+        assert mine() == shortest()
+        env.step(mine())
+
+
+def test_the_decisions_no_depends_on_the_cluster_and_illegal_actions_are_never_taken():
+    observations = {"cluster": np.zeros((2, len(CLUSTER))), "candidates": np.zeros((2, 3, len(CANDIDATES))),
+                    "action_mask": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]])}
+    observations["cluster"][:, FREE] = [0.1, 0.9]  # little memory is free, or much
+    observations["candidates"][:, :, TOKENS] = [0.6, 0.5, 0.1]
+    assert rule(0, -9, -2, -1).actions(observations).tolist() == [0, 3]
+    assert rule(-99, 0, 0, 99).actions(observations).tolist() == [2, 2]
+
+
+def test_the_search_finds_the_top_of_a_hill_and_never_loses_its_start():
+    top = np.array([1.5, -0.5, 0.5])
+    best, value = cross_entropy(lambda x: -float(np.sum((x - top) ** 2)), np.zeros(3), np.ones(3), 12, 30, 6, seed=1)
+    np.testing.assert_allclose(best, top, atol=0.2)
+    assert value > -0.1
+    best, value = cross_entropy(lambda x: -float(np.abs(x).max()), np.zeros(3), np.ones(3), 2, 5, 2, seed=1)
+    assert value == 0.0 and not best.any()
+
+
+def test_windows_are_the_same_for_every_rule_and_as_single_episodes():
+    windows = Windows(GATING, 3, seed=1)
+    first, again = windows.play(rule(-9, -99, 0, -1).actions), windows.play(rule(-9, -99, 0, -1).actions)
+    assert first == again
+    env, services = make_env(GATING).unwrapped, []
+    for seed, number in windows.played:
+        env.reset(seed=seed, options={"window": number})
+        act = by_name(env, "shortest").begin(env)
+        while env.episodes.open(0):
+            env.step(act())
+        services.append(env.summary()["offline_reference_gpu_s_per_s"])
+    assert first[0] == pytest.approx(np.mean(services))
+    assert windows.play(rule(99, -99, 0, 0).actions)[0] < first[0]
+    windows.env.close()
+
+
+def search_config(folder, **imitate):
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("conf", version_base=None):
+        config = OmegaConf.to_container(compose("train", [
+            "env=gating", "agent=ppo_search", "env.window_s=15", "env.warmup_s=5", "env.candidates=4", "window_s=15",
+            "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16", "total_timesteps=64",
+            "agent.imitate.decisions=400", "validation.windows=0", "checkpoint_every_steps=0", f"out={folder}"]),
+            resolve=True)
+    config["agent"]["imitate"].update({"windows": 2, "window_s": 15.0, "generations": 1, "population": 2, "elite": 2,
+                                       "scale_decisions": 100, **imitate})
+    return config
+
+
+def test_training_starts_from_a_searched_rule(tmp_path):
+    from agents import train
+
+    found = train.main(search_config(tmp_path))["imitation"]
+    assert found["rule"] == "search" and found["agreement"] > 0.6
+    assert found["score"] >= found["start_service"] - 20.0 * max(0.0, found["start_violation_rate"] - 0.027)
+    assert set(found["weights"]) >= {"decline", "partner", "kv_free", "tokens"}
+
+
+def test_unknown_features_are_named(tmp_path):
+    from agents import train
+
+    with pytest.raises(UserError, match="kv_fre"):
+        train.main(search_config(tmp_path, cluster=["kv_fre"]))
+    with pytest.raises(UserError, match="agent.imitate.start"):
+        train.main(search_config(tmp_path, start={"speed": 1.0}))

@@ -1,0 +1,188 @@
+"""The zoo: what is planned, what is made and made again, and what is shipped with which card."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("sb3_contrib")
+pytest.importorskip("onnxruntime")
+pytest.importorskip("optuna")
+import ooco_gym.zoo as shelf
+from agents import evaluate, zoo
+from agents.environments import make_env
+from agents.load import load_run
+from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml, names
+
+SHORT = {"window_s": 30.0, "warmup_s": 30.0}
+SMALL = {"hidden": 8, "n_envs": 2, "n_steps": 20, "batch_size": 40, "n_epochs": 1, "scale_decisions": 20,
+         "imitate": {"decisions": 100, "epochs": 1}}
+
+
+def config(out, **changes):
+    """A zoo of seconds: two runs and one search on one environment."""
+    base = load_yaml("", "zoo")
+    entry = {**base["environments"]["preemption"], "seeds": [1, 2],
+             "train": {"total_timesteps": 80, "window_s": 30.0, "env": SHORT, "agent": SMALL,
+                       "validation": {"windows": 2, "every_steps": 40}, "checkpoint_every_steps": 40},
+             "tune": {"policies": ["ooco"], "env": SHORT, **SHORT, "windows": 2, "trials": 2,
+                      "params": ["interrupt"], "validation": {"windows": 2}}, "tried": ["a wider network"]}
+    return {**base, "environments": {"preemption": entry}, "workers": 1, "out": str(out), **changes}
+
+
+def table(folder):
+    """What `evaluate +experiment=learned_table` would say of it."""
+    figure = {"mean": 1.0, "ci_low": 0.9, "ci_high": 1.1}
+    rate = {"mean": 0.01, "ci_low": 0.0, "ci_high": 0.02, "upper_limit": 0.02}
+    row = {"service": figure, "violation_rate": rate, "reward": figure, "feasible": True}
+    one = {"name": "preemption", "env": "ooco_gym/Preemption-v0", "n_seeds": 2, "n_windows": 2, **SHORT,
+           "best_tuned": "ooco:interrupt=slack", "learned_minus_best_tuned": figure,
+           "learned_minus_best_tuned_reward": figure, "share_of_gap_closed": None,
+           "clairvoyant_minus_best_tuned": figure, "no_headroom": False, "verdict": "better",
+           "rows": [{"policy": "learned", "kind": "learned", **row}, {"policy": "partner", "kind": "heuristic", **row},
+                    {"policy": "ooco:interrupt=slack", "kind": "tuned", **row},
+                    {"policy": "fluid bound", "kind": "bound", "service": figure}],
+           "shifts": [{"shift": "rate", "holds_budget": False, "n_windows": 2, "learned": row, "best_tuned": row,
+                       "words": "Do not use it under 'rate': it breaks the violation budget of 3%, at 5.00%."}]}
+    path = folder / "learned_table.json"
+    path.write_text(json.dumps({"environments": {"ooco_gym/Preemption-v0": one}}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    out = tmp_path_factory.mktemp("zoo")
+    return out, zoo.main(config(out))
+
+
+@pytest.fixture(scope="module")
+def shipped(made, tmp_path_factory):
+    into = tmp_path_factory.mktemp("package")
+    summary = zoo.main(config("", ship=True, zoo=str(made[0]), table=str(table(into)), into=str(into)))
+    return into / "preemption-ppo-v1", summary
+
+
+# --- The plan -----------------------------------------------------------------------------------------------------
+def test_the_plan_that_ships_is_of_all_environments_with_ten_seeds_each():
+    plan = load_yaml("", "zoo")
+    entries = zoo.chosen(plan)
+    jobs = zoo.planned(plan, entries, Path("ZOO"))
+    assert sorted(entries) == names("env")
+    for name, entry in entries.items():
+        mine = [job for job in jobs if job.env == name]
+        assert sum(job.kind == zoo.TRAIN for job in mine) >= 10 and any(job.kind == zoo.TUNE for job in mine)
+        assert all(job.config["trials"] == 200 for job in mine if job.kind == zoo.TUNE), "one budget for all"
+        assert {"name", "agent", "tried"} <= set(entry) and all(job.estimate_s > 0 for job in mine)
+    assert len({entry["name"] for entry in entries.values()}) == len(entries)
+    seconds = sum(job.estimate_s for job in jobs)
+    assert seconds / 2 <= 3 * 3600, "three hours on two cores"
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"envs": "evicton"}, "unknown environment of the zoo 'evicton'"),
+    ({"seeds": [1, 1]}, "names 1 twice"),
+    ({"trials": 0}, "trials must be a whole number of at least 1"),
+    ({"workers": 0}, "workers must be a whole number of at least 1"),
+    ({"environments": {"gating": {"agents": "x"}}}, "environments.gating: unknown key 'agents'"),
+    ({"environments": {"gating": {"agent": "maskable_ppo", "seeds": [1], "train": {"total_timestep": 1}}}},
+     "environments.gating.train: unknown key 'total_timestep'"),
+    ({"ship": True, "zoo": "nowhere", "table": None}, "table=None cannot be read"),
+])
+def test_mistakes_are_named_in_one_sentence(tmp_path, changes, words):
+    with pytest.raises(UserError, match=words):
+        zoo.main(config(tmp_path / "out", **changes))
+
+
+def test_parts_of_a_zoo_can_be_asked_for(tmp_path):
+    plan = load_yaml("", "zoo")
+    jobs = zoo.planned({**plan, "seeds": 7, "total_timesteps": 5, "trials": 3}, zoo.chosen({**plan, "envs": "control"}),
+                       tmp_path)
+    assert [job.label for job in jobs] == ["tuned/ooco", "seed_7"]
+    assert (jobs[0].config["trials"], jobs[1].config["total_timesteps"]) == (3, 5)
+    assert jobs[1].config["agent"]["imitate"]["rule"] is None and jobs[1].config["agent"]["imitate"]["epochs"] > 0
+    only = zoo.planned({**plan, "seeds": []}, zoo.chosen({**plan, "envs": "gating"}), tmp_path)
+    assert {job.kind for job in only} == {zoo.TUNE}
+
+
+@pytest.mark.parametrize("name", names("agent"))
+def test_a_run_is_asked_for_as_train_would_compose_it(name, tmp_path):
+    plan = {**load_yaml("", "zoo"), "environments": {"gating": {"agent": name, "seeds": [1]}}}
+    (job,) = zoo.planned(plan, zoo.chosen(plan), tmp_path)
+    own = zoo.composed("train", "env=gating", f"agent={name}")
+    assert job.config == {**own, "seed": 1, "out": str(job.folder)} and own["agent"]["n_envs"] > 0
+    with pytest.raises(UserError, match="agent=nosuch"):
+        zoo.composed("train", "agent=nosuch")
+
+
+# --- Making it ----------------------------------------------------------------------------------------------------
+def test_what_is_made_lies_where_the_table_looks_for_it(made):
+    out, summary = made
+    assert set(summary["made"]) == {"preemption tuned/ooco", "preemption seed_1", "preemption seed_2"}
+    for name in ("seed_1", "seed_2"):
+        assert load_run(out / "preemption" / name).config["seed"] == int(name[-1])
+        assert json.loads((out / "preemption" / name / "summary.json").read_text())["best"]
+    assert (out / "preemption" / "tuned" / "ooco" / "policy.yaml").is_file()
+
+
+def test_only_what_is_not_complete_is_made_again(made):
+    out, _ = made
+    stamps = {path: path.stat().st_mtime_ns for path in out.rglob("summary.json")}
+    assert zoo.main(config(out))["made"] == {} and zoo.main(config(out))["skipped"] == 3
+    lost = out / "preemption" / "seed_2" / "summary.json"
+    lost.unlink()  # as a run that was killed
+    again = zoo.main(config(out))
+    assert set(again["made"]) == {"preemption seed_2"} and again["skipped"] == 2
+    assert {path for path in stamps if path.stat().st_mtime_ns != stamps[path]} == {lost}
+    jobs = zoo.planned({**config(out), "total_timesteps": 81}, zoo.chosen(config(out)), out)
+    assert [job.complete() for job in jobs] == [True, False, False], "another budget is another run"
+
+
+def test_a_job_that_fails_is_named_and_the_others_are_made(tmp_path):
+    broken = config(tmp_path, seeds=[1])
+    broken["environments"]["preemption"]["train"]["agent"] = {**SMALL, "network": "nosuch"}
+    with pytest.raises(UserError, match=r"1 of 2 jobs failed, the first, preemption seed_1: unknown agent.network"):
+        zoo.main(broken)
+    assert (tmp_path / "preemption" / "tuned" / "ooco" / "policy.yaml").is_file()
+
+
+# --- Shipping it --------------------------------------------------------------------------------------------------
+def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
+    folder, summary = shipped
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "policy.onnx", "card.json", "card.md"}
+    card = shelf.read_card(folder)
+    runs = card["training"]["validation_of_all"]
+    feasible = {name: one for name, one in runs.items() if one["violation_rate"] <= 0.03} or runs
+    assert card["training"]["run"] in feasible
+    assert runs[card["training"]["run"]]["reward"] == max(one["reward"] for one in feasible.values())
+    assert summary["policies"]["preemption-ppo-v1"]["run"] == card["training"]["run"]
+    assert card["scores"]["best_tuned"] == "ooco:interrupt=slack" and card["tried"] == ["a wider network"]
+    assert card["not_for"] == ["Do not use it under 'rate': it breaks the violation budget of 3%, at 5.00%."]
+    text = (folder / "card.md").read_text()
+    assert card["not_for"][0] in text and "ooco-gym zoo envs=[preemption] out=ZOO" in text
+    assert str(made[0]) not in text + (folder / "card.json").read_text() + (folder / "manifest.json").read_text()
+
+
+def test_a_shipped_policy_is_loaded_by_name_and_decides_as_the_run_it_is_from(made, shipped, monkeypatch):
+    folder, _ = shipped
+    monkeypatch.setattr(shelf, "_HERE", folder.parent)
+    assert shelf.names() == ["preemption-ppo-v1"]
+    policy = shelf.load_policy("preemption-ppo-v1")
+    run = load_run(made[0] / "preemption" / policy.card["training"]["run"])
+    env = make_env(run.config["env"])
+    observation, _ = env.reset(seed=3000, options={"window": 0})
+    over = False
+    while not over:
+        action = policy.decide(observation)
+        assert action == run.decide(observation)
+        observation, _, _, over, _ = env.step(action)
+
+
+def test_evaluate_plays_a_policy_of_the_zoo_by_its_name(shipped, monkeypatch, tmp_path):
+    monkeypatch.setattr(shelf, "_HERE", shipped[0].parent)
+    own = {**load_yaml("env", "preemption"), **SHORT}
+    summary = evaluate.main({**load_yaml("", "evaluate"), "env": own, "policies": ["partner", "preemption-ppo-v1"],
+                             "episodes": 2, "workers": 1, "out": str(tmp_path)})
+    assert [row["policy"] for row in summary["policies"] if row["learned"]] == ["preemption-ppo-v1"]

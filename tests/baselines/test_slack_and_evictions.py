@@ -1,0 +1,83 @@
+"""`slack` pulls only what fits when all have grown; `least_urgent` evicts who arrived last."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooco_gym import Scenario, Simulation, get_policy, simulate
+from ooco_gym.sim import state as s
+
+TIGHT: dict[str, Any] = {"workload": "azure_conv", "cluster": "pair_llama2_7b_40g", "slo": "chat", "rate_scale": 0.03,
+                         "offline": {"mode": "rate", "rate": 1.0}, "duration_s": 240.0}
+
+
+def counters(policy: str) -> dict[str, int]:
+    return simulate(Scenario(**TIGHT), policy).counters
+
+
+def test_without_growth_it_is_ooco_that_interrupts_by_slack() -> None:
+    first, second = (simulate(Scenario(**TIGHT), name) for name in ("slack:growth=0", "ooco:interrupt=slack"))
+    assert first.counters == second.counters
+    assert np.array_equal(first.requests["finish_ps"], second.requests["finish_ps"])
+
+
+def test_where_memory_is_short_fewer_pulls_are_followed_by_fewer_evictions() -> None:
+    loose, tight = counters("slack:growth=0"), counters("slack")
+    assert 0 < tight["migrations"] < loose["migrations"]
+    assert tight["evictions"] < loose["evictions"]
+
+
+def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
+    simulation = Simulation(Scenario(**TIGHT), "slack", outside=("pull",))
+    plain, state, seen, cut = get_policy("slack:growth=0"), simulation.state, 0, 0
+    while simulation.advance() and (seen < 30 or not cut):
+        instance = state.instances[int(state.counters[s.PENDING_INSTANCE])]
+        state.params[:] = plain.vector()
+        before = simulation.rule_answer()
+        state.params[:] = simulation.policy.vector()
+        answer = simulation.rule_answer()
+        assert answer <= max(before, 0) or before <= 0
+        cut += 0 < answer < before or (before > 0 and answer == s.FULL)
+        if answer > 0:
+            seen += 1
+            block = int(state.counters[s.BLOCK_TOKENS])
+            offline, online = (float(state.stats[slot]) for slot in (s.OFFLINE_OUTPUT_MEAN, s.ONLINE_OUTPUT_MEAN))
+            residents = instance["urgent_decodable"] * min(offline, online)
+            residents += (instance["decodable"] - instance["urgent_decodable"]) * offline
+            pulled = [state.requests[slot] for slot in state.picks[:answer]]
+            grown = sum(int(one["prompt_tokens"]) + int(one["generated_tokens"]) + offline for one in pulled)
+            assert residents + grown <= int(instance["free_blocks"]) * block + block * (answer + 1)
+        simulation.answer(answer)
+    assert seen >= 30 and cut > 0
+
+
+def test_it_stops_offline_work_only_where_the_first_token_would_be_late() -> None:
+    assert counters("slack")["interruptions"] < counters("slack:interrupt=always")["interruptions"]
+    assert counters("slack:interrupt=never")["interruptions"] == 0
+
+
+def test_the_least_urgent_is_who_arrived_last() -> None:
+    simulation = Simulation(Scenario(**TIGHT), "least_urgent", outside=("evict",))
+    seen = 0
+    while simulation.advance() and seen < 50:
+        state = simulation.state
+        candidates = state.picks[: int(state.counters[s.PENDING_COUNT])]
+        answer = simulation.rule_answer()
+        arrivals = state.requests["arrival_ps"][candidates]
+        assert arrivals[answer] == arrivals.max()
+        seen += len(candidates) > 1
+        simulation.answer(answer)
+    assert seen == 50
+
+
+@pytest.mark.parametrize("name", ["slack", "least_urgent"])
+def test_all_else_is_ooco(name: str) -> None:
+    changed = {"slack": {"interrupt", "pull"}, "least_urgent": {"evict"}}[name]
+    points = ("route", "interrupt", "gate", "compose", "evict", "pull")
+    pairs = zip(points, get_policy(name).hooks(), get_policy("ooco").hooks(), strict=True)
+    assert {point for point, one, other in pairs if one is not other} == changed
+    ours, theirs = get_policy(name).values, get_policy("ooco").values
+    assert {key for key in theirs if ours[key] != theirs[key]} <= {"interrupt"}

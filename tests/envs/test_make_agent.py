@@ -1,0 +1,118 @@
+"""Policies as agents: `ooco_gym.make_agent` answers as the environment's own rules do, for one or for many."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import gymnasium as gym
+import pytest
+from gymnasium.wrappers import FlattenObservation
+
+import ooco_gym
+from ooco_gym.policy import get_policy, list_policies
+
+SHORT: dict[str, Any] = {"window_s": 30.0, "warmup_s": 20.0}
+GATING = "ooco_gym/Gating-v0"
+POOL_POLICIES = [name for name in list_policies() if not get_policy(name).mixed]
+
+
+@pytest.mark.parametrize("name", POOL_POLICIES)
+def test_every_pool_policy_plays_a_window(name: str) -> None:
+    env: Any = gym.make("ooco_gym/Colocation-v0", **SHORT)
+    agent = ooco_gym.make_agent(name, env)
+    observation, _ = env.reset(seed=1)
+    over = False
+    while not over:
+        action, state = agent.predict(observation, "mine")
+        assert state == "mine" and action.shape == ()
+        assert env.unwrapped.action_masks()[int(action)] or int(action) == 1
+        observation, _, _, over, _ = env.step(action)
+
+
+def test_the_partner_as_an_agent_changes_nothing() -> None:
+    env: Any = gym.make(GATING, **SHORT)
+    totals = []
+    for name in ("partner", "ooco"):
+        agent = ooco_gym.make_agent(name, env)
+        env.reset(seed=2)
+        over = False
+        while not over:
+            assert int(agent()) == 1
+            _, _, _, over, info = env.step(int(agent()))
+        totals.append(info["summary"])
+    assert totals[0] == totals[1]
+
+
+@pytest.mark.parametrize("mode", ["vector_entry_point", "sync", "async"])
+@pytest.mark.parametrize("name", ["hygen_pd", "partner"])
+def test_vectors_are_answered_place_by_place(mode: str, name: str) -> None:
+    env: Any = gym.make_vec(GATING, 2, vectorization_mode=mode, **SHORT)
+    singles: list[Any] = [gym.make(GATING, **SHORT) for _ in range(2)]
+    agent = ooco_gym.make_agent(name, env)
+    observations, _ = env.reset(seed=5)
+    alone = [ooco_gym.make_agent(name, single) for single in singles]
+    for place, single in enumerate(singles):
+        single.reset(seed=5 + place)
+    for _ in range(25):
+        actions, _ = agent.predict(observations)
+        assert actions.tolist() == [int(one()) for one in alone]
+        observations = env.step(actions)[0]
+        for single, action in zip(singles, actions, strict=True):
+            single.step(int(action))
+    env.close()
+
+
+def test_stable_baselines3_evaluates_it() -> None:
+    evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
+    vectors = pytest.importorskip("stable_baselines3.common.vec_env")
+    from agents.vector import GymnasiumVecEnv
+
+    def returns(env: Any, n: int) -> list[float]:
+        agent = ooco_gym.make_agent("echo_pd", env)
+        found, _ = evaluation.evaluate_policy(agent, env, n_eval_episodes=n, return_episode_rewards=True, warn=False)
+        return found
+
+    single = gym.make(GATING, **SHORT)
+    single.reset(seed=3)
+    assert len(returns(single, 1)) == 1
+    dummy = vectors.DummyVecEnv([lambda: gym.make(GATING, **SHORT)] * 2)
+    dummy.seed(3)
+    native = GymnasiumVecEnv(gym.make_vec(GATING, 2, vectorization_mode="vector_entry_point", autoreset_mode="SameStep",
+                                          **SHORT))
+    native.seed(3)
+    assert returns(dummy, 2) == pytest.approx(returns(native, 2))
+
+
+def test_a_batch_of_one_is_answered_by_an_array() -> None:
+    env = FlattenObservation(gym.make(GATING, **SHORT))
+    agent = ooco_gym.make_agent("never", env)
+    observation, _ = env.reset(seed=1)
+    assert agent.predict(observation)[0].shape == ()
+    assert agent.predict(observation[None])[0].tolist() == [0]
+
+
+@pytest.mark.parametrize(("env", "name", "words"), [
+    ("Gating", "oco", "ooco"), ("Gating", "ooco:nothing=1", "nothing"), ("Gating", "vllm_v0", "mixed instances"),
+    ("Packing", "echo_pd", "partner='echo_pd'"), ("Control", "hygen_pd", "settings"), ("Gating", 3, "policy's name"),
+])
+def test_who_has_no_say_is_told_why(env: str, name: Any, words: str) -> None:
+    with pytest.raises(ooco_gym.UserError, match=words):
+        ooco_gym.make_agent(name, gym.make(f"ooco_gym/{env}-v0", **SHORT))
+    if env == "Packing":
+        with pytest.raises(ooco_gym.UserError, match=words):
+            ooco_gym.make_agent(name, gym.make_vec(f"ooco_gym/{env}-v0", 2, vectorization_mode="vector_entry_point",
+                                                   **SHORT))
+
+
+def test_other_environments_are_refused() -> None:
+    with pytest.raises(ooco_gym.UserError, match="no environment of ooco_gym"):
+        ooco_gym.make_agent("ooco", gym.make("CartPole-v1"))
+
+
+def test_the_core_needs_no_agents_for_it() -> None:
+    code = ("import sys, gymnasium as gym, ooco_gym; env = gym.make('ooco_gym/Gating-v0', window_s=5.0, warmup_s=1.0);"
+            "ooco_gym.make_agent('ooco', env); print('agents' in sys.modules, 'torch' in sys.modules)")
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["False", "False"]

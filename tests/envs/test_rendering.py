@@ -1,0 +1,233 @@
+"""Pictures, the live view and recordings: what they show is what has happened, and nothing is kept unasked."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.wrappers import AddRenderObservation, RecordVideo, RenderCollection
+
+import ooco_gym
+from ooco_gym.envs import rendering
+from ooco_gym.envs.live import LiveView, slack_s
+from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
+from ooco_gym.render import style
+from ooco_gym.sim import state as s
+
+SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
+MODES = {"human", "rgb_array", "ansi"}
+pillow = pytest.importorskip("PIL")
+
+
+def make(name: str, **arguments: Any) -> Any:
+    return gym.make(f"ooco_gym/{name}-v0", **{**SHORT, **arguments})
+
+
+def play(env: Any, steps: int, seed: int = 0) -> None:
+    """Random legal actions, to the episode's end at most."""
+    inside, random = env.unwrapped, np.random.default_rng(seed)
+    for _ in range(steps):
+        if inside.episodes.controls is not None:
+            action = random.integers(inside.episodes.controls.counts)
+        else:
+            action = int(random.choice(np.flatnonzero(inside.action_masks())))
+        if env.step(action)[3]:
+            return
+
+
+@pytest.mark.parametrize("name", ["Gating", "Preemption", "Routing", "Control"])
+def test_lanes_add_up_to_the_simulators_own_sums(name: str) -> None:
+    env = make(name, trace=True)
+    env.reset(seed=3, options={"window": 1})
+    recording = env.unwrapped._watch.recorder.recording(0)
+    # at the window's beginning: what ran across it counts for the part that comes after
+    keys = {ONLINE_PREFILL: "online_prefill_ps", OFFLINE_PREFILL: "offline_prefill_ps", DECODE_WORK: "decode_ps"}
+    play(env, 4)
+    middle = {key: env.unwrapped.simulation.state.instances[key].copy() for key in keys.values()}
+    seen = _sums(recording)
+    play(env, 400)
+    state = env.unwrapped.simulation.state
+    most_ps = 2 * s.PS_PER_S  # an iteration that is under way at the one or the other look
+    for place in range(state.instances.size):
+        for work, key in keys.items():
+            wanted = int(state.instances[key][place] - middle[key][place])
+            assert _sums(recording)[place][work] - seen[place][work] == pytest.approx(wanted, abs=most_ps), key
+    for lane in range(len(recording.lanes)):
+        slices = recording.slices(lane)
+        assert all(one.end_ps <= after.start_ps for one, after in pairwise(slices))
+
+
+def _sums(recording: Any) -> list[list[int]]:
+    sums = [[0] * len(WORK) for _ in recording.lanes]
+    for lane, row in enumerate(sums):
+        for one in recording.slices(lane):
+            row[one.work] += one.end_ps - one.start_ps
+    return sums
+
+
+def test_watching_changes_nothing() -> None:
+    plain, watched = make("Gating"), make("Gating", render_mode="rgb_array")
+    told = []
+    for env in (plain, watched):
+        env.reset(seed=5, options={"window": 2})
+        random = np.random.default_rng(1)
+        rewards = []
+        for _ in range(200):
+            action = int(random.choice(np.flatnonzero(env.unwrapped.action_masks())))
+            observation, reward, _, over, info = env.step(action)
+            rewards.append((reward, info["elapsed_s"], observation["cluster"].tobytes()))
+            if over:
+                break
+        told.append(rewards)
+    assert told[0] == told[1]
+    assert not plain.unwrapped.episodes.watchers
+    assert plain.unwrapped.simulation.state.log.size == 0
+
+
+@pytest.mark.parametrize("name", ["Gating", "Routing", "Packing"])
+def test_a_picture_has_the_same_size_throughout(name: str) -> None:
+    env = make(name, render_mode="rgb_array")
+    with pytest.raises(ooco_gym.UserError, match="reset"):
+        env.unwrapped.render()
+    env.reset(seed=1)
+    first = env.render()
+    play(env, 60)
+    picture = env.render()
+    assert picture.dtype == np.uint8 and picture.shape == first.shape and picture.shape[2] == 3
+    assert not np.array_equal(picture, first)
+
+
+def test_a_picture_shows_the_work_of_its_time() -> None:
+    env = make("Gating", render_mode="rgb_array")
+    env.reset(seed=1, options={"window": 1})
+    play(env, 120)
+    recording = env.unwrapped._watch.recorder.recording(0)
+    lane = env.render()[rendering._TOP + rendering._MARKS + rendering._GAP:][:72, rendering.LEFT:-rendering.RIGHT]
+    seconds = [sum(one.end_ps - one.start_ps for one in recording.slices(0) if one.work == work) / s.PS_PER_S
+               for work in (ONLINE_PREFILL, OFFLINE_PREFILL)]
+    scale = rendering.SPAN_S / lane.shape[1] / lane.shape[0]  # seconds of work that a pixel stands for
+    for work, wanted in zip((ONLINE_PREFILL, OFFLINE_PREFILL), seconds, strict=True):
+        pixels = (lane == rendering._rgb(rendering.COLOURS[work])).all(axis=2).sum()
+        assert wanted > 1.0
+        assert pixels * scale == pytest.approx(wanted, rel=0.15)  # lines are drawn over it
+
+
+def test_colours_are_those_of_the_reports() -> None:
+    for name, colour in zip(WORK, rendering.COLOURS, strict=False):
+        assert style.WORK_COLOURS.get(name, colour) == colour
+    assert set(WORK) >= set(style.WORK_COLOURS) - {"idle"}
+    assert rendering.COLOURS[-1] == style.WORK_COLOURS["idle"]
+    assert (rendering.KV_COLOUR, rendering.LIMIT_COLOUR) == (style.KV_COLOUR, style.LIMIT_COLOUR)
+
+
+def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ooco_gym.UserError, match=r"ooco-gym\[render\]"):
+        make("Gating", render_mode="rgb_array")
+
+
+def test_gymnasiums_wrappers_take_the_pictures() -> None:
+    env = RenderCollection(make("Gating", render_mode="rgb_array"))
+    env.reset(seed=1)
+    env.step(1)
+    frames: Any = env.render()
+    assert len(frames) == 2 and frames[0].shape == frames[1].shape
+    seen = AddRenderObservation(make("Gating", render_mode="rgb_array"), render_only=False)
+    observation: Any = seen.reset(seed=1)[0]
+    assert seen.observation_space.contains(observation)
+
+
+def test_a_video_is_written(tmp_path: Path) -> None:
+    pytest.importorskip("moviepy")
+    env = RecordVideo(make("Gating", render_mode="rgb_array", window_s=5.0), str(tmp_path))
+    env.reset(seed=1)
+    play(env, 100)
+    env.close()
+    assert list(tmp_path.glob("*.mp4"))
+
+
+def test_a_vector_shows_each_of_its_places() -> None:
+    env = gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", render_mode="rgb_array",
+                       **SHORT)
+    alone = make("Gating", render_mode="rgb_array")
+    env.reset(seed=7)
+    alone.reset(seed=8)
+    for _ in range(20):
+        env.step(np.ones(2, int))
+        alone.step(1)
+    pictures: Any = env.render()
+    assert len(pictures) == 2 and np.array_equal(pictures[1], alone.render())
+    with pytest.raises(ooco_gym.UserError, match="render_mode"):
+        gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", render_mode="humanoid")
+
+
+def test_a_pickled_environment_keeps_its_recording() -> None:
+    env = make("Gating", render_mode="rgb_array")
+    env.reset(seed=1)
+    play(env, 50)
+    inside: Any = env.unwrapped
+    other = pickle.loads(pickle.dumps(inside))
+    assert np.array_equal(other.render(), inside.render())
+    play(other, 20)
+    play(inside, 20)
+    assert np.array_equal(other.render(), inside.render())
+
+
+# --- The live view --------------------------------------------------------------------------------------------------
+def test_the_live_view_says_what_is_going_on() -> None:
+    from rich.console import Console
+
+    env = make("Colocation").unwrapped
+    out = io.StringIO()
+    view = LiveView(env.episodes, "Colocation", 4.0, Console(file=out, width=100))
+    assert view.view() is None
+    env.episodes.watchers.append(view)
+    env.reset(seed=1)
+    play(env, 50)
+    view.close()
+    text = out.getvalue()
+    state = env.simulation.state
+    for part in ("0: relaxed", "1: strict", "KV memory", "next deadlines", "evictions", "last: "):
+        assert part in text
+    assert f"of {int(state.counters[s.ONLINE_ARRIVED])} online requests missed an SLO" in text
+    view.close()  # twice is once
+
+
+def test_human_mode_prints_its_last_view_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    env = make("Gating", render_mode="human")
+    env.reset(seed=1)
+    play(env, 30)
+    assert env.render() is None
+    env.close()
+    assert capsys.readouterr().out.count("next deadlines") == 1
+
+
+def test_slack_is_that_of_the_nearest_deadline() -> None:
+    env = make("Preemption").unwrapped
+    env.reset(seed=1, options={"window": 1})
+    seen = 0
+    for _ in range(40):
+        env.step(1)
+        state = env.simulation.state
+        now = int(state.counters[s.NOW])
+        waiting = [row for row in state.requests[: int(state.counters[s.NEXT_ARRIVAL])]
+                   if row["online"] and not row["first_token_ps"] and row["status"] < s.FINISHED
+                   and not row["violated"] & 1]
+        ttft = slack_s(state)[0]
+        if not waiting:
+            assert np.isnan(ttft)
+            continue
+        seen += 1
+        assert ttft == min(int(row["arrival_ps"] + row["ttft_slo_ps"]) - now for row in waiting) / s.PS_PER_S
+    assert seen
+
+
+def test_every_mode_is_declared() -> None:
+    assert set(make("Gating").metadata["render_modes"]) == MODES

@@ -1,0 +1,146 @@
+"""Snapshots: an episode that is restored goes on as it did, bit by bit."""
+
+from __future__ import annotations
+
+import pickle
+from functools import cache
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import ooco_gym
+
+SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
+NAMES = ("Gating", "Eviction", "Migration", "Packing", "Control", "Colocation", "Routing")
+
+
+@cache
+def environment(name: str, copy: int = 0) -> Any:
+    return gym.make(f"ooco_gym/{name}-v0", **SHORT).unwrapped
+
+
+def walk(env: Any, steps: int, seed: int) -> list[Any]:
+    """Random legal actions; all that was told on the way, to the last bit."""
+    random, told = np.random.default_rng(seed), []
+    for _ in range(steps):
+        if not env.episodes.open(0):
+            break
+        if env.episodes.controls is not None:
+            action = random.integers(env.episodes.controls.counts)
+        else:
+            action = int(random.choice(np.flatnonzero(env.action_masks())))
+        observation, reward, _, over, info = env.step(action)
+        told.append((*(part.tobytes() for part in observation.values()), reward, over,
+                     repr({key: value for key, value in info.items() if key != "action_mask"})))
+    return told
+
+
+@given(name=st.sampled_from(NAMES), window=st.integers(0, 3), before=st.integers(0, 60), aside=st.integers(0, 80),
+       after=st.integers(1, 60), again=st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_a_restored_episode_goes_on_as_it_did(name: str, window: int, before: int, aside: int, after: int,
+                                              again: bool) -> None:
+    env, other = environment(name), environment(name, 1)
+    env.reset(seed=11, options={"window": window})
+    walk(env, before, 1)
+    state = env.snapshot(env.snapshot() if again else None)
+    first = walk(env, after, 2)
+    observation, info = env.restore(state)
+    assert env.observation_space.contains(observation)
+    assert np.array_equal(info["action_mask"], observation["action_mask"])
+    walk(env, aside, 3)
+    env.restore(state)
+    assert walk(env, after, 2) == first
+    other.restore(pickle.loads(pickle.dumps(state)))
+    assert other.window == env.window
+    assert walk(other, after, 2) == first
+
+
+@given(order=st.lists(st.integers(0, 4), min_size=2, max_size=6))
+@settings(max_examples=10, deadline=None)
+def test_snapshots_may_be_restored_in_any_order(order: list[int]) -> None:
+    """An earlier one after a later one, and back: requests that had arrived are put back to where they were."""
+    env = environment("Gating")
+    env.reset(seed=12, options={"window": 1})
+    states, told = [], []
+    for _ in range(5):
+        states.append(env.snapshot())
+        told.append(walk(env, 25, 4))
+    for place in order:
+        env.restore(states[place])
+        assert walk(env, 25, 4) == told[place]
+
+
+def test_a_snapshot_of_another_window_comes_back_over_this_one() -> None:
+    env = environment("Gating")
+    env.reset(seed=13, options={"window": 0})
+    walk(env, 30, 5)
+    state = env.snapshot()
+    first = walk(env, 40, 6)
+    env.reset(seed=14, options={"window": 2})
+    walk(env, 30, 5)
+    env.restore(state)
+    assert env.window == (13, 0)
+    assert walk(env, 40, 6) == first
+
+
+def test_the_end_and_its_summary_are_the_same_again() -> None:
+    env = environment("Gating")
+    env.reset(seed=15, options={"window": 0})
+    walk(env, 20, 7)
+    state = env.snapshot()
+    first = walk(env, 10_000, 8)
+    summary = env.summary()
+    env.restore(state)
+    assert walk(env, 10_000, 8) == first
+    assert env.summary() == summary
+    ended = env.snapshot()
+    env.reset(seed=15, options={"window": 0})
+    env.restore(ended)
+    assert env.summary() == summary
+    with pytest.raises(ooco_gym.UserError, match="over"):
+        env.step(1)
+
+
+def test_memory_that_is_used_again_is_not_the_other_snapshots() -> None:
+    env = environment("Gating")
+    env.reset(seed=16, options={"window": 0})
+    kept, spare = env.snapshot(), env.snapshot()
+    walk(env, 30, 9)
+    later = env.snapshot(spare)
+    told = walk(env, 30, 9)
+    env.restore(kept)
+    walk(env, 30, 9)
+    env.restore(later)
+    assert walk(env, 30, 9) == told
+
+
+def test_the_recording_goes_back_as_well() -> None:
+    env = gym.make("ooco_gym/Gating-v0", trace=True, **SHORT).unwrapped
+    env.reset(seed=17)
+    walk(env, 40, 1)
+    state: Any = env.snapshot()
+    recording = env._watch.recorder.recording(0)
+    answers = list(recording.answers)
+    walk(env, 40, 2)
+    env.restore(state)
+    back = env._watch.recorder.recording(0)
+    assert back.answers == answers
+    walk(env, 40, 2)
+    assert back.answers == recording.answers and back.lanes == recording.lanes and back.samples == recording.samples
+
+
+def test_what_cannot_be_restored_is_refused_in_a_sentence() -> None:
+    env = gym.make("ooco_gym/Gating-v0", **SHORT).unwrapped
+    with pytest.raises(ooco_gym.UserError, match="reset"):
+        env.snapshot()
+    env.reset(seed=1)
+    with pytest.raises(ooco_gym.UserError, match="snapshot"):
+        env.restore({"now": 0})
+    for other in (gym.make("ooco_gym/Eviction-v0", **SHORT), gym.make("ooco_gym/Gating-v0", window_s=30.0)):
+        with pytest.raises(ooco_gym.UserError, match="configuration"):
+            other.unwrapped.restore(env.snapshot())

@@ -1,0 +1,175 @@
+"""The learned table end to end on a tiny zoo, and what its figures say."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from experiments.evaluation import main
+from experiments.learned_table import figures, players
+from ooco_gym.errors import UserError
+from ooco_gym.resources import conf_root, load_yaml
+
+pytest.importorskip("sb3_contrib")
+ID = "ooco_gym/Gating-v0"
+
+
+def train(folder, seed):
+    from agents.train import main as train_main
+
+    settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
+    del settings["defaults"]
+    agent = {**load_yaml("agent", "maskable_ppo"), "n_envs": 2, "n_steps": 64, "batch_size": 64, "n_epochs": 1}
+    agent["imitate"] = {**agent["imitate"], "rule": None}
+    agent["scale_decisions"] = 64
+    env = {**load_yaml("env", "gating"), "window_s": 10.0, "warmup_s": 5.0}
+    train_main({**settings, "env": env, "agent": agent, "logger": {"name": "none"}, "seed": seed,
+                "total_timesteps": 128, "window_s": 10.0, "validation": {"windows": 0}, "out": str(folder)})
+
+
+@pytest.fixture(scope="module")
+def zoo(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("zoo")
+    for seed in (1, 2):
+        train(folder / "gating" / f"seed_{seed}", seed)
+    tuned = folder / "gating" / "tuned" / "ooco_xllm" / "policy.yaml"
+    tuned.parent.mkdir(parents=True)
+    tuned.write_text("policy: 'ooco_xllm:stop_share=0.9'\nprovenance: {trials: 3}\n", encoding="utf-8")
+    return folder
+
+
+def config(zoo, out, **table):
+    settings = yaml.safe_load((conf_root() / "experiment" / "learned_table.yaml").read_text(encoding="utf-8"))["table"]
+    gating = {**settings["environments"]["gating"], "window_s": 10.0, "warmup_s": 5.0, "every": 40, "honest_every": 80,
+              "samples": 1}
+    settings = {**settings, "episodes": 5, "validation_episodes": 4, "shift_episodes": 2, **table,
+                "environments": {"gating": gating}}
+    return {"zoo": str(zoo), "table": settings, "out": str(out), "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def table(zoo, tmp_path_factory):
+    out = tmp_path_factory.mktemp("table")
+    return main({**config(zoo, out), "page": str(out / "docs" / "learned_table.md")}), out
+
+
+def test_every_kind_of_policy_has_its_row(table):
+    one = table[0]["environments"][ID]
+    kinds = {row["kind"] for row in one["rows"]}
+    assert kinds == {"random", "heuristic", "tuned", "learned", "honest", "clairvoyant", "bound"}
+    rows = {row["policy"]: row for row in one["rows"]}
+    assert {"partner", "shortest", "ooco_xllm:stop_share=0.9", "learned", "fluid bound"} <= set(rows)
+    assert (one["n_seeds"], one["n_windows"], rows["learned"]["runs"]) == (2, 5, 2)
+    for row in one["rows"]:
+        if row["kind"] != "bound":
+            assert {"service", "violation_rate", "reward", "waste", "feasible", "minus_best_tuned"} <= set(row)
+            assert set(row["violation_rate"]) == {"mean", "ci_low", "ci_high", "upper_limit"}
+            assert row["service"]["mean"] <= rows["fluid bound"]["service"]["mean"]
+    assert one["best_tuned"] in rows and rows[one["best_tuned"]]["minus_best_tuned"]["service"]["mean"] == 0.0
+    difference = rows["learned"]["service"]["mean"] - rows[one["best_tuned"]]["service"]["mean"]
+    assert one["learned_minus_best_tuned"]["mean"] == pytest.approx(difference)
+    assert {"ci_low", "ci_high"} <= set(one["learned_minus_best_tuned"])
+    assert isinstance(one["no_headroom"], bool) and isinstance(one["tried"], list)
+    assert [shift["shift"] for shift in one["shifts"]] == ["rate", "lengths", "chip", "burst"]
+    assert all("budget" in shift["words"] for shift in one["shifts"])
+
+
+def test_the_table_is_written_for_people_and_for_programs(table):
+    summary, out = table
+    kept = json.loads((out / "learned_table.json").read_text())
+    assert kept["environments"][ID]["learned_minus_best_tuned"] == summary["environments"][ID][
+        "learned_minus_best_tuned"]
+    page = (out / "docs" / "learned_table.md").read_text()
+    assert page.startswith("# Learned policies on held-out windows") and "**learned** (2 runs)" in page
+    assert "Under 'burst'" in page and (out / "docs" / "learned_table.json").is_file()
+
+
+def test_what_was_played_is_not_played_again_but_for_a_policy_that_is_new(table, zoo, tmp_path, monkeypatch):
+    seen = []
+
+    def noted(kind, play):
+        return lambda task: seen.append((kind, task.player)) or play(task)
+
+    monkeypatch.setattr(players, "_PLAY", {kind: noted(kind, play) for kind, play in players._PLAY.items()})
+    again = main(config(zoo, tmp_path / "again"))
+    assert seen == [] and again["environments"][ID]["rows"] == table[0]["environments"][ID]["rows"]
+    other = tmp_path / "zoo"
+    shutil.copytree(zoo, other)
+    train(other / "gating" / "seed_2", 9)
+    players._digest_of.cache_clear()
+    main(config(other, tmp_path / "other"))
+    assert {kind for kind, _ in seen} == {"learned"} and all("seed_2" in player for _, player in seen)
+
+
+def test_other_code_plays_again_unless_it_is_trusted(table, zoo, tmp_path, monkeypatch):
+    monkeypatch.setattr(players, "code_digest", lambda parts: "other")
+    trusted = main(config(zoo, tmp_path, trust_cache=True, rollouts=False, bound=False, shift_episodes=0))
+    assert trusted["windows_by_other_code"] > 0
+    assert "played by another version" in (tmp_path / "learned_table.md").read_text()
+
+    def refuse(task):
+        raise RuntimeError("it is played")
+
+    monkeypatch.setitem(players._PLAY, "heuristic", refuse)
+    with pytest.raises(RuntimeError, match="it is played"):
+        main(config(zoo, tmp_path, rollouts=False, bound=False))
+
+
+def test_what_is_said_about_code_is_no_code():
+    one = players.code_of('"""Says."""\n\ndef f(x):\n    """Adds."""\n    return x + 1  # one\n')
+    assert one == players.code_of("def f(x):\n\n    return x + 1\n") != players.code_of("def f(x):\n    return x + 2\n")
+
+
+def records(service, rate=0.0, runs=(None,)):
+    return [{"seed": w, "window": 0, "run": run, "reward": value,
+             "summary": {"offline_reference_gpu_s_per_s": value, "violation_rate": rate, "wasted_tokens_per_s": 0.0,
+                         "online_arrived": 1000, "online_violated": round(1000 * rate)}}
+            for run in runs for w, value in enumerate(service)]
+
+
+def played(learned, clairvoyant, rates=(0.01, 0.01)):
+    base = np.random.default_rng(1).normal(1.0, 0.2, 24)
+    noise = np.random.default_rng(2).normal(0.0, 0.01, 24)
+    return {"partner": records(base, 0.01), "learned": records(base + noise + learned, rates[0], ("a", "b")),
+            "clairvoyant rollout": records(base + 2 * noise + clairvoyant, rates[1])}
+
+
+def test_the_gap_that_is_closed_and_the_verdict():
+    found = figures.compared(played(0.02, 0.06), "partner", "learned", None)
+    assert found["verdict"] == "better" and found["no_headroom"] is False
+    share = found["share_of_gap_closed"]
+    assert share["ci_low"] < 1 / 3 < share["ci_high"] and share["mean"] == pytest.approx(1 / 3, abs=0.1)
+    assert figures.compared(played(-0.02, 0.06), "partner", "learned", None)["verdict"] == "worse"
+    assert figures.compared(played(0.0, 0.06), "partner", "learned", None)["verdict"] == "no difference shown"
+    over = figures.compared(played(0.02, 0.06, (0.05, 0.01)), "partner", "learned", None)
+    assert over["verdict"].startswith("over the violation budget")
+
+
+def test_no_headroom_where_the_clairvoyant_gain_touches_zero_or_is_bought():
+    touches = figures.compared(played(0.02, 0.0), "partner", "learned", None)
+    assert touches["no_headroom"] is True and touches["share_of_gap_closed"] is None
+    bought = figures.compared(played(0.02, 0.06, (0.01, 0.02)), "partner", "learned", None)
+    assert bought["no_headroom"] is True and "more violations" in bought["no_headroom_reason"]
+    nobody = {name: some for name, some in played(0.02, 0.06).items() if not name.startswith("clairvoyant")}
+    assert figures.compared(nobody, "partner", "learned", None)["no_headroom"] is None
+
+
+@pytest.mark.parametrize("rate, words", [
+    (0.001, "it holds the violation budget"), (0.2, "Do not use it under 'x'"), (0.029, "is not shown to hold")])
+def test_shifts_are_said_plainly(rate, words):
+    mine, other = (records([1.0, 2.0, 1.5, 1.2, 1.3], one) for one in (rate, 0.0))
+    assert words in figures.shifted("x", mine, other, "ooco")["words"]
+
+
+@pytest.mark.parametrize("change, words", [
+    ({"zoo": "nowhere"}, "zoo folder 'nowhere' does not exist"),
+    ({"table": None}, "zoo and table belong together"),
+    ({"table": {"only": "gatin", "environments": {"gating": {}}}}, "unknown environment 'gatin'"),
+    ({"table": {"environments": {"eviction": {}}}}, "has no folder eviction"),
+])
+def test_mistakes_are_named(zoo, tmp_path, change, words):
+    with pytest.raises(UserError) as error:
+        main({**config(zoo, tmp_path), **change})
+    assert words in str(error.value) and "\n" not in str(error.value)
