@@ -70,11 +70,10 @@ REQUEST = np.dtype(
         ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
         ("next", np.int32),  # the one behind it in the one queue that holds it
         ("position", np.int32),  # index in its instance's member list
-        # what an observation, and the first token, touch besides: the next line. Given are:
+        # what an observation, and the first token, touch besides: the next line
         ("arrival_ps", np.int64),
         ("ttft_slo_ps", np.int64),
         ("tpot_slo_ps", np.int64),
-        # and progress:
         ("first_token_ps", np.int64),
         ("instance", np.int32),  # where its KV memory is, or where it waits
         ("origin", np.int32),  # the relaxed instance that it was routed to
@@ -84,7 +83,6 @@ REQUEST = np.dtype(
         ("evictions", np.int32),
         ("migrations", np.int32),
         ("interruptions", np.int32),
-        # the rest
         ("service_ps", np.int64),  # reference GPU time of the whole request (PROTOCOL: offline service)
         ("finish_ps", np.int64),
         ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
