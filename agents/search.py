@@ -19,7 +19,8 @@ from gymnasium.vector import AutoresetMode
 from agents.checks import number, whole
 from agents.environments import split_seeds, vector_env
 from agents.imitation import learn_rule, training_config, watch
-from ooco_gym.envs.features import CANDIDATES, CLUSTER
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS
+from ooco_gym.envs.job import PARTNER_ACTION
 from ooco_gym.errors import UserError, unknown
 
 DECLINE, PARTNER = "decline", "partner"  # constants: of the decision's own no, and of what the partner would do
@@ -54,15 +55,45 @@ class LinearRule:
                                  np.full((len(cluster), 1), self.weights[1]), offered @ own[split:]], axis=1)
         return np.where(observations["action_mask"] > 0, scores, -np.inf).argmax(axis=1)
 
+
+class RuleBook:
+    """A linear rule for each decision; the partner takes those that have none.
+
+    Args:
+        rules: by the decision's name.
+    """
+
+    def __init__(self, rules: Mapping[str, LinearRule]) -> None:
+        self.rules = {DECISIONS.index(name): rule for name, rule in rules.items()}
+
+    def actions(self, observations: Mapping[str, np.ndarray]) -> np.ndarray:
+        """The actions (n,) at a batch of observations."""
+        asked, found = observations["decision"].argmax(axis=1), np.full(len(observations["decision"]), PARTNER_ACTION)
+        for decision, rule in self.rules.items():
+            rows = np.flatnonzero(asked == decision)
+            if len(rows):
+                found[rows] = rule.actions({key: part[rows] for key, part in observations.items()})
+        return found
+
     def begin(self, env: Any) -> Callable[[], int]:
         """As a heuristic's: answers the open decision of an episode of the bare environment `env`."""
         job = env.episodes.job
 
         def act() -> int:
             return int(self.actions({"cluster": job.cluster[:1], "candidates": job.candidates[:1],
-                                     "action_mask": job.mask[:1]})[0])
+                                     "action_mask": job.mask[:1], "decision": job.decision[:1]})[0])
 
         return act
+
+
+def _plain(decline: float, partner: float, tokens: float) -> LinearRule:
+    return LinearRule((), (_TOKENS,), np.zeros(1), np.ones(1), np.array([decline, partner, tokens]))
+
+
+_TOKENS = [feature.name for feature in CANDIDATES].index("tokens")
+# What decisions that are not searched may be answered by.
+PLAIN = {"decline": _plain(99.0, 98.0, 0.0), "shortest": _plain(-9.0, -99.0, -1.0),
+         "longest": _plain(-9.0, -99.0, 1.0)}
 
 
 def cross_entropy(score: Callable[[np.ndarray], float], start: np.ndarray, spread: np.ndarray, generations: int,
@@ -117,12 +148,14 @@ class Windows:
         return float(service.mean()), float(violated.sum() / max(arrived.sum(), 1.0))
 
 
-def search(config: Mapping[str, Any], settings: Mapping[str, Any], seed: int) -> tuple[LinearRule, dict[str, Any]]:
+def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str, seed: int
+           ) -> tuple[RuleBook, dict[str, Any]]:
     """Searches the weights; returns the rule, and what it scored beside where it started.
 
     Args:
         config: the `env` configuration, with a single action at a time.
         settings: `agent.imitate` (conf/agent/ppo_search.yaml).
+        decision: whose rule is searched; `settings["others"]` says who takes others.
         seed: of windows and draws.
     """
     cluster, candidates = (_places(table, settings[key], f"agent.imitate.{key}")
@@ -131,7 +164,17 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], seed: int) ->
     for name in settings["start"]:
         if name not in names:
             raise unknown("agent.imitate.start", name, names)
+    for other, name in settings["others"].items():
+        if name not in PLAIN:
+            raise unknown(f"agent.imitate.others.{other}", name, PLAIN)
+        if other not in DECISIONS:
+            raise unknown("agent.imitate.others", other, DECISIONS)
     seen = watch(config, "partner", int(settings["scale_decisions"]), seed)
+    asked = seen["decision"].argmax(axis=1) == DECISIONS.index(decision)
+    if not asked.any():
+        raise UserError(f"agent.imitate.scale_decisions={settings['scale_decisions']}: '{decision}' was never asked "
+                        "among them; watch more")
+    seen = {key: part[asked] for key, part in seen.items()}
     legal = seen["action_mask"][:, 2:] > 0
     of_cluster, of_candidates = seen["cluster"][:, cluster], seen["candidates"][legal][:, candidates]
     mean = np.concatenate([of_cluster.mean(0), of_candidates.mean(0)])
@@ -140,8 +183,9 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], seed: int) ->
     budget, price = float(settings["budget"]), float(settings["price"])
     scores: list[tuple[float, float]] = []
 
-    def rule(weights: np.ndarray) -> LinearRule:
-        return LinearRule(tuple(cluster), tuple(candidates), mean, deviation, weights)
+    def rule(weights: np.ndarray) -> RuleBook:
+        others = {other: PLAIN[name] for other, name in settings["others"].items()}
+        return RuleBook({**others, decision: LinearRule(tuple(cluster), tuple(candidates), mean, deviation, weights)})
 
     def score(weights: np.ndarray) -> float:
         scores.append(windows.play(rule(weights).actions))
@@ -171,10 +215,15 @@ def learn_searched(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         number(settings, key, name=f"agent.imitate.{key}")
     config = training_config(trainer)
     places = getattr(trainer.env.unwrapped.env, "episodes", None)
-    if places is None or places.controls is not None or len(places.decisions) > 1:
-        raise UserError(f"agent.imitate.rule=search: {config['id']} does not ask one decision among candidates; "
+    if places is None or places.controls is not None:
+        raise UserError(f"agent.imitate.rule=search: {config['id']} does not ask for one action among candidates; "
                         "imitate a heuristic, or nobody (agent.imitate.rule=null)")
-    rule, found = search({**config, "window_s": float(settings["window_s"])}, settings, int(trainer.config["seed"]))
+    names = [decision.name for decision in places.decisions]
+    decision = settings.get("decision") or names[0]
+    if decision not in names:
+        raise unknown("agent.imitate.decision", decision, names)
+    rule, found = search({**config, "window_s": float(settings["window_s"])}, settings, decision,
+                         int(trainer.config["seed"]))
     return {**learn_rule(trainer, {**settings, "rule": rule}), "rule": "search", **found}
 
 

@@ -18,6 +18,7 @@ from experiments.jobs import Jobs
 from experiments.options import DEFAULT_SEEDS, names_of, seeds_of
 from experiments.peaks import PeakPlan, peak_entry
 from experiments.plots import capacity_figure, write_page
+from experiments.policies import bundle_of
 from experiments.search import Limits, Plan
 from experiments.sustain import Bench, Sustained, placed, row_of, sustain
 from experiments.tables import capacity_table, show_notes, waiting
@@ -25,7 +26,6 @@ from experiments.tuning import Tuning, candidates_of, tune
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import unknown
 from ooco_gym.peak import label
-from ooco_gym.policy import get_policy
 from ooco_gym.scenario import PROTOCOL_WINDOW_S, workload_name
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def _baselines(scenario: Scenario, policies: Sequence[str]) -> tuple[str, str]:
         UserError: a policy schedules instances that neither the cluster nor its twin has.
     """
     for name in policies:
-        scenario.on_kind(get_policy(name).mixed)
+        scenario.on_kind(bundle_of(name).mixed)
     cluster = scenario.load_cluster()
     return MIXED_BASELINES if cluster.mixed and cluster.twin is None else BASELINES
 

@@ -17,12 +17,12 @@ from experiments.cache import Cache
 from experiments.jobs import Jobs
 from experiments.options import baseline_of, names_of, seeds_of
 from experiments.plots import compare_figure, write_page
+from experiments.policies import bundle_of
 from experiments.tables import compare_table, show_notes, waiting
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.policy import get_policy
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario_of(cfg)
     note = scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
-    placed = {name: scenario.on_kind(get_policy(name).mixed) for name in policies}
+    placed = {name: scenario.on_kind(bundle_of(name).mixed) for name in policies}
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
         asked = {name: [jobs.submit(placed[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
@@ -62,7 +62,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def metrics_of(wanted: Sequence[str], policies: Sequence[str]) -> list[str]:
     """The metrics to compare: those wanted, and what the prefix cache found where a policy has one."""
-    cached = any(keeps_prefixes(get_policy(name).values) for name in policies)
+    cached = any(keeps_prefixes(bundle_of(name).values) for name in policies)
     return list(dict.fromkeys([*wanted, *(CACHE_METRICS if cached else ())]))
 
 

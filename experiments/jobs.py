@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from experiments.cache import Cache
+from experiments.policies import is_learned
 from ooco_gym.cli.notes import plain_warnings
 from ooco_gym.peak import file_stamps
 
@@ -28,7 +29,15 @@ def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
     from ooco_gym.sim.driver import simulate
 
     begun = time.process_time()
-    summary = summarise(simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S))
+    if is_learned(policy):
+        from agents.extras import limit_torch_threads
+        from experiments.learned_player import simulate_learned
+
+        limit_torch_threads()
+        run = simulate_learned(scenario, policy)
+    else:
+        run = simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S)
+    summary = summarise(run)
     return {**summary, "cpu_s": time.process_time() - begun}
 
 
@@ -150,10 +159,15 @@ def _end_with_the_parent() -> None:
 
 def policy_identity(policy: str) -> dict[str, Any]:
     """What a policy's answers depend on: its name, its parameters' values, and its source where it is not ours."""
-    from ooco_gym.policy import get_policy
+    from experiments.policies import bundle_of
 
-    bundle = get_policy(policy)
-    return {"name": bundle.name, "values": dict(bundle.values), "source": _foreign_source(bundle)}
+    bundle = bundle_of(policy)
+    identity = {"name": bundle.name, "values": dict(bundle.values), "source": _foreign_source(bundle)}
+    if is_learned(policy):
+        from experiments.learned_player import identity_of
+
+        identity.update(identity_of(policy))
+    return identity
 
 
 def _foreign_source(policy: Any) -> str | None:

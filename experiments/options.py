@@ -16,7 +16,7 @@ def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str
     Raises:
         UserError: none given, one given twice, or an unknown policy or parameter.
     """
-    from ooco_gym.policy import get_policy
+    from experiments.policies import bundle_of
 
     one = options.get(singular)
     given = [one] if one is not None else options.get(plural)
@@ -26,7 +26,7 @@ def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str
     for place, name in enumerate(names):
         if name in names[:place]:
             raise UserError(f"{plural}: '{name}' is there twice; expected different names")
-        get_policy(name)
+        bundle_of(name)
     return names
 
 

@@ -55,9 +55,9 @@ def placed(scenario: Scenario, policy: str) -> Scenario:
     Raises:
         UserError: the cluster is of the other kind and has no twin.
     """
-    from ooco_gym.policy import get_policy
+    from experiments.policies import bundle_of
 
-    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(get_policy(policy).mixed)
+    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(bundle_of(policy).mixed)
 
 
 def settling(scenario: Scenario) -> Scenario:

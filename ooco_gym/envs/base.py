@@ -71,8 +71,8 @@ class DecisionEnv(gym.Env):
     `human` is a live view in the terminal, `render_fps` times a second at most: what each instance runs, its KV memory
     and queues, how near the next deadlines are, misses, the last decision. `rgb_array` (needs the extra `render`) is a
     timeline of the last three minutes: kinds of work and KV memory of each instance, transfers, decisions by what was
-    answered, queues, misses against their budget; Gymnasium's `RecordVideo` (needs moviepy) makes films of it. `ansi` is
-    a line of text on the instances.
+    answered, queues, misses against their budget; Gymnasium's `RecordVideo` (needs moviepy) makes films of it. `ansi`
+    is a line of text on the instances.
     `env.unwrapped.export_trace(path)` (with `trace=True` or `rgb_array`) writes the episode so far for Perfetto.
 
     ## Snapshots

@@ -6,7 +6,7 @@ import pytest
 from agents.contenders import by_name
 from agents.environments import make_env
 from agents.imitation import teacher_of
-from agents.search import LinearRule, Windows, cross_entropy
+from agents.search import PLAIN, LinearRule, RuleBook, Windows, cross_entropy
 from ooco_gym.envs.features import CANDIDATES, CLUSTER
 from ooco_gym.errors import UserError
 
@@ -24,10 +24,24 @@ def rule(decline, partner, free, tokens):
 def test_a_weight_on_length_alone_is_the_shortest_first():
     env = make_env(GATING).unwrapped
     env.reset(seed=1000)
-    mine, shortest = teacher_of(env, rule(-9, -99, 0, -1)), by_name(env, "shortest").begin(env)
+    mine = teacher_of(env, RuleBook({"gate": rule(-9, -99, 0, -1)}))
+    shortest, plain = by_name(env, "shortest").begin(env), teacher_of(env, RuleBook({"gate": PLAIN["shortest"]}))
     for _ in range(100):
-        assert mine() == shortest()
+        assert mine() == shortest() == plain()
         env.step(mine())
+
+
+def test_where_several_decisions_are_asked_each_has_its_rule_and_the_partner_the_rest():
+    env = make_env({**GATING, "id": "ooco_gym/Colocation-v0"}).unwrapped
+    env.reset(seed=1000)
+    book = teacher_of(env, RuleBook({"gate": PLAIN["shortest"], "interrupt": PLAIN["decline"]}))
+    named = teacher_of(env, {"gate": "shortest", "interrupt": "decline"})
+    kinds = set()
+    while env.episodes.open(0):
+        assert book() == named()
+        kinds.add(int(env.episodes.job.turns[0, 0]))
+        env.step(book())
+    assert len(kinds) >= 3
 
 
 def test_the_decisions_no_depends_on_the_cluster_and_illegal_actions_are_never_taken():
@@ -93,5 +107,9 @@ def test_unknown_features_are_named(tmp_path):
 
     with pytest.raises(UserError, match="kv_fre"):
         train.main(search_config(tmp_path, cluster=["kv_fre"]))
+    with pytest.raises(UserError, match="agent.imitate.others.pull"):
+        train.main(search_config(tmp_path, others={"pull": "shortets"}))
+    with pytest.raises(UserError, match="agent.imitate.decision"):
+        train.main(search_config(tmp_path, decision="pull"))
     with pytest.raises(UserError, match="agent.imitate.start"):
         train.main(search_config(tmp_path, start={"speed": 1.0}))

@@ -1,0 +1,176 @@
+"""Learned policies where a policy's name is expected: `learned:FOLDER`, or several, one for each decision.
+
+`learned:ZOO/gating/seed_3+ZOO/eviction/seed_1` is the partner that they were trained beside, with these decisions taken
+by the network of the folder that was trained on them. They decide in the measured window; warm-up and drain are the
+partner's, as in the environments. Where a folder holds several training runs, the first is taken.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from agents.environments import OBSERVATION_KEYS, plain
+from agents.history import ClusterStack
+from agents.learned import Kept, files_of, is_policy, kept, runs_of
+from experiments.policies import LEARNED
+from ooco_gym.envs import job as j
+from ooco_gym.envs.colocation import ColocationEnv
+from ooco_gym.envs.config import EpisodeConfig, episode_config
+from ooco_gym.envs.episodes import Episodes
+from ooco_gym.errors import UserError
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim.driver import SUMS, Run
+from ooco_gym.workload import workload_peak_start_s
+
+JOIN = "+"
+DEFAULT_PARTNER = "ooco"
+
+
+def identity_of(policy: str) -> dict[str, Any]:
+    """What the answers of learned policies depend on beside the partner: the files of each."""
+    digest = hashlib.sha256()
+    for folder in _folders(policy):
+        for path in files_of(folder):
+            digest.update(path.read_bytes())
+    return {"learned": digest.hexdigest(), "decisions": list(team_of(policy).seats)}
+
+
+class Team(NamedTuple):
+    """Who takes which decision, and the policy that takes all others."""
+
+    partner: str
+    seats: dict[str, Kept]
+
+
+class _Whole(EpisodeConfig):
+    """Episodes of one scenario as it is: the window is the scenario's own."""
+
+    def window(self, seed: int, number: int) -> Scenario:
+        return self.scenario
+
+
+def _folders(policy: str) -> list[str]:
+    folders = [part.strip() for part in policy.removeprefix(LEARNED).split(JOIN) if part.strip()]
+    if not folders:
+        raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
+    return [next(iter(runs_of(folder).values())) for folder in folders]
+
+
+@lru_cache(maxsize=4)
+def team_of(policy: str) -> Team:
+    """Who takes which decision under a name.
+
+    Raises:
+        UserError: a folder that is no policy, a decision that two of them take, or different partners.
+    """
+    seats: dict[str, Kept] = {}
+    partners = []
+    for folder in _folders(policy):
+        if not is_policy(Path(folder)):
+            raise UserError(f"'{policy}': '{folder}' is no learned policy; expected the out of train or export, joined "
+                            f"by {JOIN}")
+        one = kept(folder)
+        for decision in one.decisions:
+            if decision in seats:
+                raise UserError(f"'{policy}': two of its policies were trained to {decision}; leave one of them out")
+            seats[decision] = one
+        partners.append(_partner_of(folder))
+    if len(set(partners)) > 1:
+        raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}")
+    if "control" in seats:
+        raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others")
+    return Team(partners[0], seats)
+
+
+def _partner_of(folder: str) -> str:
+    from agents.load import CONFIG_FILE, read_config
+
+    if not (Path(folder) / CONFIG_FILE).is_file():
+        return DEFAULT_PARTNER  # of a bundle: it keeps its training's configuration elsewhere
+    return str(plain(read_config(Path(folder))["env"]).get("partner") or DEFAULT_PARTNER)
+
+
+def simulate_learned(scenario: Scenario, policy: str) -> Run:
+    """Plays a scenario with learned policies in their seats.
+
+    Args:
+        scenario: what is played.
+        policy: `learned:FOLDER+FOLDER…`.
+
+    Raises:
+        UserError: a policy that was trained on other observations than its seat has here.
+    """
+    begun = time.perf_counter()
+    team = team_of(policy)
+    episodes = _episodes(scenario, team)
+    episodes.start(0, scenario.seed, 0)
+    player = _Player(episodes, team.seats)
+    while episodes.open(0):
+        player.act()
+        episodes.step(0, 1)
+    simulation = episodes.simulations[0]
+    assert simulation is not None
+    state = simulation.state
+    return Run(simulation.scenario, policy, dict(simulation.policy.values), state.requests, state.instances, state.itl,
+               simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()}, {},
+               simulation.events(), simulation.now_s, time.perf_counter() - begun, simulation.notes)
+
+
+def _episodes(scenario: Scenario, team: Team) -> Episodes:
+    decisions = [one for one in ColocationEnv.decisions if one.name in team.seats]
+    start_s = scenario.start_s
+    if start_s is None:
+        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
+    sizes = {one.shapes["candidates"][0] for one in team.seats.values()}
+    config = episode_config("colocation", scenario=scenario.with_(start_s=start_s), partner=team.partner,
+                            window_s=scenario.duration_s, candidates=max(sizes))
+    whole = _Whole(**{field.name: getattr(config, field.name) for field in fields(EpisodeConfig)})
+    episodes = Episodes(whole, decisions, 1)
+    shapes = {"cluster": episodes.job.cluster[0].shape, "candidates": episodes.job.candidates[0].shape,
+              "action_mask": episodes.job.mask[0].shape, "decision": episodes.job.decision[0].shape}
+    for name, one in team.seats.items():
+        if {key: tuple(shape) for key, shape in shapes.items()} != one.shapes:
+            raise UserError(f"the policy that was trained to {name} expects observations {one.shapes}, but side by "
+                            f"side these policies see {shapes}; train them with the same number of candidates")
+    return episodes
+
+
+class _Player:
+    """Answers each open decision by the policy in its seat."""
+
+    def __init__(self, episodes: Episodes, seats: Mapping[str, Kept]) -> None:
+        self._job = episodes.job
+        self._seats = {one.kind: seats[one.name] for one in episodes.decisions}
+        self._stacks: dict[int, ClusterStack] = {}
+
+    def act(self) -> None:
+        job = self._job
+        kind = int(job.turns[0, j.KIND])
+        if kind == j.NO_KIND:
+            job.actions[0] = j.PARTNER_ACTION
+            return
+        one = self._seats[kind]
+        observation = {"cluster": job.cluster[0], "candidates": job.candidates[0], "action_mask": job.mask[0],
+                       "decision": job.decision[0]}
+        parts = self._seen(kind, one, observation)
+        job.actions[0] = int(np.asarray(one.decide(*(np.array(part)[None] for part in parts)))[0])
+
+    def _seen(self, kind: int, one: Kept, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+        """The observation as its policy takes it, with the last cluster vectors where it looks back."""
+        history = getattr(getattr(one.decide, "__self__", None), "history", 1)
+        if history > 1:
+            stack = self._stacks.get(kind)
+            if stack is None:
+                stack = self._stacks[kind] = ClusterStack(history)
+                observation = stack.begin(observation)
+            else:
+                observation = stack.push(observation)
+        return [observation[key] for key in OBSERVATION_KEYS]

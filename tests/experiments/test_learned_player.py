@@ -1,0 +1,115 @@
+"""Learned policies in their seats: the rest is the partner's, and the sustainable rate is searched with them."""
+
+import numpy as np
+import pytest
+
+from agents.learned import Kept
+from experiments import learned_player, policies
+from experiments.capacity import main as capacity
+from experiments.jobs import policy_identity, simulate_summary
+from experiments.learned_player import Team, team_of
+from ooco_gym.errors import UserError
+from ooco_gym.scenario import Scenario
+
+SCENARIO = Scenario(workload="azure_conv", cluster="pair_7b", offline={"mode": "rate", "rate": 3.0}, duration_s=60.0,
+                    start_s=50_000.0, warmup_s=30.0, drain_s=60.0, rate_scale=0.085, seed=3)
+SHAPES = {"cluster": (36,), "candidates": (8, 17), "action_mask": (10,), "decision": (7,)}
+
+
+def seated(monkeypatch, action, *decisions):
+    """A network that always takes one action, in the seats of some decisions."""
+    asked = []
+
+    def decide(cluster, candidates, mask, decision):
+        asked.append(int(np.argmax(decision[0])))
+        return np.full(len(cluster), action)
+
+    one = Kept(decide, SHAPES, decisions)
+    monkeypatch.setattr(learned_player, "team_of", lambda policy: Team("ooco", dict.fromkeys(decisions, one)))
+    return asked
+
+
+@pytest.mark.parametrize("decisions", [("gate",), ("evict", "pull"), ("gate", "evict", "interrupt", "pull", "pack")])
+def test_whoever_does_what_the_partner_would_is_the_partner_in_every_figure(monkeypatch, decisions):
+    asked = seated(monkeypatch, 1, *decisions)
+    learned = simulate_summary(SCENARIO, "learned:x")
+    partner = "ooco:gate_window=64" if "gate" in decisions else "ooco"  # a gate that is asked sees more candidates
+    plain = simulate_summary(SCENARIO, partner)
+    for part in ("online", "offline"):
+        assert learned[part] == pytest.approx(plain[part], nan_ok=True)
+    assert asked or "gate" not in decisions
+
+
+def test_what_a_seat_says_is_done(monkeypatch):
+    seated(monkeypatch, 0, "gate")
+    held = simulate_summary(SCENARIO, "learned:x")
+    never, free = (simulate_summary(SCENARIO, name) for name in ("never", "ooco"))
+    tokens = [one["offline"]["output_tokens_per_s"] for one in (never, held, free)]
+    assert tokens[1] < 0.7 * tokens[2], "a gate that holds starts no offline work in the window"
+
+
+def test_a_policy_of_other_observations_is_refused(monkeypatch):
+    one = Kept(lambda *parts: np.ones(1), {**SHAPES, "candidates": (4, 17), "action_mask": (6,)}, ("gate",))
+    other = Kept(lambda *parts: np.ones(1), SHAPES, ("evict",))
+    monkeypatch.setattr(learned_player, "team_of", lambda policy: Team("ooco", {"gate": one, "evict": other}))
+    with pytest.raises(UserError, match="trained to gate expects observations"):
+        simulate_summary(SCENARIO, "learned:x")
+
+
+def test_names_that_are_none_are_refused(tmp_path):
+    for name, words in (("learned:", "names no folder"), (f"learned:{tmp_path}", "is no learned policy")):
+        with pytest.raises(UserError, match=words):
+            policies.bundle_of(name)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two runs of a few decisions, of a gate and of evictions."""
+    pytest.importorskip("sb3_contrib")
+    import yaml
+
+    from agents.train import main
+    from ooco_gym.resources import conf_root, load_yaml
+
+    folder = tmp_path_factory.mktemp("zoo")
+    settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
+    del settings["defaults"]
+    agent = {**load_yaml("agent", "maskable_ppo"), "n_envs": 2, "n_steps": 32, "batch_size": 64, "n_epochs": 1,
+             "scale_decisions": 64}
+    agent["imitate"] = {**agent["imitate"], "rule": None}
+    for name in ("gating", "eviction"):
+        env = {**load_yaml("env", name), "window_s": 10.0, "warmup_s": 5.0}
+        main({**settings, "env": env, "agent": agent, "logger": {"name": "none"}, "total_timesteps": 64,
+              "window_s": 10.0, "validation": {"windows": 0}, "out": str(folder / name)})
+    return folder
+
+
+def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
+    name = f"learned:{runs / 'gating'}+{runs / 'eviction'}"
+    assert set(team_of(name).seats) == {"gate", "evict"} and policies.bundle_of(name).name == "ooco"
+    summary = simulate_summary(SCENARIO, name)
+    assert summary["online"]["arrived"] > 0
+    identity = policy_identity(name)
+    assert identity != policy_identity("ooco") and identity != policy_identity(f"learned:{runs / 'gating'}")
+    with pytest.raises(UserError, match="two of its policies were trained to gate"):
+        team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
+
+
+def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):
+    from omegaconf import OmegaConf
+
+    from ooco_gym.resources import conf_root, load_yaml
+
+    name = f"learned:{runs / 'gating'}"
+    settings = OmegaConf.load(conf_root() / "capacity.yaml")
+    changes = {"workload": {"name": "azure_conv", **load_yaml("workload", "azure_conv")},
+               "cluster": {"name": "pair_7b", **load_yaml("cluster", "pair_7b")},
+               "slo": {"ttft_s": 1.0, "tpot_s": 0.05},
+               "offline": {"mode": "rate", "rate": 1.0}, "policies": [name, "ooco"], "tpot_from": "first_token",
+               "seeds": 1, "duration_s": 60.0, "rate_scale": 0.05, "workers": 1, "cache": False, "out": str(tmp_path),
+               "search": {"first": 0.5, "factor": 4.0, "last": 8.0, "precision": 0.5, "beyond": 0},
+               "tuning": {"policies": None}}
+    config = OmegaConf.merge({key: value for key, value in settings.items() if key != "defaults"}, changes)
+    found = capacity(config)  # type: ignore[arg-type]
+    assert [row["policy"] for row in found["results"]] == [name, "ooco"]
+    assert all(row["max_offline_rate"] >= 0.0 for row in found["results"])
