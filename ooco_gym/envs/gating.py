@@ -10,8 +10,8 @@ from ooco_gym.envs.decision import Asked, Decision
 from ooco_gym.envs.filling import fast_rate, fill_request
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.front import SHORTEST
-from ooco_gym.sim.reference import bring
-from ooco_gym.sim.state import CACHE_LINE, GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
+from ooco_gym.sim.reference import CACHE_LINE, bring
+from ooco_gym.sim.state import GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
 
 WINDOW = 64  # waiting requests from which the candidates are chosen
 

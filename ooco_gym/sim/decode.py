@@ -11,6 +11,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.batch import hold_tokens, steps_in_memory
+from ooco_gym.sim.carry import GROWING, JOINED, carries, carry_over, forget
 from ooco_gym.sim.costs import MAX_STEPS, decode_latency, decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.memory import (
     TPOT_BIT,
@@ -78,22 +79,53 @@ def first_step(state, slot, time_ps):
 
 
 @inner
-def start_run(state, instance):
-    """Starts the composed batch, whose first step's growth is known to fit."""
-    spec, counters = state.instances[instance], state.counters
-    n, context, urgent, steps, miss_ps, taken = spec.running, 0, 0, MAX_STEPS, NEVER, 0
-    batch, block_tokens = state.members[BATCH, instance], counters[BLOCK_TOKENS]
-    for i in range(n):
+def _look_at(state, batch, size):
+    """Looks at requests that begin a run, and takes the memory of their next tokens.
+
+    Returns (the sum of their context lengths, how many are urgent, the fewest tokens that one lacks, the first of
+    their `latest_ps`, blocks taken).
+    """
+    context, urgent, left, miss_ps, taken = 0, 0, MAX_STEPS, NEVER, 0
+    now, block_tokens = state.counters[NOW], state.counters[BLOCK_TOKENS]
+    for i in range(size):
         request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
         generated = np.int64(request.generated_tokens)
         tokens = request.prompt_tokens + generated
         context += tokens
         urgent += request.urgent
-        steps = min(steps, request.output_tokens - generated)
+        left = min(left, request.output_tokens - generated)
         if request.first_decode_ps == 0:
-            first_step(state, batch[i], counters[NOW])
+            first_step(state, batch[i], now)
         miss_ps = min(miss_ps, request.latest_ps)
         taken += hold_tokens(request, tokens + 1, block_tokens)
+    return context, urgent, left, miss_ps, taken
+
+
+@inner
+def _grow(state, instance):
+    """Takes the blocks that those who were carried over need for their next tokens; returns how many."""
+    taken, block_tokens = 0, state.counters[BLOCK_TOKENS]
+    growing = state.carry[GROWING, instance]
+    for i in range(state.instances[instance].growing):
+        request = state.requests[np.uint64(growing[i])]
+        if request.status == RESIDENT:  # and has not finished
+            taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1, block_tokens)
+    return taken
+
+
+@inner
+def start_run(state, instance):
+    """Starts the composed batch, whose first step's growth is known to fit."""
+    spec, counters = state.instances[instance], state.counters
+    n = spec.running
+    if carries(state, instance):
+        _, _, steps, miss_ps, taken = _look_at(state, state.carry[JOINED, instance], spec.joined)
+        context, urgent = spec.urgent_context + spec.offline_context, spec.urgent_decodable
+        steps, miss_ps = min(steps, spec.carried_left), min(miss_ps, spec.carried_miss_ps)
+        taken += _grow(state, instance)
+    else:
+        context, urgent, steps, miss_ps, taken = _look_at(state, state.members[BATCH, instance], n)
+    forget(state, instance, steps == MAX_STEPS)
     take_blocks(state, instance, taken)
     spec.left, spec.miss_ps = steps, miss_ps
     if counters[BULK] == 0 or counters[GAP_PS] < NEVER or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
@@ -145,6 +177,7 @@ def _advance(state, instance, steps, end_ps, ahead):
     batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
     first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
     grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
+    growing, more = state.carry[GROWING, instance], 0
     for i in range(spec.running):
         request = state.requests[np.uint64(batch[i])]
         if request.online:
@@ -165,6 +198,10 @@ def _advance(state, instance, steps, end_ps, ahead):
         request.last_token_ps = end_ps
         if grows:
             taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
+        if ahead == 0:
+            growing[more] = batch[i]
+            more += request.prompt_tokens + generated >= request.blocks * block_tokens
+    spec.growing = more
     take_blocks(state, instance, taken)
     if usual > 0:
         state.itl[itl_bin(first)] += usual
@@ -270,11 +307,13 @@ def end_run(state, instance):
         spec.activity = IDLE
         return 0
     log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
+    certain = spec.end_ps > spec.miss_ps  # somebody's miss: their `latest_ps` changes
     _advance(state, instance, spec.steps, spec.end_ps, 0)
     spec.activity = IDLE
-    finished = 0
     if spec.left > 0:
-        return finished
+        carry_over(state, instance, 0 if certain else spec.running, spec.left, spec.miss_ps)
+        return 0
+    finished, left, miss_ps, broken = 0, MAX_STEPS, NEVER, spec.broken
     for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
@@ -283,12 +322,18 @@ def end_run(state, instance):
                 leave_decodable(state, instance, slot)
             else:
                 spec.leaving -= 1
+                broken = 1
                 target = request.target
                 cancel_reservation(state, slot)
                 wake(state, target)
             remove_member(state, instance, slot)
             finish(state, slot)
             finished += 1
+        else:
+            left = min(left, request.output_tokens - request.generated_tokens)
+            miss_ps = min(miss_ps, request.latest_ps)
+    spec.broken = broken
+    carry_over(state, instance, spec.running - finished, left, miss_ps)
     return finished
 
 

@@ -18,14 +18,13 @@ from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charg
 from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
-from ooco_gym.sim.reference import bring
+from ooco_gym.sim.reference import CACHE_LINE, bring
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
     ARRIVE,
     ASK,
     ASKED,
-    CACHE_LINE,
     DECODE,
     DONE,
     EVENTS,

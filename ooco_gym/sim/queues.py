@@ -6,6 +6,7 @@ A request is in at most one linked queue at a time (its `previous` and `next`), 
 
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.carry import note_joined
 from ooco_gym.sim.front import join_front, lay_front, leave_front
 from ooco_gym.sim.order import ordered, set_waiting
 from ooco_gym.sim.state import (
@@ -208,6 +209,7 @@ def join_decodable(state, instance, slot):
     """A member can decode from now on: counts it and its context length."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
+    note_joined(state, instance, slot)
     spec.decodable += 1
     if request.urgent:
         spec.urgent_decodable += 1
@@ -221,6 +223,7 @@ def leave_decodable(state, instance, slot):
     """A member, settled, no longer decodes here."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
+    spec.broken = 1
     spec.decodable -= 1
     if request.urgent:
         spec.urgent_decodable -= 1

@@ -19,6 +19,8 @@ from numba.extending import infer_getattr, intrinsic, register_model
 
 from ooco_gym.compile import jit
 
+CACHE_LINE = 64
+
 
 class Reference(types.Type):
     """Address of a compiled NamedTuple that outlives the call."""
@@ -147,3 +149,11 @@ class Handle:
 
     def __reduce__(self) -> Any:
         raise TypeError("a handle is an address in this process: copy or pickle what it was made of")
+
+
+def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin with a line of the processor's cache."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    room = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return room[start : start + size].view(dtype).reshape(shape)

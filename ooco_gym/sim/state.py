@@ -11,10 +11,9 @@ from numba import typeof, types
 
 from ooco_gym.compile import function_at
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
-from ooco_gym.sim.reference import Handle, Reference, layer, reference_at
+from ooco_gym.sim.reference import Handle, Reference, aligned_zeros, layer, reference_at
 
 PS_PER_S = 1_000_000_000_000
-CACHE_LINE = 64
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
 
 # --- Request status -------------------------------------------------------------------------------------------------
@@ -123,6 +122,13 @@ INSTANCE = np.dtype(
         ("miss_ps", np.int64),  # the first of the batch's `latest_ps`
         ("bound_ps", np.int64),  # the composition stays right while the believed latency is within it
         ("steps_begun", np.int64),  # decode steps so far: key of random draws
+        # what the last run leaves to the next one (sim/carry.py)
+        ("carried", np.int64),  # requests of its batch that go on; 0: not known
+        ("carried_left", np.int64),  # the fewest tokens that one of them lacks
+        ("carried_miss_ps", np.int64),  # the first of their `latest_ps`
+        ("growing", np.int64),  # entries of State.carry[GROWING]
+        ("joined", np.int64),  # and of State.carry[JOINED]
+        ("broken", np.int64),  # somebody has left since the run began, and not by finishing
         # queues (heads and tails of linked lists of requests) and member counts
         ("online_head", np.int32),
         ("online_tail", np.int32),
@@ -283,6 +289,7 @@ class State(NamedTuple):
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
     instances: np.ndarray  # INSTANCE[m]
     members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs), SUSPENDED
+    carry: np.ndarray  # int32[2, m, B], rows GROWING, JOINED (`sim.carry`)
     links: np.ndarray  # LINK[l]
     heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
@@ -334,7 +341,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     return State(
         np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
-        np.zeros((4, n_instances, max_batch), np.int32), np.zeros(n_links, LINK),
+        np.zeros((4, n_instances, max_batch), np.int32), np.zeros((2, n_instances, max_batch), np.int32),
+        np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros((n_instances, 4, pool.front), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
@@ -349,14 +357,6 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_tables, max_batch + 1), np.int64), np.zeros((n_tables, GRID_ROWS, GRID_COLUMNS)),
         np.zeros(n_tables, TABLE),
     )
-
-
-def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """Zeros that begin with a line of the processor's cache."""
-    size = int(np.prod(shape)) * dtype.itemsize
-    room = np.zeros(size + CACHE_LINE, np.uint8)
-    start = -room.ctypes.data % CACHE_LINE
-    return room[start : start + size].view(dtype).reshape(shape)
 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
