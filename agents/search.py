@@ -23,6 +23,7 @@ from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS
 from ooco_gym.envs.job import PARTNER_ACTION
 from ooco_gym.errors import UserError, unknown
 
+SHORTEST = {"decline": -2.0, "partner": -9.0, "tokens": -1.0}  # where a search begins if nothing else is said
 DECLINE, PARTNER = "decline", "partner"  # constants: of the decision's own no, and of what the partner would do
 
 
@@ -153,6 +154,7 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
         decision: whose rule is searched; `settings["others"]` says who takes others.
         seed: of windows and draws.
     """
+    settings = {**settings, "others": settings["others"] or {}, "start": settings["start"] or SHORTEST}
     cluster, candidates = (_places(table, settings[key], f"agent.imitate.{key}")
                            for table, key in ((CLUSTER, "cluster"), (CANDIDATES, "candidates")))
     names = [DECLINE, PARTNER, *settings["cluster"], *settings["candidates"]]
