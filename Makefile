@@ -20,12 +20,16 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
+# For make zoo: its working folder, and further words, such as 'envs=[gating]'.
+ZOO ?= zoo
+ZOO_FLAGS ?=
+
 # For make validity: run folders of `ooco-gym experiment engine_chain`, with commas between them, and a clone of github
 # alibaba/ServeGen. What is not given keeps its last figures, as all do that need OOCO_GYM_DATA where it is not set.
 CHAIN ?=
 SERVEGEN ?=
 
-.PHONY: demo test test-oracle lint bench validity wheel install engine clean distclean
+.PHONY: demo test test-oracle lint bench validity zoo wheel install engine clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -49,6 +53,11 @@ bench: $(VENV)/.demo
 # docs/validity.md and its figures, from what is measured in OOCO_GYM_DATA.
 validity: $(VENV)/.demo
 	$(BIN)/python -m experiments.validity out=docs data=$(OOCO_GYM_DATA) chain=$(CHAIN) servegen=$(SERVEGEN)
+
+# All trained policies and tuned opponents from nothing, within three hours on two cores (docs/zoo.md); what is there
+# already is kept. The table of them: ooco-gym evaluate +experiment=learned_table zoo=zoo
+zoo: $(VENV)/.all
+	$(BIN)/ooco-gym zoo out=$(ZOO) $(ZOO_FLAGS)
 
 wheel: $(VENV)/.all
 	$(BIN)/python -m build --wheel --outdir dist

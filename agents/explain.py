@@ -89,8 +89,8 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
-                 ) -> tuple[dict[str, Any], list[str], tuple[int, ...]]:
-    """The environment's configuration, and of an action of several parts what they are called and their levels.
+                 ) -> tuple[dict[str, Any], dict[str, list[float]], tuple[int, ...]]:
+    """The environment's configuration, and of an action of several parts the values of each, and how many they are.
 
     Raises:
         UserError: it gives other observations than those that the policy was trained on.
@@ -110,8 +110,10 @@ def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
         episodes: Any = getattr(made.unwrapped, "episodes", None)
         controls = None if episodes is None else episodes.controls
         if controls is None:
-            return env, [], ()
-        return env, list(controls.names), tuple(int(count) for count in controls.counts)
+            return env, {}, ()
+        counts = tuple(int(count) for count in controls.counts)
+        return env, {name: controls.levels[part, : counts[part]].tolist()
+                     for part, name in enumerate(controls.names)}, counts
     finally:
         made.close()
 
@@ -131,7 +133,7 @@ def _heuristics(env: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
 
 
 def _tree_document(env: Mapping[str, Any], fitted: Sequence[Recording], config: Mapping[str, Any],
-                   parameters: Sequence[str]) -> dict[str, Any]:
+                   parameters: Mapping[str, Sequence[float]]) -> dict[str, Any]:
     """What `tree.json` holds."""
     first = fitted[0]
     parts = dict(zip(OBSERVATION_KEYS, first.parts, strict=True)) | {"cluster": first.now}

@@ -27,7 +27,8 @@ FOLDS = 4  # into which windows are dealt to judge how large a tree should be
 _LEAST_SHARE = 0.005  # of the decisions in a leaf
 
 
-def distilled(recording: Recording, most_leaves: int, seed: int, parameters: Sequence[str] = ()) -> dict[str, Any]:
+def distilled(recording: Recording, most_leaves: int, seed: int,
+              parameters: Mapping[str, Sequence[float]] | None = None) -> dict[str, Any]:
     """The rule that answers most like the network on recorded decisions of one kind.
 
     A tree has the fewest leaves with which it agrees as well as with more, up to `most_leaves`, on windows that it was
@@ -37,13 +38,14 @@ def distilled(recording: Recording, most_leaves: int, seed: int, parameters: Seq
         recording: what it answered.
         most_leaves: of each tree.
         seed: of ties between splits.
-        parameters: names of the parts of an action of several.
+        parameters: of an action of several parts, what they are called, and the value of each level.
     """
     if parameters:
         names, table = names_of("cluster", recording.now.shape[-1]), recording.now
         return {"parameters": [
-            {"name": name, "level": _classified(table, recording.actions[:, part], recording.window, names,
-                                                most_leaves, seed, lambda value: {"level": int(value)}, "level")}
+            {"name": name, "values": [float(value) for value in parameters[name]], "level": _classified(
+                table, recording.actions[:, part], recording.window, names, most_leaves, seed,
+                lambda value: {"level": int(value)}, "level")}
             for part, name in enumerate(parameters)]}
     said = labels(recording)
     names = whether_names(recording.now.shape[-1], recording.candidates.shape[-1])

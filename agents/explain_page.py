@@ -155,7 +155,7 @@ def _lines(recording: Recording, one: Importance, actions: np.ndarray) -> list[t
     taken = np.where((actions == PARTNER_ACTION) & (recording.partner != UNKNOWN), recording.partner, actions) - FIXED
     rows = np.flatnonzero((taken >= 0) & (actions >= PARTNER_ACTION))
     chosen[rows, taken[rows]] = 100.0
-    return [("chosen", _COLOURS[ANOTHER], *_binned(recording.candidates[:, :, place][legal], chosen[legal], one))]
+    return [("candidate chosen", "#009E73", *_binned(recording.candidates[:, :, place][legal], chosen[legal], one))]
 
 
 def _with(recording: Recording, actions: np.ndarray) -> Recording:

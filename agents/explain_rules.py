@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +159,9 @@ def words(decision: str, rule: Mapping[str, Any]) -> list[str]:
     head = [f"{decision}: {text.question}" if text is not None else decision]
     if "parameters" in rule:
         for part in rule["parameters"]:
-            head += [f"  {part['name']}:", *_tree_lines(part["level"], 2, lambda leaf: f"level {leaf['level']}")]
+            said = partial(_setting, part)
+            head += ([f"  {said(part['level'])} always"] if "feature" not in part["level"]
+                     else [f"  {part['name']}:", *_tree_lines(part["level"], 2, said)])
         return head
     meaning = {NO: f"no: {text.no}" if text is not None else NO, PARTNER: "do as the partner would",
                ANOTHER: "take the candidate with the best score (below)"}
@@ -171,6 +174,10 @@ def words(decision: str, rule: Mapping[str, Any]) -> list[str]:
         lines += [f"  score of a candidate (ties: {by}):",
                   *_tree_lines(rule["which"], 2, lambda leaf: f"{leaf['score']:.2f}")]
     return lines
+
+
+def _setting(part: Mapping[str, Any], leaf: Node) -> str:
+    return f"{part['name']} = {part['values'][leaf['level']]:g}"
 
 
 def _share(leaf: Node) -> str:

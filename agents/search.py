@@ -23,34 +23,30 @@ from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS
 from ooco_gym.envs.job import PARTNER_ACTION
 from ooco_gym.errors import UserError, unknown
 
+SHORTEST = {"decline": -2.0, "partner": -9.0, "tokens": -1.0}  # where a search begins if nothing else is said
 DECLINE, PARTNER = "decline", "partner"  # constants: of the decision's own no, and of what the partner would do
 
 
 @dataclass(frozen=True)
 class LinearRule:
-    """The action of the highest score: weights times standardised features.
+    """The action of the highest score: weights times features, as the environment gives them.
 
     The decision's own no is scored by a constant and the features of the cluster, the partner's action by a constant,
     each candidate by its features.
 
     Attributes:
         cluster, candidates: places of the features that are looked at.
-        mean, deviation: of these features, cluster first.
         weights: of declining, of the partner's action, of cluster and candidate features.
     """
 
     cluster: tuple[int, ...]
     candidates: tuple[int, ...]
-    mean: np.ndarray
-    deviation: np.ndarray
     weights: np.ndarray
 
     def actions(self, observations: Mapping[str, np.ndarray]) -> np.ndarray:
         """The actions (n,) at a batch of observations."""
-        split = len(self.cluster)
-        mean, deviation, own = self.mean, self.deviation, self.weights[2:]
-        cluster = (observations["cluster"][:, list(self.cluster)] - mean[:split]) / deviation[:split]
-        offered = (observations["candidates"][:, :, list(self.candidates)] - mean[split:]) / deviation[split:]
+        split, own = len(self.cluster), self.weights[2:]
+        cluster, offered = observations["cluster"][:, self.cluster], observations["candidates"][:, :, self.candidates]
         scores = np.concatenate([(self.weights[0] + cluster @ own[:split])[:, None],
                                  np.full((len(cluster), 1), self.weights[1]), offered @ own[split:]], axis=1)
         return np.where(observations["action_mask"] > 0, scores, -np.inf).argmax(axis=1)
@@ -87,7 +83,7 @@ class RuleBook:
 
 
 def _plain(decline: float, partner: float, tokens: float) -> LinearRule:
-    return LinearRule((), (_TOKENS,), np.zeros(1), np.ones(1), np.array([decline, partner, tokens]))
+    return LinearRule((), (_TOKENS,), np.array([decline, partner, tokens]))
 
 
 _TOKENS = [feature.name for feature in CANDIDATES].index("tokens")
@@ -158,6 +154,7 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
         decision: whose rule is searched; `settings["others"]` says who takes others.
         seed: of windows and draws.
     """
+    settings = {**settings, "others": settings["others"] or {}, "start": settings["start"] or SHORTEST}
     cluster, candidates = (_places(table, settings[key], f"agent.imitate.{key}")
                            for table, key in ((CLUSTER, "cluster"), (CANDIDATES, "candidates")))
     names = [DECLINE, PARTNER, *settings["cluster"], *settings["candidates"]]
@@ -176,27 +173,40 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
                         "among them; watch more")
     seen = {key: part[asked] for key, part in seen.items()}
     legal = seen["action_mask"][:, 2:] > 0
-    of_cluster, of_candidates = seen["cluster"][:, cluster], seen["candidates"][legal][:, candidates]
-    mean = np.concatenate([of_cluster.mean(0), of_candidates.mean(0)])
-    deviation = np.maximum(np.concatenate([of_cluster.std(0), of_candidates.std(0)]), 1e-3)
+    rows = [seen["cluster"][:, cluster], seen["candidates"][legal][:, candidates]]
+    deviation = np.maximum(np.concatenate([[1.0, 1.0], *(part.std(0) for part in rows)]), 1e-3)
+    mean = np.concatenate([[0.0, 0.0], *(part.mean(0) for part in rows)])
+    of_cluster = np.arange(len(mean)) < 2 + len(cluster)
     windows = Windows(config, int(settings["windows"]), seed)
     budget, price = float(settings["budget"]), float(settings["price"])
     scores: list[tuple[float, float]] = []
 
+    others = {other: PLAIN[name] for other, name in settings["others"].items()}
+
+    def plain(weights: np.ndarray) -> np.ndarray:
+        """Weights on features as they are, from those on centred features of deviation 1, where steps are alike."""
+        found = weights / deviation
+        shift = found * mean
+        found[0] -= shift[of_cluster].sum() - shift[~of_cluster].sum()
+        found[1] += shift[~of_cluster].sum()
+        return found
+
     def rule(weights: np.ndarray) -> RuleBook:
-        others = {other: PLAIN[name] for other, name in settings["others"].items()}
-        return RuleBook({**others, decision: LinearRule(tuple(cluster), tuple(candidates), mean, deviation, weights)})
+        return RuleBook({**others, decision: LinearRule(tuple(cluster), tuple(candidates), plain(weights))})
 
     def score(weights: np.ndarray) -> float:
         scores.append(windows.play(rule(weights).actions))
         return scores[-1][0] - price * max(0.0, scores[-1][1] - budget)
 
-    start = np.array([float(settings["start"].get(name, 0.0)) for name in names])
+    start = np.array([float(settings["start"].get(name, 0.0)) for name in names]) * deviation
+    shift = start / deviation * mean
+    start[0] += shift[of_cluster].sum() - shift[~of_cluster].sum()
+    start[1] -= shift[~of_cluster].sum()
     best, value = cross_entropy(score, start, np.ones(len(start)), int(settings["generations"]),
                                 int(settings["population"]), int(settings["elite"]), seed)
     windows.env.close()
     return rule(best), {"score": value, "start_service": scores[0][0], "start_violation_rate": scores[0][1],
-                        "weights": dict(zip(names, best.tolist(), strict=True))}
+                        "weights": dict(zip(names, plain(best).tolist(), strict=True))}
 
 
 def learn_searched(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +220,7 @@ def learn_searched(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         UserError: a figure out of range, an unknown feature, or an environment of another kind.
     """
     for key in ("windows", "generations", "population", "elite", "scale_decisions"):
-        whole(settings, key, 1, name=f"agent.imitate.{key}")
+        whole(settings, key, 0 if key == "generations" else 1, name=f"agent.imitate.{key}")
     for key in ("price", "budget"):
         number(settings, key, name=f"agent.imitate.{key}")
     config = training_config(trainer)

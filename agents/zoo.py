@@ -85,6 +85,9 @@ def main(cfg: Any) -> dict[str, Any]:
     summary = {"command": "zoo", "jobs": len(jobs), "skipped": len(jobs) - len(left), "made": made, "failed": failed,
                "left": len(left) - len(made) - len(failed), "stopped_by": "interrupt" if interrupted else "end",
                "wall_s": time.monotonic() - started}
+    if interrupted:
+        print(f"stopped by Ctrl-C: {summary['left'] + len(failed)} jobs are left; the same command goes on with them")
+        return summary
     if failed:
         first = next(iter(failed))
         raise UserError(f"{len(failed)} of {len(left)} jobs failed, the first, {first}: {failed[first]}; the same "
@@ -200,8 +203,8 @@ def show_plan(jobs: Sequence[Job], left: Sequence[Job], workers: int) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(left)} of {len(jobs)} jobs to do, {workers} at a time", title_justify="left")
-    for column in ("environment", "seeds", "decisions each", "tuned policies", "trials each", "to do", "minutes"):
-        table.add_column(column)
+    for column in ("environment", "seeds", "decisions", "tuned", "trials", "to do", "min"):
+        table.add_column(column, no_wrap=column == "environment")
     for env in dict.fromkeys(job.env for job in jobs):
         mine = [job for job in jobs if job.env == env]
         runs, found = ([job for job in mine if job.kind == kind] for kind in (TRAIN, TUNE))
@@ -211,8 +214,8 @@ def show_plan(jobs: Sequence[Job], left: Sequence[Job], workers: int) -> None:
                       str(found[0].config["trials"]) if found else "–", str(len(rest)), minutes(rest, workers))
     console = Console()
     console.print(table)
-    console.print(f"estimated: {minutes(left, workers)} min with {workers} worker{'s' if workers > 1 else ''}, by "
-                  "estimate_s of conf/zoo.yaml; smaller budgets take less")
+    console.print(f"about {minutes(left, workers)} min, by estimate_s of conf/zoo.yaml: seconds of one free core for "
+                  "the budgets that it names", soft_wrap=True)
 
 
 def minutes(jobs: Sequence[Job], workers: int) -> str:

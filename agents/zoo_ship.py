@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import shutil
 import tempfile
@@ -13,7 +15,7 @@ from agents.environments import plain, split_seeds, windows
 from agents.learned import kept, runs_of
 from agents.load import read_config
 from agents.play import BatchPlayer, play
-from agents.scoring import HEADLINE, grid, mean_interval, upper_violation_limit
+from agents.scoring import HEADLINE, VIOLATION_LIMIT, grid, mean_interval, upper_violation_limit
 from agents.zoo import SUMMARY_FILE
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
@@ -113,8 +115,9 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         new = Path(temporary) / folder.name
-        exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1})
-        card = card_of(env, entry, read_config(run), measured, {
+        with contextlib.redirect_stdout(io.StringIO()):
+            exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1})
+        card = card_of(entry, env, read_config(run), measured, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
             "validation_of_all": all_runs}, scores_of(new, read_config(run), measured), exported)
         write_json(new / CARD_FILE, card)
@@ -124,6 +127,8 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
             shutil.rmtree(folder)
         new.rename(folder)
     scores = card["scores"]
+    print(f"{entry['name']}: {run.name}, {exported['bytes']:,} bytes, {exported['action_agreement']:.2%} of "
+          f"{exported['checks']:,} actions agree with the trained policy; {folder}")
     return {"run": run.name, "bytes": exported["bytes"], "service": scores["this_policy"]["service"],
             "violation_rate": scores["this_policy"]["violation_rate"], "verdict": scores["verdict"],
             "not_for": card["not_for"]}
@@ -140,7 +145,7 @@ def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
             "n_windows": len(games)}
 
 
-def card_of(env: str, entry: Mapping[str, Any], config: Mapping[str, Any], measured: Mapping[str, Any],
+def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measured: Mapping[str, Any],
             choice: Mapping[str, Any], own: Mapping[str, Any], exported: Mapping[str, Any]) -> dict[str, Any]:
     """The card: everything that one should know before using a policy."""
     rows = {row["policy"]: row for row in measured["rows"]}
@@ -149,6 +154,11 @@ def card_of(env: str, entry: Mapping[str, Any], config: Mapping[str, Any], measu
                "violation_rate": one["learned"]["violation_rate"], "service": one["learned"]["service"],
                "n_windows": one["n_windows"]} for one in measured.get("shifts") or []]
     learned, imitates = kinds.get("learned", {}), plain(config["agent"].get("imitate") or {}).get("rule")
+    upper = own["violation_rate"]["upper_limit"]
+    doubts = [] if upper is not None and upper <= VIOLATION_LIMIT else [
+        "Where the violation budget must hold: on its own held-out windows it is not shown to, at "
+        f"{_figure(own['violation_rate'], '.2%')} (upper limit {'–' if upper is None else f'{upper:.2%}'}, budget "
+        f"{VIOLATION_LIMIT:.0%})."]
     return {
         "schema": CARD_SCHEMA, "name": entry["name"], "environment": config["env"]["id"], "ooco_gym": __version__,
         "decides": exported["decisions"], "bytes": exported["bytes"],
@@ -158,14 +168,14 @@ def card_of(env: str, entry: Mapping[str, Any], config: Mapping[str, Any], measu
                  "test_seeds_of_windows": split_seeds(config["env"], "test"),
                  "training_window_s": config.get("window_s") or config["env"].get("window_s")},
         "training": {"agent": config["agent"]["name"], "imitates": imitates, "decisions": config["total_timesteps"],
-                     "seeds": list(entry.get("seeds") or []), **choice},
+                     "seeds": sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"]), **choice},
         "scores": {"this_policy": own,
                    "all_seeds": {key: learned[key] for key in ("service", "violation_rate", "reward")
                                  if key in learned},
                    "heuristics": {name: {key: row[key] for key in ("service", "violation_rate", "feasible")}
                                   for name, row in rows.items() if row["kind"] in ("heuristic", "tuned")},
                    **{key: measured.get(key) for key in _OF_TABLE}},
-        "shifts": shifts, "not_for": [one["words"] for one in shifts if not one["holds_budget"]],
+        "shifts": shifts, "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"]],
         "tried": list(entry.get("tried") or []),
         "reproduce": [f"ooco-gym zoo envs=[{env}] out=ZOO",
                       "ooco-gym evaluate +experiment=learned_table zoo=ZOO out=TABLE",
@@ -187,15 +197,18 @@ def markdown(card: Mapping[str, Any]) -> str:
         f"{data['training_window_s']:g} s, with `{data['partner']}` as the partner. Test seeds "
         f"({_span(data['test_seeds_of_windows'])}) were never trained or chosen on.",
         f"* **Training.** `{training['agent']}`, {training['decisions']:,} decisions, {start}; "
-        f"seeds {_span(training['seeds'])}. This is {training['run'].replace('_', ' ')}, {training['chosen_by']}.",
+        f"seeds {_span(training['seeds'])}. This is {training['run'].replace('_', ' ')}, the best by "
+        f"{training['chosen_by']}, as it was after {training['validation']['timesteps']:,} decisions"
+        f"{' (the copy itself)' if not training['validation']['timesteps'] and training['imitates'] else ''}.",
         f"* **Scores** on {scores['n_windows']} held-out windows of {scores['window_s']:g} s, with 95 % intervals.",
         "", "| policy | offline ref. GPU-s/s | violations | upper limit |", "|---|---|---|---|",
         _row("this policy", scores["this_policy"])]
     if scores["all_seeds"]:
-        lines.append(_row(f"all {scores['n_seeds']} training seeds", scores["all_seeds"]))
+        seeds = f"all {scores['n_seeds']} training seeds" if scores["n_seeds"] > 1 else "its one training seed"
+        lines.append(_row(seeds, scores["all_seeds"]))
     lines += [_row(f"`{name}`{' (best tuned)' if name == scores['best_tuned'] else ''}", row)
               for name, row in ranked]
-    lines += ["", f"Learned (all seeds) minus the best tuned heuristic, `{scores['best_tuned']}`: "
+    lines += ["", f"Learned (every seed) minus the best tuned heuristic, `{scores['best_tuned']}`: "
               f"{_figure(gain)} reference GPU-s/s: {scores['verdict']}."
               + (f" It closes {_figure(closed)} of the gap to the clairvoyant rollout." if closed else "")
               + (" The clairvoyant rollout itself shows no headroom here." if scores["no_headroom"] else "")]

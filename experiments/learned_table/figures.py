@@ -27,8 +27,8 @@ Records = Sequence[Mapping[str, Any]]
 
 
 def figure(values: np.ndarray) -> dict[str, float | None]:
-    """Mean with its interval, of figures (runs, windows)."""
-    return dict(zip(_KEYS, mean_interval(values), strict=True))
+    """Mean with its interval, of figures (runs, windows); None where a figure is missing."""
+    return _shown(mean_interval(values))
 
 
 def row_of(name: str, kind: str, records: Records | None, best: Records | None,
@@ -133,7 +133,12 @@ def _closed(mine: np.ndarray, best: np.ndarray, most: np.ndarray) -> np.ndarray:
 
 
 def _named(found: Any) -> dict[str, float | None]:
-    return dict(zip(_KEYS, numbers(found), strict=True))
+    return _shown(numbers(found))
+
+
+def _shown(found: Sequence[float | None]) -> dict[str, float | None]:
+    """By their names; a bound that there is not, where no policy can keep the budget, is no number."""
+    return {key: None if value is None or np.isnan(value) else value for key, value in zip(_KEYS, found, strict=True)}
 
 
 def _verdict(difference: Mapping[str, float | None], feasible: bool, few: str | None) -> str:

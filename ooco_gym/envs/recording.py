@@ -22,9 +22,10 @@ from ooco_gym.sim import queues as q
 from ooco_gym.sim import state as s
 
 ONLINE_PREFILL, OFFLINE_PREFILL, DECODE_WORK, MIXED_WORK, TRANSFER = range(5)
-WORK = ("online prefill", "offline prefill", "decode", "prefill of either class", "transfer")
+WORK = ("online prefill", "offline prefill", "decode", "mixed iteration", "transfer")
 PARTNERS, DECLINED, OWN = "partner", "decline", "own"  # what an action was
 LOG_ENTRIES = 65_536  # events of one step that are kept
+_BUSY = ("online_prefill_ps", "offline_prefill_ps", "decode_ps")
 _OF_ACTIVITY = {s.PREFILL_ONLINE: ONLINE_PREFILL, s.PREFILL_OFFLINE: OFFLINE_PREFILL, s.DECODE: DECODE_WORK,
                 s.MIXING: MIXED_WORK}
 
@@ -51,6 +52,7 @@ class Sample(NamedTuple):
     tpot_misses: int
     violations: int
     arrived: int
+    mixed_ps: tuple[tuple[int, ...], ...]  # of each mixed instance: its time by kind of work so far
 
 
 class Answered(NamedTuple):
@@ -93,6 +95,7 @@ class Recording:
             if work is not None and work != DECODE_WORK:
                 self._open[place] = Slice(self.begin_ps, 0, work, int(instance["running"]),
                                           int(instance["context"]))
+        self._mixed = bool((state.instances["role"] == s.MIXED).any())
         self._strict = (state.instances["role"] == s.STRICT).tolist()
         members = state.instances["offline_members"] + state.instances["urgent_members"] * self._strict
         self._members = members.tolist()  # who could decode: on relaxed instances, offline requests
@@ -120,7 +123,8 @@ class Recording:
         self.samples.append(Sample(
             int(counters[s.NOW]), tuple(kv.tolist()), int(instances["online_waiting"].sum()),
             int(instances["offline_waiting"].sum()), int(counters[s.TTFT_MISSES]), int(counters[s.TPOT_MISSES]),
-            int(counters[s.VIOLATIONS]), int(counters[s.ONLINE_ARRIVED])))
+            int(counters[s.VIOLATIONS]), int(counters[s.ONLINE_ARRIVED]),
+            tuple(zip(*(instances[key].tolist() for key in _BUSY), strict=True)) if self._mixed else ()))
 
     @property
     def now_ps(self) -> int:

@@ -11,7 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs.recording import DECLINED, OWN, PARTNERS, WORK, Recording, Sample, Slice, clock_of, names_of
+from ooco_gym.envs.recording import (
+    DECLINED,
+    MIXED_WORK,
+    OWN,
+    PARTNERS,
+    WORK,
+    Recording,
+    Sample,
+    Slice,
+    clock_of,
+    names_of,
+)
 from ooco_gym.errors import UserError
 from ooco_gym.sim.state import PS_PER_S
 
@@ -95,19 +106,23 @@ def frame(recording: Recording, title: str, window_start_ps: int, budget: float,
     names = names_of(state)
     for place in range(count):
         part = canvas.plot(tops[place], high)
-        _work(part, [recording.slices(place, first_ps)], edges, recording.now_ps)
-        shares = np.array([sample.kv_share[place] for sample in samples])
-        _line(part, shares[held], KV_COLOUR, edges, recording.now_ps)
+        if samples[-1].mixed_ps:
+            shares = _shares_of_sums(samples, place, edges)
+        else:
+            shares = _shares(recording.slices(place, first_ps), edges)
+        _work(part, shares, edges, recording.now_ps)
+        memory = np.array([sample.kv_share[place] for sample in samples])
+        _line(part, memory[held], KV_COLOUR, edges, recording.now_ps)
         size = 12 if high >= 16 else 9
         canvas.write(8, tops[place] + max(0, high // 2 - 14 if high >= 40 else high // 2 - size // 2 - 1), names[place],
                      size=size)
         if high >= 40:
             spec = state.instances[place]
             canvas.write(8, tops[place] + high // 2 + 2, f"{spec['urgent_members']} + {spec['offline_members']}, "
-                         f"KV {shares[-1]:.0%}", GREY, 11)
+                         f"KV {memory[-1]:.0%}", GREY, 11)
     if links:
-        _work(canvas.plot(transfers, _LINK), [recording.slices(count + link, first_ps) for link in range(links)], edges,
-              recording.now_ps)
+        shares = np.mean([_shares(recording.slices(count + link, first_ps), edges) for link in range(links)], axis=0)
+        _work(canvas.plot(transfers, _LINK), shares, edges, recording.now_ps)
         canvas.write(8, transfers, "transfers", size=12)
     _marks(canvas, recording, edges)
     _queues(canvas, queues, samples, held, edges, recording.now_ps)
@@ -126,28 +141,41 @@ def _head(canvas: Canvas, recording: Recording, title: str, window_start_ps: int
         words = f"last: {last.decision}{where}: {last.action} ({last.kind}), reward {last.reward:+.3f}"
         canvas.write(520, 6, words[:62])
     x = LEFT
-    entries = [(name, COLOURS[place]) for place, name in enumerate(WORK)] + [("idle", COLOURS[_IDLE]),
-                                                                            ("KV memory", KV_COLOUR)]
-    if not (recording.state.instances["role"] == 2).any():
-        entries.pop(3)
-    for name, colour in entries:
+    kinds = [(name, COLOURS[place]) for place, name in enumerate(WORK) if place != MIXED_WORK]
+    if not recording.state.links.size:
+        kinds.pop()
+    for name, colour in (*kinds, ("idle", COLOURS[_IDLE]), ("KV memory", KV_COLOUR)):
         canvas.pixels[30:40, x : x + 10] = _rgb(colour)
         canvas.write(x + 14, 27, name, GREY)
         x += 30 + 7 * len(name)
 
 
-def _work(part: np.ndarray, lanes: Sequence[Sequence[Slice]], edges: np.ndarray, now_ps: int) -> None:
-    """Shares of each kind of work in the time of each column, stacked from below; the mean of the lanes."""
-    shares = np.zeros((len(WORK), part.shape[1]))
-    for lane in lanes:
-        table = np.array([one[:3] for one in lane], np.float64).reshape(-1, 3)
-        for work in range(len(WORK)):
-            rows = table[table[:, 2] == work]
-            if len(rows):
-                times = rows[:, :2].ravel()
-                done = np.concatenate([[0.0], np.cumsum(np.diff(times) * (np.arange(len(times) - 1) % 2 == 0))])
-                shares[work] += np.diff(np.interp(edges, times, done)) / np.diff(edges)
-    height = np.cumsum(shares / len(lanes), axis=0)  # the top of each kind
+def _shares(lane: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
+    """Share of each kind of work in the time of each column: (kinds, columns)."""
+    shares = np.zeros((len(WORK), len(edges) - 1))
+    table = np.array([one[:3] for one in lane], np.float64).reshape(-1, 3)
+    for work in range(len(WORK)):
+        rows = table[table[:, 2] == work]
+        if len(rows):
+            times = rows[:, :2].ravel()
+            done = np.concatenate([[0.0], np.cumsum(np.diff(times) * (np.arange(len(times) - 1) % 2 == 0))])
+            shares[work] = np.diff(np.interp(edges, times, done)) / np.diff(edges)
+    return shares
+
+
+def _shares_of_sums(samples: Sequence[Sample], place: int, edges: np.ndarray) -> np.ndarray:
+    """The same of a mixed instance, from sums at each decision: one iteration is work of several kinds."""
+    shares = np.zeros((len(WORK), len(edges) - 1))
+    times = np.array([sample.time_ps for sample in samples], np.float64)
+    for work in range(len(samples[0].mixed_ps[place])):
+        sums = np.array([sample.mixed_ps[place][work] for sample in samples], np.float64)
+        shares[work] = np.diff(np.interp(edges, times, sums)) / np.diff(edges)
+    return shares
+
+
+def _work(part: np.ndarray, shares: np.ndarray, edges: np.ndarray, now_ps: int) -> None:
+    """Draws the shares of each kind of work, stacked from below."""
+    height = np.cumsum(shares, axis=0)  # the top of each kind
     rows = (part.shape[0] - 0.5 - np.arange(part.shape[0])) / part.shape[0]
     which = (rows[:, None, None] >= height[None]).sum(axis=1)
     part[:] = np.array([_rgb(colour) for colour in COLOURS], np.uint8)[which]

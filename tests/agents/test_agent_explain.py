@@ -138,12 +138,13 @@ def test_settings_get_a_tree_a_parameter():
     recording = Recording(6, cluster, np.zeros((400, 5, F), np.float32), np.ones((400, 5), np.int8),
                           np.tile(np.eye(7, dtype=np.float32)[6], (400, 1)), np.zeros(400, int), np.full(400, UNKNOWN),
                           actions, np.zeros((400, 5), np.float32))
-    rule = distilled(recording, 4, 1, ["margin", "tries"])
+    rule = distilled(recording, 4, 1, {"margin": [0.8, 0.9, 1.0], "tries": [1, 2]})
     assert agreement(rule, recording).mean() > 0.98
-    assert rule["parameters"][1] == {"name": "tries", "level": {"level": 1}}
+    assert rule["parameters"][1] == {"name": "tries", "values": [1.0, 2.0], "level": {"level": 1}}
     tree = Tree({"rules": {"control": rule}, "shapes": {}})
     assert np.array_equal(tree.decide_batch(*recording.parts), actions)
-    assert "  margin:" in tree.lines() and any("level 2" in line for line in tree.lines())
+    assert "  margin:" in tree.lines() and any(line.endswith("margin = 1") for line in tree.lines())
+    assert tree.lines()[-1] == "  tries = 2 always"
 
 
 def test_a_tree_has_no_more_leaves_than_windows_left_out_ask_for():

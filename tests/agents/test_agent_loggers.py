@@ -2,7 +2,7 @@
 
 import pytest
 from gating_double import train_config
-from wandb_log import offline_run
+from wandb_log import offline_run, offline_runs
 
 from agents import train
 from agents.loggers import build_logger
@@ -23,8 +23,6 @@ def test_wandb_offline_run_holds_the_figures(tmp_path, monkeypatch):
 
 def test_a_resumed_run_goes_on_under_its_own_name(tmp_path, monkeypatch):
     pytest.importorskip("wandb")
-    from wandb_log import OfflineRun
-
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.chdir(tmp_path)
     out = tmp_path / "run"
@@ -32,13 +30,12 @@ def test_a_resumed_run_goes_on_under_its_own_name(tmp_path, monkeypatch):
     config = train_config(out, total_timesteps=150, logger=logger)
     train.main(config)
     train.main({**config, "total_timesteps": 300, "resume": str(out)})
-    runs = [OfflineRun(path) for path in sorted(out.glob("wandb/offline-run-*/run-*.wandb"))]
+    runs = offline_runs(out)
     assert len(runs) == 2 and runs[0].run.run_id == runs[1].run.run_id
     assert max(step for step, _ in runs[0].series("reward/service_per_s")) == 150
     assert min(step for step, _ in runs[1].series("reward/service_per_s")) > 150
     build_logger(out, logger, config).close()
-    ids = {OfflineRun(path).run.run_id for path in out.glob("wandb/offline-run-*/run-*.wandb")}
-    assert len(ids) == 2
+    assert len({run.run.run_id for run in offline_runs(out)}) == 2
 
 
 def test_online_without_a_login_becomes_offline(monkeypatch):

@@ -17,8 +17,7 @@ FREE = [feature.name for feature in CLUSTER].index("kv_free")
 
 
 def rule(decline, partner, free, tokens):
-    return LinearRule((FREE,), (TOKENS,), np.array([0.5, 0.5]), np.array([0.25, 0.1]),
-                      np.array([decline, partner, free, tokens], float))
+    return LinearRule((FREE,), (TOKENS,), np.array([decline, partner, free, tokens], float))
 
 
 def test_a_weight_on_length_alone_is_the_shortest_first():
@@ -49,7 +48,7 @@ def test_the_decisions_no_depends_on_the_cluster_and_illegal_actions_are_never_t
                     "action_mask": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]])}
     observations["cluster"][:, FREE] = [0.1, 0.9]  # little memory is free, or much
     observations["candidates"][:, :, TOKENS] = [0.6, 0.5, 0.1]
-    assert rule(0, -9, -2, -1).actions(observations).tolist() == [0, 3]
+    assert rule(1, -9, -10, -1).actions(observations).tolist() == [0, 3]
     assert rule(-99, 0, 0, 99).actions(observations).tolist() == [2, 2]
 
 
@@ -86,7 +85,9 @@ def search_config(folder, **imitate):
         config = OmegaConf.to_container(compose("train", [
             "env=gating", "agent=ppo_search", "env.window_s=15", "env.warmup_s=5", "env.candidates=4", "window_s=15",
             "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16", "total_timesteps=64",
-            "agent.imitate.decisions=400", "validation.windows=0", "checkpoint_every_steps=0", f"out={folder}"]),
+            "agent.imitate.decisions=400", "agent.imitate.others={gate: longest}",
+            "agent.imitate.start={decline: -3, partner: -9, tokens: -1, kv_free: 0.5}",
+            "validation.windows=0", "checkpoint_every_steps=0", f"out={folder}"]),
             resolve=True)
     config["agent"]["imitate"].update({"windows": 2, "window_s": 15.0, "generations": 1, "population": 2, "elite": 2,
                                        "scale_decisions": 100, **imitate})
@@ -100,6 +101,18 @@ def test_training_starts_from_a_searched_rule(tmp_path):
     assert found["rule"] == "search" and found["agreement"] > 0.6
     assert found["score"] >= found["start_service"] - 20.0 * max(0.0, found["start_violation_rate"] - 0.027)
     assert set(found["weights"]) >= {"decline", "partner", "kv_free", "tokens"}
+
+
+def test_without_generations_the_rule_is_where_it_starts(tmp_path):
+    from agents.search import search
+
+    start = {"decline": 0.3, "partner": -7.0, "kv_free": -2.0, "tokens": -1.5, "wait": 0.25}
+    settings = {**search_config(tmp_path)["agent"]["imitate"], "generations": 0, "start": start}
+    book, found = search(GATING, settings, "gate", seed=1)
+    assert {name: pytest.approx(found["weights"][name]) for name in start} == start
+    assert book.actions({"decision": np.eye(7)[[2, 3]], "cluster": np.zeros((2, len(CLUSTER))),
+                         "candidates": np.ones((2, 2, len(CANDIDATES))), "action_mask": np.ones((2, 4))}
+                        ).tolist() == [0, 1]
 
 
 def test_unknown_features_are_named(tmp_path):

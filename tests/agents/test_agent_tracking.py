@@ -8,7 +8,7 @@ import yaml
 from gating_double import SHORT, real_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks
+from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks, offline_run
 
 from agents import train
 from agents.environments import Window, make_env
@@ -20,6 +20,7 @@ from agents.tracking_series import CHARTS, STEP
 from ooco_gym.envs.features import CLUSTER_SIZE
 from ooco_gym.envs.reward import PARTS
 from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
 
 EVERYWHERE = {name for chart in CHARTS if not chart.only for name in chart.series}
 
@@ -33,6 +34,17 @@ def test_every_series_of_the_dashboard_is_logged_against_decisions(tracked):
         assert steps == sorted(steps) and all(step == int(step) for step in steps)
         assert all(isinstance(value, (int, float)) for _, value in run.series(name))
     assert [step for step, _ in run.series("validation/reward")][-1] == 1600
+
+
+def test_agents_with_a_budget_log_its_series(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.chdir(tmp_path)
+    config = real_config(tmp_path / "run", logger={"name": "wandb", "bundle": False}, total_timesteps=800)
+    budget = load_yaml("agent", "ppo_lagrangian")
+    train.main({**config, "validation": {"windows": 0}, "env": {**config["env"], **budget["env"]},
+                "agent": {**config["agent"], **budget["agent"]}})
+    logged = offline_run(tmp_path / "run").names
+    assert {name for chart in CHARTS if chart.only == "lagrangian" for name in chart.series} <= logged
 
 
 def test_metrics_have_decisions_as_axis_and_a_summary(tracked):

@@ -159,9 +159,12 @@ def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     assert runs[card["training"]["run"]]["reward"] == max(one["reward"] for one in feasible.values())
     assert summary["policies"]["preemption-ppo-v1"]["run"] == card["training"]["run"]
     assert card["scores"]["best_tuned"] == "ooco:interrupt=slack" and card["tried"] == ["a wider network"]
-    assert card["not_for"] == ["Do not use it under 'rate': it breaks the violation budget of 3%, at 5.00%."]
+    assert card["training"]["seeds"] == [1, 2]
+    assert card["not_for"][-1:] == ["Do not use it under 'rate': it breaks the violation budget of 3%, at 5.00%."]
     text = (folder / "card.md").read_text()
-    assert card["not_for"][0] in text and "ooco-gym zoo envs=[preemption] out=ZOO" in text
+    upper = card["scores"]["this_policy"]["violation_rate"]["upper_limit"]
+    assert len(card["not_for"]) == (2 if upper is None or upper > 0.03 else 1), "two short windows prove little"
+    assert all(one in text for one in card["not_for"]) and "ooco-gym zoo envs=[preemption] out=ZOO" in text
     assert str(made[0]) not in text + (folder / "card.json").read_text() + (folder / "manifest.json").read_text()
 
 

@@ -8,6 +8,7 @@ zeros. (github.com/google/leveldb, doc/log_format.md; W&B sums with CRC-32 and d
 
 import json
 import struct
+import time
 import zlib
 
 HEADER, HEAD, BLOCK = struct.Struct("<4sHB"), struct.Struct("<IHB"), 32 * 1024
@@ -83,8 +84,21 @@ def _name(item):
     return item.key or "/".join(item.nested_key)
 
 
+def finished_run(path):
+    """The run in a file, once its end is there: W&B's service writes out a moment after it has confirmed it."""
+    for _ in range(600):
+        if path.stat().st_size > HEADER.size and (run := OfflineRun(path)).ended:
+            return run
+        time.sleep(0.1)
+    raise AssertionError(f"{path} never came to its end")
+
+
+def offline_runs(folder):
+    """All offline runs below a training run's folder, the oldest first."""
+    return [finished_run(path) for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb"))]
+
+
 def offline_run(folder):
     """The one offline run below a training run's folder."""
-    files = list(folder.glob("wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 1, files
-    return OfflineRun(files[0])
+    run, = offline_runs(folder)
+    return run

@@ -122,7 +122,7 @@ def test_a_picture_shows_the_work_of_its_time() -> None:
 def test_colours_are_those_of_the_reports() -> None:
     for name, colour in zip(WORK, rendering.COLOURS, strict=False):
         assert style.WORK_COLOURS.get(name, colour) == colour
-    assert set(WORK) >= set(style.WORK_COLOURS) - {"idle"}
+    assert {"online prefill", "offline prefill", "decode"} <= set(WORK) & set(style.WORK_COLOURS)
     assert rendering.COLOURS[-1] == style.WORK_COLOURS["idle"]
     assert (rendering.KV_COLOUR, rendering.LIMIT_COLOUR) == (style.KV_COLOUR, style.LIMIT_COLOUR)
 
@@ -231,3 +231,13 @@ def test_slack_is_that_of_the_nearest_deadline() -> None:
 
 def test_every_mode_is_declared() -> None:
     assert set(make("Gating").metadata["render_modes"]) == MODES
+
+
+def test_mixed_instances_show_what_their_iterations_are_made_of() -> None:
+    env = make("Packing", cluster="mixed_7b", partner="hygen", render_mode="rgb_array", window_s=30.0)
+    env.reset(seed=1)
+    play(env, 25)
+    lane = env.render()[rendering._TOP + rendering._MARKS + rendering._GAP:][:72, rendering.LEFT:-rendering.RIGHT]
+    colours = [rendering._rgb(rendering.COLOURS[place]) for place in range(len(WORK))]
+    found = {place for place, colour in enumerate(colours) if (lane == colour).all(axis=2).any()}
+    assert {ONLINE_PREFILL, DECODE_WORK} <= found

@@ -147,6 +147,15 @@ def test_the_gap_that_is_closed_and_the_verdict():
     assert over["verdict"].startswith("over the violation budget")
 
 
+def test_a_window_without_a_bound_leaves_the_bound_out():
+    bounds = np.full((1, 24), 2.0)
+    assert 0.0 < figures.compared(played(0.02, 0.06), "partner", "learned", bounds)["of_bound"]["iqm"]["mean"] < 1.0
+    bounds[0, 3] = np.nan
+    assert figures.row_of("fluid bound", "bound", None, None, bounds)["service"]["mean"] is None
+    assert figures.compared(played(0.02, 0.06), "partner", "learned", bounds)["of_bound"]["optimality_gap"][
+        "mean"] is None
+
+
 def test_no_headroom_where_the_clairvoyant_gain_touches_zero_or_is_bought():
     touches = figures.compared(played(0.02, 0.0), "partner", "learned", None)
     assert touches["no_headroom"] is True and touches["share_of_gap_closed"] is None

@@ -1,0 +1,54 @@
+"""The last cluster vectors in one: as training stacks them side by side, so does whoever plays one episode."""
+
+import numpy as np
+import pytest
+from gating_double import FC, GatingDouble, train_config
+
+from agents.environments import training_env
+from agents.history import ClusterStack, stacked_space
+from ooco_gym.errors import UserError
+
+LENGTH = 3
+
+
+def test_side_by_side_and_alone_they_are_the_same_also_across_ends_of_episodes():
+    vector = pytest.importorskip("agents.vector")
+    env = vector.ClusterHistory(vector.GymnasiumVecEnv(training_env(train_config("x")["env"], 2, 1)), LENGTH)
+    assert env.observation_space == stacked_space(GatingDouble().observation_space, LENGTH)
+    seen = [env.reset()]
+    alone = [ClusterStack(LENGTH) for _ in range(2)]
+    expected = [[stack.begin({"cluster": seen[0]["cluster"][i, :FC]})["cluster"]] for i, stack in enumerate(alone)]
+    ended = 0
+    for _ in range(90):  # episodes have 40 decisions
+        observation, _, dones, infos = env.step(np.zeros(2, int))
+        seen.append(observation)
+        for i, stack in enumerate(alone):
+            now = {"cluster": observation["cluster"][i, :FC]}
+            if dones[i]:
+                last = infos[i]["terminal_observation"]["cluster"]
+                assert np.array_equal(last[FC:], expected[i][-1][: (LENGTH - 1) * FC])
+                ended += 1
+            expected[i].append((stack.begin(now) if dones[i] else stack.push(now))["cluster"])
+    assert ended == 4
+    for i in range(2):
+        assert np.array_equal(np.stack([one["cluster"][i] for one in seen]), np.stack(expected[i]))
+
+
+def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
+    from agents.algorithms import check_agent
+
+    agent = train_config(tmp_path)["agent"]
+    values = {"name": "dqn", "buffer_size": 400, "learning_starts": 60, "train_freq": 10, "gradient_steps": 3,
+              "target_update_interval": 90, "exploration_fraction": 0.5, "exploration_final_eps": 0.1}
+    for change, words in (
+        ({"history": 0}, "agent.history must be a whole number of at least 1, got 0"),
+        ({"heads": "own"}, "unknown agent.heads 'own'"),
+        ({"network": "attention", "hidden": 18}, "agent.hidden=18 must be a multiple of 4"),
+        ({"buffer": "tmied"}, "unknown agent.buffer 'tmied' (did you mean 'timed'?)"),
+        ({**values, "train_freq": 0}, "agent.train_freq must be a whole number of at least 1, got 0"),
+        ({**values, "exploration_fraction": 0.0}, r"agent.exploration_fraction must lie in (0, 1], got 0.0"),
+        ({**values, "imitate": {"rule": "ooco"}}, "dqn learns values of actions, which no rule shows; expected null"),
+    ):
+        with pytest.raises(UserError) as error:
+            check_agent({**agent, **change})
+        assert words in str(error.value) and "\n" not in str(error.value)
