@@ -1,5 +1,7 @@
 """Who takes part in a decode step, and the memory that the batch's next tokens need."""
 
+import numpy as np
+
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, URGENT
@@ -99,9 +101,9 @@ def steps_in_memory(state, instance, most):
 def hold_tokens(request, tokens, block_tokens):
     """Lets a request hold the blocks of `tokens`; returns how many more than before."""
     lacking = tokens - request.blocks * block_tokens
-    if lacking <= 0:
-        return 0
-    more = (lacking + block_tokens - 1) // block_tokens
+    more = np.int64(lacking > 0)  # no branch: who needs one more, a processor cannot foresee
+    if lacking > block_tokens:
+        more = (lacking + block_tokens - 1) // block_tokens
     request.blocks += more
     return more
 
