@@ -49,7 +49,7 @@ def note(summary: Mapping[str, Any]) -> str:
     """What the tables mean, and which policies are not ranked."""
     out = [entry["policy"] for entry in summary["policies"] if not entry["feasible"]]
     windows = summary["results"][0]["n_windows"]
-    runs = {entry["policy"]: entry["runs"] for entry in summary["policies"] if entry["runs"] > 1}
+    runs = {row["policy"]: row["n_runs"] for row in summary["results"] if row.get("n_runs", 1) > 1}
     text = (f"Means over {summary['episodes']} held-out windows that all policies share. "
             f"{interval_note(windows, what='windows')} ")
     if runs:

@@ -1,8 +1,9 @@
 """Learned policies where a policy's name is expected: `learned:FOLDER`, or several, one for each decision.
 
 `learned:ZOO/gating/seed_3+ZOO/eviction/seed_1` is the partner that they were trained beside, with these decisions taken
-by the network of the folder that was trained on them. They decide in the measured window; warm-up and drain are the
-partner's, as in the environments. Where a folder holds several training runs, the first is taken.
+by the network of the folder that was trained on them; names of the zoo stand for its folders. They decide in the
+measured window; warm-up and drain are the partner's, as in the environments. Where a folder holds several training
+runs, the first is taken.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.driver import SUMS, Run
 from ooco_gym.workload import workload_peak_start_s
+from ooco_gym.zoo import placed
 
 JOIN = "+"
 DEFAULT_PARTNER = "ooco"
@@ -61,7 +63,7 @@ def _folders(policy: str) -> list[str]:
     folders = [part.strip() for part in policy.removeprefix(LEARNED).split(JOIN) if part.strip()]
     if not folders:
         raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
-    return [next(iter(runs_of(folder).values())) for folder in folders]
+    return [next(iter(runs_of(placed(folder)).values())) for folder in folders]
 
 
 @lru_cache(maxsize=4)
