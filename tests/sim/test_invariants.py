@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooco_gym.sim import state as s
+from ooco_gym.sim.carry import GROWING, JOINED
+from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
 
 MANY_EVENTS = 6000
 HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
@@ -86,6 +88,42 @@ def check_lists(state: s.State) -> None:
     assert sorted(places) == sorted(np.flatnonzero(np.isin(status, (s.WAITING, *LISTED))).tolist())
 
 
+def check_front(state: s.State) -> None:
+    """What gates look at is the front of the queue, in its order and in that of lengths."""
+    requests, room = state.requests, state.front.shape[2]
+    for i, spec in enumerate(state.instances):
+        slots = chain(requests, int(spec["offline_head"]), int(spec["offline_tail"]))[:room]
+        lengths = [int(requests["prompt_tokens"][slot] + requests["generated_tokens"][slot]) for slot in slots]
+        assert spec["front_size"] == len(slots)
+        front = state.front[i, :, : len(slots)].tolist()
+        assert front[FIRST] == slots and front[FIRST_LENGTH] == lengths
+        order = sorted(range(len(slots)), key=lambda place: lengths[place])
+        assert front[SHORTEST] == [slots[place] for place in order]
+        assert front[SHORTEST_LENGTH] == [lengths[place] for place in order]
+
+
+def check_carry(state: s.State) -> None:
+    """What a run has begun with, or is to begin with, is true of its batch."""
+    requests, size = state.requests, state.counters[s.BLOCK_TOKENS]
+    left = requests["output_tokens"] - requests["generated_tokens"]
+    tokens = requests["prompt_tokens"].astype(np.int64) + requests["generated_tokens"]
+    for i, spec in enumerate(state.instances):
+        if spec["activity"] == s.DECODE:
+            batch = state.members[s.BATCH, i, : spec["running"]]
+            assert (requests["blocks"][batch] * size >= tokens[batch] + 1).all()
+            assert len(batch) < spec["batch_size"] or spec["left"] == left[batch].min()
+            continue
+        residents = np.flatnonzero((requests["status"] == s.RESIDENT) & (requests["instance"] == i))
+        going = np.setdiff1d(residents, state.carry[JOINED, i, : spec["joined"]])
+        if spec["carried"] == 0 or spec["broken"] or spec["carried"] + spec["joined"] != spec["decodable"]:
+            continue
+        assert spec["carried"] == len(going)
+        assert spec["carried_left"] == left[going].min()
+        assert spec["carried_miss_ps"] == min(s.NEVER, requests["latest_ps"][going].min())
+        grow = np.intersect1d(state.carry[GROWING, i, : spec["growing"]], going)
+        assert grow.tolist() == going[tokens[going] + 1 > requests["blocks"][going] * size].tolist()
+
+
 def check_running(state: s.State) -> None:
     for i, spec in enumerate(state.instances):
         batch = [int(slot) for slot in state.members[s.BATCH, i, : spec["running"]]]
@@ -128,6 +166,8 @@ def check(state: s.State) -> None:
     """All of them."""
     check_memory(state)
     check_lists(state)
+    check_front(state)
+    check_carry(state)
     check_running(state)
     check_tokens(state)
 
