@@ -171,11 +171,11 @@ def test_the_gate_is_offered_the_head_the_partners_choice_and_lengths_in_order()
     every, others = env.simulation.state.requests, 0
     for _ in range(60):
         job = env.episodes.job
-        chosen = job.chosen[0][job.chosen[0] >= 0]
-        wanted, slots = job.turns[0, PLANNED], env.simulation.state.picks[chosen]
-        assert chosen[0] == 0
+        slots = job.chosen[0][job.chosen[0] >= 0]
+        wanted, picks = job.turns[0, PLANNED], env.simulation.state.picks
+        assert slots[0] == picks[0]
         if wanted > 0:
-            assert chosen[1] == wanted and job.candidates[0, 1, 15] == 1.0
+            assert slots[1] == picks[wanted] and job.candidates[0, 1, 15] == 1.0
             others += 1
         lengths = every["prompt_tokens"][slots] + every["generated_tokens"][slots]
         assert np.all(np.diff(lengths[1 + (wanted > 0):]) >= 0)
