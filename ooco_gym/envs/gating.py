@@ -49,10 +49,10 @@ def answer_gate(state, job, i):
     k = job.actions[i, 0] - FIXED
     if k < 0:
         return HOLD
-    position = 0
-    while state.picks[position] != job.chosen[i, k]:
-        position += 1
-    return position
+    for position in range(state.counters[PENDING_COUNT]):
+        if state.picks[position] == job.chosen[i, k]:
+            return position
+    return HOLD
 
 
 def action_of_gate(asked: Asked) -> int:

@@ -16,7 +16,6 @@ from ooco_gym.sim import state as s
 
 KEY = "predicted_output"
 LIMIT = 16_384  # tokens, as of the feature `generated`
-_POSITIONS = (s.GATE, s.EVICT)  # candidates are positions in State.picks
 _STREAM = 7  # keys the predictor's errors
 
 
@@ -50,7 +49,7 @@ class LengthPredictor:
             return out
         state, there = simulation.state, np.flatnonzero(chosen >= 0)
         slots = chosen[there]
-        if kind in _POSITIONS:
+        if kind == s.EVICT:  # whose candidates are positions in State.picks
             slots = state.picks[slots]
         elif kind == s.ROUTE:
             slots = np.full(len(there), state.counters[s.PENDING_REQUEST])

@@ -27,9 +27,9 @@ def asked_of(env: Any) -> list[int]:
     episodes = env.unwrapped.episodes
     state, kind = env.unwrapped.simulation.state, int(episodes.job.turns[0, j.KIND])
     chosen = [int(one) for one in episodes.job.chosen[0] if one >= 0]
-    if kind in (s.GATE, s.EVICT):
+    if kind == s.EVICT:
         return [int(state.picks[one]) for one in chosen]
-    return chosen if kind in (s.PULL, s.INTERRUPT) else [int(state.counters[s.PENDING_REQUEST])] * len(chosen)
+    return chosen if kind in (s.GATE, s.PULL, s.INTERRUPT) else [int(state.counters[s.PENDING_REQUEST])] * len(chosen)
 
 
 @pytest.mark.parametrize("name", ["Gating", "Eviction", "Migration", "Preemption", "Routing", "Colocation", "Packing"])
