@@ -132,6 +132,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     links = relaxed * (len(machines) - relaxed)
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
     pool = pool_for(trace, tables, settings, rules.max_batch, rules.block_tokens)
+    if all(machine.role == "mixed" for machine in machines):
+        pool = pool._replace(front=0)  # they have no gate
     state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
                           rules.max_batch, PREFILL_ENTRIES, log_capacity, pool)
     _fill_tables(state, unique, rules, rows)
