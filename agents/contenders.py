@@ -98,7 +98,7 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
     Raises:
         UserError: a policy that cannot be the partner.
     """
-    here = (make_env(config) if env is None else env).unwrapped
+    here: Any = (make_env(config) if env is None else env).unwrapped
     kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
     if not kinds or min(kinds) < j.PACK or not is_published(name) or is_partner(name, here):
         return dict(config), name

@@ -20,7 +20,7 @@ _EXTRA = {"train": "train", "export": "train,export", "tune": "tune", "wandb": "
 
 
 def require(purpose: str) -> None:
-    """Checks that the packages for `purpose` (train, export, tune, wandb, tensorboard, dashboard, explain) can be imported.
+    """Checks that the packages for `purpose` (a key of `_PACKAGES`) can be imported.
 
     Raises:
         UserError: names the missing package and the extra that brings it.
