@@ -43,6 +43,18 @@ class Range:
         drawn = trial.suggest_float(self.name, self.low, self.high, log=self.log)
         return min(max(float(f"{drawn:.{_DIGITS}g}"), self.low), self.high)
 
+    def steps(self) -> list[Any]:
+        """Values beside the default: the other choices, or half-way (by ratio where logarithmic) to either end."""
+        if self.choices:
+            return [value for value in self.choices if value != self.default]
+        found: list[Any] = []
+        for end in (self.low, self.high):
+            value = (max(self.default, self.low) * end) ** 0.5 if self.log else (self.default + end) / 2
+            value = round(value) if self.whole else float(f"{value:.{_DIGITS}g}")
+            if value != self.default and self.holds(value):
+                found.append(value)
+        return found
+
     def holds(self, value: Any) -> bool:
         """Whether a value lies within."""
         return value in self.choices if self.choices else self.low <= value <= self.high

@@ -44,6 +44,7 @@ def test_ranges_lie_within_bounds_and_hold_the_default(name):
         for end in one.choices or (one.low, one.high):
             params[one.name].number(end, name)
         assert one.holds(one.default)
+        assert one.steps() and one.default not in one.steps() and all(map(one.holds, one.steps()))
 
 
 @given(value=st.floats(0.045, 2.0), kind=st.sampled_from(["always", "slack", "never"]), tries=st.integers(1, 160))
@@ -106,6 +107,14 @@ def test_the_first_trial_is_the_policy_as_it_ships_and_nothing_worse_is_kept(sea
     origin = report["provenance"]["validation"]
     assert origin["tuned"]["violation_upper_limit"] <= 0.03 or origin["default"]["violation_upper_limit"] > 0.03
     assert origin["tuned"]["service"] >= origin["default"]["service"]
+
+
+def test_one_parameter_is_changed_at_a_time_before_any_are_drawn(searched):
+    out, report = searched
+    rows = list(csv.DictReader((out / "trials.csv").open()))
+    searched_ = list(report["provenance"]["searched"])
+    for row in rows[1:1 + len(searched_)]:
+        assert sum(row[name] != rows[0][name] for name in searched_) == 1
 
 
 def test_trials_and_evaluation_play_the_same_episode(searched):
