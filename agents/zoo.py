@@ -27,6 +27,7 @@ from ooco_gym.files import atomic_write, write_json
 from ooco_gym.resources import conf_root
 
 TRAIN, TUNE = "train", "tune"
+TUNED = "tuned:"  # in a training configuration: the policy that this environment's search of the one named came to
 JOB_FILE, LOG_FILE, SUMMARY_FILE = "job.yaml", "log.txt", "summary.json"
 _ENTRY_KEYS = ("name", "agent", "seeds", "train", "tune", "tried", "estimate_s")
 _OPEN = ("agent", "env")  # parts of a configuration to which an entry may add keys
@@ -74,14 +75,17 @@ def main(cfg: Any) -> dict[str, Any]:
         from agents.zoo_ship import ship
 
         return ship(config, entries)
-    jobs = planned(config, entries, Path(config["out"]))
+    jobs = [resolved(job) for job in planned(config, entries, Path(config["out"]))]
     left = [job for job in jobs if not job.complete()]
     workers = whole(config, "workers", 1)
     show_plan(jobs, left, workers)
     for purpose in {job.kind for job in left}:
         require(purpose)
     started = time.monotonic()
-    made, failed, interrupted = run(left, workers)
+    made, failed, interrupted = run([job for job in left if job.kind == TUNE], workers)
+    if not failed and not interrupted:
+        made_then, failed, interrupted = run([resolved(job) for job in left if job.kind == TRAIN], workers)
+        made |= made_then
     summary = {"command": "zoo", "jobs": len(jobs), "skipped": len(jobs) - len(left), "made": made, "failed": failed,
                "left": len(left) - len(made) - len(failed), "stopped_by": "interrupt" if interrupted else "end",
                "wall_s": time.monotonic() - started}
@@ -128,6 +132,21 @@ def planned(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]],
         jobs += [Job(TRAIN, name, f"seed_{one['seed']}", out / name / f"seed_{one['seed']}", one,
                      float(seconds.get(TRAIN, 0.0))) for one in trainings(config, name, entry, out)]
     return jobs
+
+
+def resolved(job: Job) -> Job:
+    """The job with what is tuned in its place, once it is: `tuned:ooco` becomes `ooco:slo_margin=0.95,…`."""
+    from agents.tune import POLICY_FILE, read_tuned
+
+    def place(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: place(one) for key, one in value.items()}
+        if isinstance(value, str) and value.startswith(TUNED):
+            path = job.folder.parent / "tuned" / value.removeprefix(TUNED) / POLICY_FILE
+            return read_tuned(path)["policy"] if path.is_file() else value
+        return value
+
+    return job._replace(config=place(job.config)) if job.kind == TRAIN else job
 
 
 def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], out: Path) -> list[dict[str, Any]]:

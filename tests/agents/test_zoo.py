@@ -11,7 +11,7 @@ pytest.importorskip("sb3_contrib")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("optuna")
 import ooco_gym.zoo as shelf
-from agents import evaluate, zoo
+from agents import evaluate, tune, zoo
 from agents.environments import make_env
 from agents.load import load_run
 from ooco_gym.errors import UserError
@@ -26,7 +26,8 @@ def config(out, **changes):
     """A zoo of seconds: two runs and one search on one environment."""
     base = load_yaml("", "zoo")
     entry = {**base["environments"]["preemption"], "seeds": [1, 2],
-             "train": {"total_timesteps": 80, "window_s": 30.0, "env": SHORT, "agent": SMALL,
+             "train": {"total_timesteps": 80, "window_s": 30.0, "agent": SMALL,
+                       "env": {**SHORT, "partner": "tuned:ooco"},
                        "validation": {"windows": 2, "every_steps": 40}, "checkpoint_every_steps": 40},
              "tune": {"policies": ["ooco"], "env": SHORT, **SHORT, "windows": 2, "trials": 2,
                       "params": ["interrupt"], "validation": {"windows": 2}}, "tried": ["a wider network"]}
@@ -125,6 +126,12 @@ def test_what_is_made_lies_where_the_table_looks_for_it(made):
         assert load_run(out / "preemption" / name).config["seed"] == int(name[-1])
         assert json.loads((out / "preemption" / name / "summary.json").read_text())["best"]
     assert (out / "preemption" / "tuned" / "ooco" / "policy.yaml").is_file()
+
+
+def test_training_begins_where_the_search_ended(made):
+    out, _ = made
+    tuned = tune.read_tuned(out / "preemption" / "tuned" / "ooco" / tune.POLICY_FILE)["policy"]
+    assert load_run(out / "preemption" / "seed_1").config["env"]["partner"] == tuned
 
 
 def test_only_what_is_not_complete_is_made_again(made):
