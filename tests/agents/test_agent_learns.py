@@ -1,0 +1,38 @@
+"""A minute of training on a real environment is worth something: more than its noise, on windows it has not met."""
+
+import numpy as np
+import pytest
+
+pytest.importorskip("sb3_contrib")
+from agents import train, zoo
+from agents.environments import split_seeds, windows
+from agents.load import load_run
+from agents.play import BatchPlayer, play
+
+SHORT = {"window_s": 60.0, "warmup_s": 60.0}
+GAMES = 96  # windows of the validation split
+
+
+def config(out, **changes):
+    """Preemption from random play, without a start and without a choice on validation."""
+    base = zoo.composed("train", "env=preemption")
+    agent = {"imitate": {"rule": None}, "learning_rate": 1e-3, "n_envs": 32, "discount_per_s": 0.97, "trace_per_s": 0.9}
+    short = {"window_s": 60.0, "seed": 1, "env": SHORT, "validation": {"windows": 0}, "resumable": False,
+             "checkpoint_every_steps": None, "agent": agent}
+    return zoo.merged(base, {**short, **changes, "out": str(out)}, "train")
+
+
+@pytest.mark.slow
+def test_a_minute_of_training_improves_on_the_policy_that_it_began_with(tmp_path):
+    settings = config(tmp_path / "learned", total_timesteps=200_000)
+    train.main(settings)
+    train.main({**settings, "total_timesteps": 1, "agent": {**settings["agent"], "learning_rate": 0.0},
+                "out": str(tmp_path / "untrained")})
+    games = windows(split_seeds(settings["env"], "validation"), GAMES)
+
+    def rewards(folder):
+        records = play(settings["env"], BatchPlayer("run", load_run(folder).decide_batch), games)
+        return np.array([record["reward"] for record in records])
+
+    gain = rewards(tmp_path / "learned") - rewards(tmp_path / "untrained")
+    assert gain.mean() > 2.0 * gain.std(ddof=1) / np.sqrt(len(gain)), f"{gain.mean():.2f}"
