@@ -166,7 +166,7 @@ def work_out_alone(handle):
     """Fills State.alone_ps, which `prefill_one` then looks up; `handle` is the episode's address."""
     state = state_at(handle)
     for table in range(state.alone_ps.shape[0]):
-        for tokens in range(state.alone_ps.shape[1]):
+        for tokens in range(1, state.alone_ps.shape[1]):  # nothing has no mean context, by which measured forms go
             state.alone_ps[table, tokens] = prefill_one(state, table, tokens)
 
 

@@ -1,5 +1,6 @@
 """The whole way on the real gate: train through the front door, evaluate beside heuristics, export, decide."""
 
+import csv
 import json
 
 import pytest
@@ -37,12 +38,10 @@ def test_run_and_export_decide_alike_and_heuristics_see_the_same_windows(folders
     for metric in ("episode_reward", "offline_reference_gpu_s_per_s", "violation_rate"):
         assert means["run", metric] == means["gate", metric]
     assert means["ooco", "offline_reference_gpu_s_per_s"] > means["never", "offline_reference_gpu_s_per_s"]
-    rows = (folders / "e" / "episodes.csv").read_text().splitlines()
-    arrived = rows[0].split(",").index("online_arrived")
     windows = {}
-    for row in rows[1:]:
-        cells = row.split(",")
-        windows.setdefault((cells[1], cells[2]), set()).add(cells[arrived])
+    with (folders / "e" / "episodes.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            windows.setdefault((row["seed"], row["window"]), set()).add(row["online_arrived"])
     assert len(windows) == 3 and all(len(counts) == 1 for counts in windows.values())
 
 

@@ -103,7 +103,9 @@ def test_parts_of_a_zoo_can_be_asked_for(tmp_path):
                        tmp_path)
     assert [job.label for job in jobs] == ["tuned/ooco", "seed_7"]
     assert (jobs[0].config["trials"], jobs[1].config["total_timesteps"]) == (3, 5)
-    assert jobs[1].config["agent"]["imitate"]["rule"] is None and jobs[1].config["agent"]["imitate"]["epochs"] > 0
+    asked = jobs[1].config
+    assert asked["agent"]["imitate"]["rule"] == "partner" and asked["agent"]["imitate"]["epochs"] > 0
+    assert asked["env"]["partner"] == "tuned:ooco" and zoo.resolved(jobs[1]) == jobs[1], "nothing is tuned yet"
     only = zoo.planned({**plan, "seeds": []}, zoo.chosen({**plan, "envs": "gating"}), tmp_path)
     assert {job.kind for job in only} == {zoo.TUNE}
 
