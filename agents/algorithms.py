@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from agents.checks import is_number, whole
-from ooco_gym.errors import UserError, unknown
+from agents.checks import number, positive, positive_or_null, whole
+from ooco_gym.errors import UserError, is_number, unknown
 
 NETWORKS = ("candidate_scorer", "attention", "mlp")
 ATTENTION_HEADS = 4  # as agents.scorers has it, which needs torch
@@ -70,7 +70,24 @@ def check_agent(agent: Mapping[str, Any]) -> None:
                         "agent.network=attention")
     if agent.get("history") is not None:
         whole(agent, "history", 1, name="agent.history")
+    _check_start(agent)
     algorithm.check(agent)
+
+
+def _check_start(agent: Mapping[str, Any]) -> None:
+    """Checks what comes before learning."""
+    if agent.get("scale_decisions") is not None:
+        whole(agent, "scale_decisions", 1, name="agent.scale_decisions")
+    imitate = agent.get("imitate") or {}
+    if not isinstance(imitate, Mapping):
+        raise UserError(f"agent.imitate={imitate!r} must be a mapping, or null to imitate nobody")
+    if imitate.get("rule") is None:
+        return
+    for key, least in (("decisions", 1), ("epochs", 0), ("critic_first_updates", 0)):
+        whole(imitate, key, least, name=f"agent.imitate.{key}")
+    positive(imitate, "learning_rate", name="agent.imitate.learning_rate")
+    if imitate.get("smoothing") is not None:
+        number(imitate, "smoothing", most=1.0, name="agent.imitate.smoothing")
 
 
 def history_of(agent: Mapping[str, Any]) -> int:
@@ -104,6 +121,11 @@ def check_ppo(agent: Mapping[str, Any]) -> None:
     """Checks what the algorithms of the PPO family have in common."""
     for key, least in (("n_steps", 2), ("batch_size", 2), ("n_epochs", 1)):
         whole(agent, key, least, name=f"agent.{key}")
+    for key in ("clip_range", "max_grad_norm"):
+        positive(agent, key, name=f"agent.{key}")
+    for key in ("learning_rate", "vf_coef"):
+        number(agent, key, name=f"agent.{key}")
+    positive_or_null(agent, "target_kl", "no end to an update", name="agent.target_kl")
     for key in ("discount_per_s", "trace_per_s"):
         if not is_number(agent.get(key)) or not 0.0 < agent[key] <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {agent.get(key)}")
@@ -160,6 +182,7 @@ def _check_dqn(agent: Mapping[str, Any]) -> None:
     for key, least in (("buffer_size", 1), ("batch_size", 2), ("learning_starts", 0), ("train_freq", 1),
                        ("gradient_steps", 1), ("target_update_interval", 1)):
         whole(agent, key, least, name=f"agent.{key}")
+    number(agent, "learning_rate", name="agent.learning_rate")
     for key in ("discount_per_s", "exploration_fraction", "exploration_final_eps"):
         if not is_number(agent.get(key)) or not 0.0 < agent[key] <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {agent.get(key)}")

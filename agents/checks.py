@@ -38,15 +38,27 @@ def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float =
     return float(value)  # type: ignore[arg-type]
 
 
-def positive_or_null(place: Mapping[str, Any], key: str, null: str) -> None:
-    """Checks a positive number or null at `key`; `null` says what null means.
+def positive(place: Mapping[str, Any], key: str, name: str | None = None) -> float:
+    """The positive number at `key`; `name` is what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if not is_number(value) or value <= 0:  # type: ignore[operator]
+        raise UserError(f"{name or key} must be a positive number, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | None = None) -> None:
+    """Checks a positive number or null at `key`; `null` says what null means, `name` what the user calls the key.
 
     Raises:
         UserError: it is something else.
     """
     value = place.get(key)
     if value is not None and (not is_number(value) or value <= 0):
-        raise UserError(f"{key} must be a positive number, or null for {null}, got {value!r}")
+        raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
 
 
 def seeds(value: Any) -> list[int] | None:

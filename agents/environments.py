@@ -13,7 +13,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, is_whole, unknown
 from ooco_gym.policy import policy_of
 
 SPLITS = ("train", "validation", "test")
@@ -104,6 +104,8 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
         if not splits:
             raise UserError(f"env.splits.{split} is missing: expected a list of seeds")
         raise unknown("split", split, splits)
+    if not isinstance(splits[split], Sequence) or not all(map(is_whole, splits[split])):
+        raise UserError(f"env.splits.{split}={splits[split]} must be a list of seeds, whole numbers")
     seeds = [int(seed) for seed in splits[split]]
     if not seeds:
         raise UserError(f"env.splits.{split} is empty; expected at least one seed")

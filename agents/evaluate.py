@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.checks import number
+from agents.checks import seeds as checked_seeds
 from agents.contenders import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
 from agents.environments import Window, group, make_env, plain, split_seeds, windows
 from agents.learned import check_fit, kept, runs_of
 from agents.play import BatchPlayer, play
 from agents.scoring import score
 from ooco_gym.cli.progress import track
-from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.zoo import placed
 
@@ -64,7 +65,8 @@ def main(cfg: Any) -> dict[str, Any]:
     started = time.monotonic()
     env = config["env"] = _environment(config)
     entrants = _entrants(config.get("policies"))
-    seeds = _whole_numbers("seeds", config.get("seeds")) or split_seeds(env, "test")
+    asked = config.get("seeds")
+    seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
     games = windows(seeds, sum(_whole_numbers("episodes", config.get("episodes"))))
     suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
@@ -107,6 +109,8 @@ def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
     if value is None:
         return [None]
     given = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not given:
+        raise UserError("shift=[] names none; expected one, a list, all, or null for the environment as it is")
     chosen: list[str | None] = [None, *known] if given == [ALL_SHIFTS] else given
     for shift in chosen:
         if shift is not None and shift not in known:

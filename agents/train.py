@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.algorithms import check_agent
-from agents.checks import LARGEST_SEED, positive_or_null, whole
+from agents.checks import LARGEST_SEED, number, positive_or_null, whole
 from agents.environments import SPLITS, group, plain, split_seeds
 from agents.extras import require
 from agents.load import POLICY_FILE
@@ -81,12 +81,14 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     check_agent(agent)
     whole(config, "total_timesteps", 1)
     whole(config, "seed", 0, most=LARGEST_SEED)
+    whole(config, "threads", 1)
     positive_or_null(config, "max_wall_s", "no limit")
     positive_or_null(config, "window_s", "the environment's own")
     validation = plain(config.get("validation") or {})
     if validation.get("windows"):
         for key in ("windows", "every_steps"):
             whole(validation, key, 1, name=f"validation.{key}")
+        number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
     if config.get("checkpoint_every_steps"):
         whole(config, "checkpoint_every_steps", 0)
     for split in SPLITS[:2]:

@@ -94,8 +94,10 @@ def main(cfg: Any) -> dict[str, Any]:
         return summary
     if failed:
         first = next(iter(failed))
-        raise UserError(f"{len(failed)} of {len(left)} jobs failed, the first, {first}: {failed[first]}; the same "
-                        "command goes on with what is left")
+        rest = summary["left"]
+        raise UserError(f"{len(failed)} of {len(left)} jobs failed"
+                        + (f" and {rest} were not begun, for they need what was to be tuned" if rest else "")
+                        + f"; the first, {first}: {failed[first]}; the same command goes on with what is left")
     return summary
 
 

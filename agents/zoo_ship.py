@@ -154,6 +154,7 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
                "violation_rate": one["learned"]["violation_rate"], "service": one["learned"]["service"],
                "n_windows": one["n_windows"]} for one in measured.get("shifts") or []]
     learned, imitates = kinds.get("learned", {}), plain(config["agent"].get("imitate") or {}).get("rule")
+    seeds = sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"])
     upper = own["violation_rate"]["upper_limit"]
     doubts = [] if upper is not None and upper <= VIOLATION_LIMIT else [
         "Where the violation budget must hold: on its own held-out windows it is not shown to, at "
@@ -168,7 +169,7 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
                  "test_seeds_of_windows": split_seeds(config["env"], "test"),
                  "training_window_s": config.get("window_s") or config["env"].get("window_s")},
         "training": {"agent": config["agent"]["name"], "imitates": imitates, "decisions": config["total_timesteps"],
-                     "seeds": sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"]), **choice},
+                     "seeds": seeds, **choice},
         "scores": {"this_policy": own,
                    "all_seeds": {key: learned[key] for key in ("service", "violation_rate", "reward")
                                  if key in learned},
@@ -177,7 +178,7 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
                    **{key: measured.get(key) for key in _OF_TABLE}},
         "shifts": shifts, "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"]],
         "tried": list(entry.get("tried") or []),
-        "reproduce": [f"ooco-gym zoo envs=[{env}] out=ZOO",
+        "reproduce": [f"ooco-gym zoo envs=[{env}] seeds=[{','.join(map(str, seeds))}] out=ZOO",
                       "ooco-gym evaluate +experiment=learned_table zoo=ZOO out=TABLE",
                       f"ooco-gym zoo ship=true envs=[{env}] zoo=ZOO table=TABLE/learned_table.json"],
     }

@@ -216,7 +216,9 @@ def test_interval_covers_the_spread_of_windows():
     ({"policies": ["oco"]}, "'oco' is neither a known policy (did you mean 'ooco'?) nor a run folder"),
     ({"policies": ["ooco", "ooco"]}, "policies names 'ooco' twice"),
     ({"env": "gatting.csv"}, "env=gatting.csv is no configuration"),
-    ({"seeds": ["x"]}, "seeds must hold whole numbers of at least 0, got x"),
+    ({"seeds": ["x"]}, "seeds=['x'] must be a list of whole numbers of at least 0"),
+    ({"seeds": [21, 21]}, "names 21 twice"),
+    ({"shift": []}, "shift=[] names none"),
     ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):

@@ -152,7 +152,7 @@ def test_only_what_is_not_complete_is_made_again(made):
 def test_a_job_that_fails_is_named_and_the_others_are_made(tmp_path):
     broken = config(tmp_path, seeds=[1])
     broken["environments"]["preemption"]["train"]["agent"] = {**SMALL, "network": "nosuch"}
-    with pytest.raises(UserError, match=r"1 of 2 jobs failed, the first, preemption seed_1: unknown agent.network"):
+    with pytest.raises(UserError, match=r"1 of 2 jobs failed; the first, preemption seed_1: unknown agent.network"):
         zoo.main(broken)
     assert (tmp_path / "preemption" / "tuned" / "ooco" / "policy.yaml").is_file()
 
@@ -173,7 +173,7 @@ def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     text = (folder / "card.md").read_text()
     upper = card["scores"]["this_policy"]["violation_rate"]["upper_limit"]
     assert len(card["not_for"]) == (2 if upper is None or upper > 0.03 else 1), "two short windows prove little"
-    assert all(one in text for one in card["not_for"]) and "ooco-gym zoo envs=[preemption] out=ZOO" in text
+    assert all(one in text for one in card["not_for"]) and "ooco-gym zoo envs=[preemption] seeds=[1,2] out=ZOO" in text
     assert str(made[0]) not in text + (folder / "card.json").read_text() + (folder / "manifest.json").read_text()
 
 
