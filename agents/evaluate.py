@@ -11,7 +11,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agents.checks import number
+from agents.checks import number, whole
 from agents.checks import seeds as checked_seeds
 from agents.contenders import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
 from agents.environments import Window, group, make_env, plain, split_seeds, windows
@@ -188,7 +188,7 @@ def rule_names(env: Any) -> list[str]:
 
 def _results(config: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[list[dict[str, Any]]]:
     """Plays all jobs, in `workers` processes if more than one, and yields their records in order."""
-    workers = min(int(config.get("workers") or 1), len(jobs))
+    workers = min(whole({"workers": 1, **config}, "workers", 1), len(jobs))
     if workers <= 1:
         yield from track(map(play_job, jobs), "evaluating", len(jobs))
         return

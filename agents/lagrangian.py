@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from agents.buffer import timed_advantages
-from agents.checks import is_number, number, whole
+from agents.checks import is_number, number, positive, whole
 from agents.vector import GymnasiumVecEnv
 from ooco_gym.envs import reward as r
 from ooco_gym.errors import UserError
@@ -296,8 +296,9 @@ def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
     Raises:
         UserError: a figure out of range, or an environment that does not count online requests.
     """
-    for key in ("proportional", "integral", "derivative", "initial", "most", "smoothing", "requests", "learning_rate"):
+    for key in ("proportional", "integral", "derivative", "initial", "most", "smoothing", "learning_rate"):
         number(settings, key, most=0.999 if key == "smoothing" else np.inf, name=f"agent.lagrangian.{key}")
+    positive(settings, "requests", name="agent.lagrangian.requests")
     whole(settings, "epochs", 1, name="agent.lagrangian.epochs")
     places = trainer.env.unwrapped.env
     if not hasattr(places, "episodes"):

@@ -167,8 +167,8 @@ class _Search:
         self.seat = self.windows.by_the_clock
         self.given = {part.partition("=")[0].strip() for part in given.split(",") if part}
         self.ranges, self.left = ranges_of(
-            self.policy, float(config["spread"]), config["params"], [*config["fixed"], *self.given], config["space"],
-            asked=not self.seat)
+            self.policy, float(config["spread"]), config["params"], [*(config["fixed"] or ()), *self.given],
+            config["space"], asked=not self.seat)
         self.default = {one.name: one.default for one in self.ranges}
         # One parameter at a time first: of a dozen that are drawn at once one at least is always bad, and a search that
         # begins so learns little of a policy that is good as it ships.
