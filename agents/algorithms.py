@@ -70,8 +70,8 @@ def check_agent(agent: Mapping[str, Any]) -> None:
                         "agent.network=attention")
     if agent.get("history") is not None:
         whole(agent, "history", 1, name="agent.history")
-    _check_start(agent)
     algorithm.check(agent)
+    _check_start(agent)
 
 
 def _check_start(agent: Mapping[str, Any]) -> None:
