@@ -7,7 +7,6 @@ them. Tests hold rollout and update to sb3-contrib's own.
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import numpy as np
@@ -24,17 +23,7 @@ Tensors = dict[str, torch.Tensor]
 
 
 class LeanMaskablePPO(MaskablePPO):
-    """`MaskablePPO` for observations that hold their `action_mask`, with an `ObservationEncoder` that learns nothing.
-
-    `spent_s` counts the seconds of inference, of the environment and of updates.
-    """
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.spent_s = {"environment": 0.0, "inference": 0.0, "update": 0.0}
-        super().__init__(*args, **kwargs)
-
-    def _excluded_save_params(self) -> list[str]:
-        return [*super()._excluded_save_params(), "spent_s"]
+    """`MaskablePPO` for observations that hold their `action_mask`, behind an `ObservationEncoder`."""
 
     # --- Playing -----------------------------------------------------------------------------------------------------
     def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: Any, n_rollout_steps: int,
@@ -47,10 +36,8 @@ class LeanMaskablePPO(MaskablePPO):
         dones = np.zeros(env.num_envs, bool)
         for _ in range(n_rollout_steps):
             masks = self._last_obs["action_mask"] > 0  # type: ignore[index]
-            with _Timed(self.spent_s, "inference"):
-                actions, values, log_probs = self._decide(self._last_obs, masks)
-            with _Timed(self.spent_s, "environment"):
-                new_obs, rewards, dones, infos = env.step(actions)
+            actions, values, log_probs = self._decide(self._last_obs, masks)
+            new_obs, rewards, dones, infos = env.step(actions)
             self.num_timesteps += env.num_envs
             callback.update_locals(locals())
             if not callback.on_step():
@@ -124,10 +111,6 @@ class LeanMaskablePPO(MaskablePPO):
     # --- Learning ----------------------------------------------------------------------------------------------------
     def train(self) -> None:
         """One PPO update on the rollout: `n_epochs` passes in minibatches, ended early by `target_kl`."""
-        with _Timed(self.spent_s, "update"):
-            self._train()
-
-    def _train(self) -> None:
         self.policy.set_training_mode(True)
         self._update_learning_rate(self.policy.optimizer)
         rollout, logged = self._rollout(), {}
@@ -197,16 +180,3 @@ class LeanMaskablePPO(MaskablePPO):
                 (ratio - 1 - log_ratio).mean()]).tolist()
         names = ("policy_gradient_loss", "value_loss", "entropy_loss", "loss", "clip_fraction", "approx_kl")
         return loss, dict(zip(names, figures, strict=True))
-
-
-class _Timed:
-    """Adds the seconds inside a `with` to a sum."""
-
-    def __init__(self, sums: dict[str, float], key: str) -> None:
-        self._sums, self._key = sums, key
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, *_: Any) -> None:
-        self._sums[self._key] += time.perf_counter() - self._started

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -106,7 +106,13 @@ class CandidateQuantileNetwork(_OfActions, QuantileNetwork):
 
 
 class _Valued:
-    """What the policies of DQN and QR-DQN have in common."""
+    """What the policies of DQN and QR-DQN have in common.
+
+    Attributes:
+        network_name: what Stable-Baselines3 calls the network that decides.
+    """
+
+    network_name: ClassVar[str]
 
     def __init__(self, *args: Any, network: str = "candidate_scorer", hidden: int = 64, joint: bool = False,
                  **kwargs: Any) -> None:
@@ -124,31 +130,30 @@ class _Valued:
         arguments = self._update_features_extractor(self.net_args, features_extractor=self.features_extractor)
         return kind(**arguments, scoring=self.scoring).to(self.device)
 
+    def deciding_parts(self) -> tuple[ObservationEncoder, Scorer]:
+        """The encoder of observations and the scorer of actions."""
+        network: Any = getattr(self, self.network_name)
+        return network.features_extractor, network.scorer
+
 
 class CandidateDQNPolicy(_Valued, DQNPolicy):
     """For DQN."""
+
+    network_name = "q_net"
 
     def make_q_net(self) -> CandidateQNetwork:
         """A network of the actions' values."""
         return self._network(CandidateQNetwork)
 
-    def deciding_parts(self) -> tuple[ObservationEncoder, Scorer]:
-        """The encoder of observations and the scorer of actions."""
-        network: Any = self.q_net
-        return network.features_extractor, network.scorer
-
 
 class CandidateQRDQNPolicy(_Valued, QRDQNPolicy):
     """For QR-DQN."""
 
+    network_name = "quantile_net"
+
     def make_quantile_net(self) -> CandidateQuantileNetwork:
         """A network of the quantiles of the actions' values."""
         return self._network(CandidateQuantileNetwork)
-
-    def deciding_parts(self) -> tuple[ObservationEncoder, Scorer]:
-        """The encoder of observations and the scorer of actions."""
-        network: Any = self.quantile_net
-        return network.features_extractor, network.scorer
 
 
 def random_legal(masks: np.ndarray, random: np.random.Generator) -> np.ndarray:

@@ -145,9 +145,3 @@ def _given(param: Param, default: Any, value: Any) -> Range:
         return _scaled(param, default, listed[0], listed[1])
     expected = f"a list of some of {', '.join(param.choices)}" if param.choices else "[low, high]"
     raise UserError(f"space.{param.name}={value!r} must be {expected}")
-
-
-def spelled(name: str, values: Mapping[str, Any]) -> str:
-    """A policy's name with parameters, as every command takes it: `ooco:slo_margin=0.9,interrupt=slack`."""
-    text = ",".join(f"{key}={value}" for key, value in values.items())
-    return f"{name}:{text}" if text else name

@@ -11,6 +11,7 @@ any algorithm of Stable-Baselines3 takes legal actions alone. Actor and critic s
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -58,7 +59,7 @@ class Layout(NamedTuple):
         return x[:, : self.context], candidates, mask[:, self.fixed :], mask
 
 
-class Scorer(nn.Module):
+class Scorer(nn.Module, ABC):
     """From flat features to scores of the actions (actor) and a value latent (critic).
 
     Args:
@@ -93,13 +94,13 @@ class Scorer(nn.Module):
             return torch.where(mask, scores.squeeze(-1), MASKED)
         return torch.where(mask.unsqueeze(-1), scores, MASKED)
 
+    @abstractmethod
     def _scores(self, x: torch.Tensor) -> torch.Tensor:
         """Returns (batch, A, outputs)."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
         """Returns the value latent (batch, hidden)."""
-        raise NotImplementedError
 
     def actor_parameters(self) -> list[nn.Parameter]:
         """The parameters that decide."""
@@ -110,9 +111,9 @@ class Scorer(nn.Module):
         for name in self.of_critic:
             delattr(self, name)
 
+    @abstractmethod
     def start_uniform(self) -> None:
         """Makes all actions nearly as likely as each other, as Stable-Baselines3 does."""
-        raise NotImplementedError
 
 
 class _Heads(nn.Module):

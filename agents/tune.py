@@ -22,13 +22,13 @@ from agents.checks import LARGEST_SEED, number, whole
 from agents.contenders import by_name, seated
 from agents.environments import Window, group, make_env, plain, split_seeds, windows
 from agents.extras import require
-from agents.ranges import ranges_of, spelled
+from agents.ranges import ranges_of
 from agents.scoring import HEADLINE, grid, mean_interval, upper_violation_limit, values
 from ooco_gym.cli.progress import progress
 from ooco_gym.envs import job as j
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write
-from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.policy import get_policy, list_policies, spelled
 
 POLICY_FILE = "policy.yaml"
 _VERSIONS = ("ooco-gym", "optuna", "numpy", "numba")

@@ -26,13 +26,13 @@ from experiments.options import baseline_of, names_of, seeds_of
 from experiments.search import Limits, Plan, Point
 from experiments.sustain import Bench, Sustained, placed, sustain
 from experiments.tables import show_notes, waiting
-from experiments.tuning import candidates_of, spelled, tune
+from experiments.tuning import candidates_of, tune
 from ooco_gym.cli.choices import read_choice
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import conf_root
 from ooco_gym.scenario import workload_name
 

@@ -6,9 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
 from experiments.search import Limits, Plan, Point, first_crossing
+from ooco_gym.policy import spelled
 
 
 @dataclass(frozen=True)
@@ -31,18 +30,6 @@ class Tuning:
 def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Settings of a policy's parameters as policy names."""
     return [spelled(name, values) for values in settings]
-
-
-def spelled(name: str, values: Mapping[str, Any]) -> str:
-    """A policy's name, `name` or `name:param=value,…`, with more parameters set; a value here replaces one there."""
-    if not values:
-        return name
-    base, _, text = name.partition(":")
-    pairs = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
-    # Quoted where YAML would read something else than the text: on, off, null, a number.
-    pairs |= {key: f"'{value}'" if isinstance(value, str) and yaml.safe_load(value) != value else str(value)
-              for key, value in values.items()}
-    return f"{base}:" + ",".join(f"{key}={value}" for key, value in pairs.items())
 
 
 def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits,

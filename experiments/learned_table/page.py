@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,11 +70,18 @@ def markdown(summary: Mapping[str, Any]) -> str:
 
 
 def write_docs(page: Path, summary: Mapping[str, Any]) -> None:
-    """Writes the page's marked part, and the figures beside it under its name."""
+    """Writes the page's marked part, and the figures beside it under its name.
+
+    Environments that this run has not measured stay as the page has them: the whole table takes an hour and more.
+    """
+    figures = page.with_suffix(".json")
+    if figures.is_file():
+        kept = json.loads(figures.read_text(encoding="utf-8"))["environments"]
+        summary = {**summary, "environments": {**kept, **summary["environments"]}}
     text = merged(page, "Learned policies on held-out windows", markdown(summary), (BEGIN, END))
     with atomic_write(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    write_json(page.with_suffix(".json"), summary)
+    write_json(figures, summary)
 
 
 def show(summary: Mapping[str, Any]) -> None:

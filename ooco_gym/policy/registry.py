@@ -65,6 +65,18 @@ def _parse_values(text: str, whole: str) -> dict[str, Any]:
     return values
 
 
+def spelled(name: str, values: Mapping[str, Any]) -> str:
+    """A policy's name, `name` or `name:param=value,…`, with more parameters set; a value here replaces one there."""
+    if not values:
+        return name
+    base, _, text = name.partition(":")
+    pairs = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
+    # Quoted where YAML would read something else than the text: on, off, null, a number.
+    pairs |= {key: f"'{value}'" if isinstance(value, str) and yaml.safe_load(value) != value else str(value)
+              for key, value in values.items()}
+    return f"{base}:" + ",".join(f"{key}={value}" for key, value in pairs.items())
+
+
 def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
     """Accepts what users write for a policy: a name, a mapping with `name` and parameters, or a `Policy`."""
     if isinstance(value, Policy):

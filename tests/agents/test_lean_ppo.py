@@ -68,8 +68,3 @@ def test_rollouts_updates_and_figures_are_those_of_sb3_contrib(changes):
     for one, other in zip(their_log, our_log, strict=True):
         for key in (key for key in one if key.startswith("train/") and key != "train/loss"):
             assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-5), key
-
-
-def test_it_counts_where_the_time_goes():
-    model, _ = learn("ours", rollouts=1)
-    assert set(model.spent_s) == {"environment", "inference", "update"} and min(model.spent_s.values()) > 0

@@ -13,9 +13,9 @@ pytest.importorskip("optuna")
 from agents import tune
 from agents.contenders import play_heuristic
 from agents.environments import Window
-from agents.ranges import ranges_of, spelled
+from agents.ranges import ranges_of
 from ooco_gym.errors import UserError
-from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.policy import get_policy, list_policies, spelled
 from ooco_gym.resources import load_yaml
 
 

@@ -16,9 +16,8 @@ from experiments.field_page import BEGIN, END, body, write_results
 from experiments.field_plot import field_figure, field_svg
 from experiments.search import Limits, Plan, Point, first_crossing
 from experiments.sustain import Bench, sustain
-from experiments.tuning import spelled
 from ooco_gym.cli import main
-from ooco_gym.policy import get_policy
+from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
