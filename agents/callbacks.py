@@ -16,10 +16,10 @@ from agents.interrupts import Interrupts, Stop
 from agents.networks import Actor, ObservationEncoder
 from agents.vector import GymnasiumVecEnv
 from ooco_gym.cli.progress import progress
+from ooco_gym.envs.job import DECLINE_ACTION, PARTNER_ACTION
 from ooco_gym.files import atomic_write
 
 REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
-NO_ACTION, PARTNER_ACTION = 0, 1
 
 
 class _OnFigures(BaseCallback):
@@ -60,8 +60,7 @@ class ObservationStatistics(BaseCallback):
         self._seen: dict[str, np.ndarray] | None = None
 
     def _on_rollout_end(self) -> None:
-        observations: Any = self.model.rollout_buffer.observations  # type: ignore[attr-defined]
-        self._seen = {key: np.copy(value) for key, value in observations.items()}
+        self._seen = dict(self.model.rollout_buffer.observations)  # type: ignore[attr-defined]  # its next are others
 
     def _on_rollout_start(self) -> None:
         encoder = self.model.policy.features_extractor
@@ -81,7 +80,36 @@ class ObservationStatistics(BaseCallback):
         self._seen = state["seen"]
 
 
-class Between(BaseCallback):
+class _Regular(BaseCallback):
+    """Has something to do between two rollouts whenever so many decisions have been taken.
+
+    Args:
+        every_steps: decisions between two times; None: never.
+    """
+
+    def __init__(self, every_steps: int | None) -> None:
+        super().__init__()
+        self._every, self._next = every_steps, every_steps or 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _is_due(self) -> bool:
+        return self._every is not None and self.num_timesteps >= self._next
+
+    def _count_anew(self) -> None:
+        self._next = self.num_timesteps + (self._every or 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """When is next."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._next = state["next"]
+
+
+class Between(_Regular):
     """First of all, between two rollouts: keeps the state every `every_steps` decisions, and stops where it is time to.
 
     Args:
@@ -94,14 +122,10 @@ class Between(BaseCallback):
 
     def __init__(self, keep: Callable[[], None], every_steps: int | None, interrupts: Interrupts,
                  deadline_s: float | None, reserve_s: Callable[[], float]) -> None:
-        super().__init__()
-        self._keep, self._every, self._interrupts = keep, every_steps, interrupts
-        self._next = every_steps or 0
+        super().__init__(every_steps)
+        self._keep, self._interrupts = keep, interrupts
         self.deadline_s, self.reserve_s, self.expired = deadline_s, reserve_s, False
         self._before: float | None = None
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_rollout_start(self) -> None:
         now = time.monotonic()
@@ -110,17 +134,9 @@ class Between(BaseCallback):
         if self._interrupts.asked or (self.expired and self._before is not None):
             raise Stop
         self._before = now
-        if self._every is not None and self.num_timesteps >= self._next:
-            self._next = self.num_timesteps + self._every
+        if self._is_due():
+            self._count_anew()  # is part of what is kept
             self._keep()
-
-    def state_dict(self) -> dict[str, Any]:
-        """When the state is kept again."""
-        return {"next": self._next}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self._next = state["next"]
 
 
 class Stopwatch(_OnFigures):
@@ -193,7 +209,7 @@ class Figures(_OnFigures):
     def _begin(self) -> None:
         self._sums: dict[str, float] = defaultdict(float)
         self._ended: list[dict[str, Any]] = []
-        self._elapsed_s, self._decisions, self._noes, self._partners = 0.0, 0, 0, 0
+        self._elapsed_s, self._decisions, self._noes, self._partners, self._choices = 0.0, 0, 0, 0, False
         self._started = time.monotonic()
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,8 +225,10 @@ class Figures(_OnFigures):
 
     def _on_step(self) -> bool:
         env, actions = self.env, self.locals["actions"]
-        self._noes += int(np.count_nonzero(actions == NO_ACTION))
-        self._partners += int(np.count_nonzero(actions == PARTNER_ACTION))
+        self._choices = actions.ndim == 1  # a vector of levels says no 'no', and leaves nothing to the partner
+        if self._choices:
+            self._noes += int(np.count_nonzero(actions == DECLINE_ACTION))
+            self._partners += int(np.count_nonzero(actions == PARTNER_ACTION))
         self._decisions += len(actions)
         self._elapsed_s += float(env.info_array("elapsed_s").sum())
         for key in (*env.info_keys(REWARD_PREFIX), *env.info_keys(COST_PREFIX)):
@@ -223,8 +241,9 @@ class Figures(_OnFigures):
         elapsed_s = max(self._elapsed_s, 1e-9)
         for key, value in self._sums.items():
             self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s", value / elapsed_s)
-        self.logger.record("rollout/no_share", self._noes / max(self._decisions, 1))
-        self.logger.record("rollout/partner_share", self._partners / max(self._decisions, 1))
+        if self._choices:
+            self.logger.record("rollout/no_share", self._noes / max(self._decisions, 1))
+            self.logger.record("rollout/partner_share", self._partners / max(self._decisions, 1))
         self.logger.record("rollout/simulated_s", self._elapsed_s)
         self.logger.record("time/decisions_per_s", self._decisions / max(time.monotonic() - self._started, 1e-9))
         self.episodes += len(self._ended)
@@ -234,7 +253,7 @@ class Figures(_OnFigures):
             self.logger.record(f"episode/{key}", float(np.mean([summary[key] for summary in self._ended])))
 
 
-class Validation(BaseCallback):
+class Validation(_Regular):
     """Every `every_steps` decisions plays the validation windows, and keeps the best policy so far.
 
     Best: feasible first (mean violation rate within `limit`), then the mean reward of an episode.
@@ -249,41 +268,36 @@ class Validation(BaseCallback):
 
     def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
                  first: bool = False) -> None:
-        super().__init__()
-        self._play, self._path, self._every, self._limit, self._first = play, path, every_steps, limit, first
-        self._next = every_steps
+        super().__init__(every_steps)
+        self._play, self._path, self._limit, self._first = play, path, limit, first
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
-        self.wall_s, self.last_wall_s = 0.0, 0.0
-
-    def _on_step(self) -> bool:
-        return True
+        self.last_wall_s = 0.0
 
     def _on_training_start(self) -> None:
         if self._first and not self.history:
             self.validate()
 
     def _on_rollout_start(self) -> None:
-        if self.num_timesteps >= self._next:
+        if self._is_due():
             self.validate()
-            self._next = self.num_timesteps + self._every
+            self._count_anew()  # not before: one that is interrupted is still due
 
     def state_dict(self) -> dict[str, Any]:
         """What was found so far, and when is next."""
-        return {"next": self._next, "history": list(self.history), "best": self.best, "wall_s": self.wall_s,
+        return {**super().state_dict(), "history": list(self.history), "best": self.best,
                 "last_wall_s": self.last_wall_s}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on from `state_dict()`."""
-        self._next, self.history, self.best = state["next"], list(state["history"]), state["best"]
-        self.wall_s, self.last_wall_s = state["wall_s"], state["last_wall_s"]
+        super().load_state_dict(state)
+        self.history, self.best, self.last_wall_s = list(state["history"]), state["best"], state["last_wall_s"]
 
     def validate(self) -> None:
         """Plays the validation windows now; the policy is saved if it is the best."""
         started = time.monotonic()
         records = self._play()
         self.last_wall_s = time.monotonic() - started
-        self.wall_s += self.last_wall_s
         rates = [record["summary"].get("violation_rate", 0.0) for record in records]
         entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
                  "violation_rate": float(np.mean(rates)), "windows": len(records)}
@@ -328,28 +342,17 @@ class CriticFirst(BaseCallback):
         self._rollouts = state["rollouts"]
 
 
-class Checkpoints(BaseCallback):
+class Checkpoints(_Regular):
     """Saves the policy every `every_steps` decisions as `<folder>/step_<decisions>.zip`."""
 
     def __init__(self, folder: Path, every_steps: int) -> None:
-        super().__init__()
-        self._folder, self._every, self._next = folder, every_steps, every_steps
-
-    def _on_step(self) -> bool:
-        return True
+        super().__init__(every_steps)
+        self._folder = folder
 
     def _on_rollout_start(self) -> None:
-        if self.num_timesteps >= self._next:
-            self._next = self.num_timesteps + self._every
+        if self._is_due():
+            self._count_anew()
             save(self.model, self._folder / f"step_{self.num_timesteps:010d}.zip")
-
-    def state_dict(self) -> dict[str, Any]:
-        """When is next."""
-        return {"next": self._next}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self._next = state["next"]
 
 
 class Progress(BaseCallback):
