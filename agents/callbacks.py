@@ -14,6 +14,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.interrupts import Interrupts, Stop
 from agents.networks import Actor, ObservationEncoder
+from agents.scoring import feasible_first
 from agents.vector import GymnasiumVecEnv
 from ooco_gym.cli.progress import progress
 from ooco_gym.envs.job import DECLINE_ACTION, PARTNER_ACTION
@@ -256,7 +257,7 @@ class Figures(_OnFigures):
 class Validation(_Regular):
     """Every `every_steps` decisions plays the validation windows, and keeps the best policy so far.
 
-    Best: feasible first (mean violation rate within `limit`), then the mean reward of an episode.
+    Best: by `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
 
     Args:
         play: plays the current policy through all validation windows and returns their records.
@@ -312,7 +313,7 @@ class Validation(_Regular):
             save(self.model, self._path)
 
     def _rank(self, entry: dict[str, float]) -> tuple[bool, float]:
-        return entry["violation_rate"] <= self._limit, entry["reward"]
+        return feasible_first(entry["violation_rate"], entry["reward"], self._limit)
 
 
 class CriticFirst(BaseCallback):

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agents.contenders import CLAIRVOYANT
-from agents.scoring import interval_note, too_few
+from agents.scoring import feasible_first, interval_note, too_few
 from ooco_gym.metrics.statistics import interval
 
 SERVICE, VIOLATIONS, REWARD = "offline_reference_gpu_s_per_s", "violation_rate", "reward_total"
@@ -33,9 +33,8 @@ def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) 
     """
     rows = [{"policy": name, **{metric: _interval(_values(records, metric)) for metric in METRICS
                                 if metric in records[0]}} for name, records in played.items()]
-    within = [name for name in heuristics if _mean(played[name], VIOLATIONS) <= budget]
-    best = max(within, key=lambda name: _mean(played[name], SERVICE)) if within else \
-        min(heuristics, key=lambda name: _mean(played[name], VIOLATIONS))
+    best = max(heuristics, key=lambda name: feasible_first(_mean(played[name], VIOLATIONS),
+                                                           _mean(played[name], SERVICE), budget))
     for row in rows:
         records = played[row["policy"]]
         row["difference"] = {metric: _interval(_values(records, metric) - _values(played[best], metric))

@@ -96,17 +96,36 @@ def numbers(found: Estimate) -> tuple[float, float | None, float | None]:
     return found.value, None if np.isnan(found.low) else found.low, None if np.isnan(found.high) else found.high
 
 
-def upper_violation_limit(records: Records) -> float | None:
+def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, float]:
+    """The order in which policies are chosen from, the best being the largest: those that keep the violation budget
+    before those that do not; of the former the one that gains most, of the latter the one with the fewest violations.
+
+    Whoever chooses a policy for good, from its validation, a search or a table, chooses by this.
+
+    Args:
+        violations: share of online requests that violate, in the mean or as its upper limit.
+        gain: reward, or service.
+        limit: the budget.
+    """
+    feasible = violations <= limit
+    return feasible, gain if feasible else -violations
+
+
+def upper_violation_limit(records: Records, highest: float | None = None) -> float | None:
     """Upper 95 % limit of the violation rate; None where fewer than two windows were played, or where no online
     request arrived in any.
 
     The bootstrap over windows says nothing about rates that were never seen; where the records count requests, the
     exact binomial limit of the pooled counts (Clopper-Pearson) holds as well, and the larger one is returned. Runs of
     one policy meet the same requests, which count once.
+
+    Args:
+        records: of the policy.
+        highest: the upper end of the rate's bootstrap interval, where it is known already.
     """
     if without_online(records):
         return None
-    limit = mean_interval(grid(records, "violation_rate"))[2]
+    limit = mean_interval(grid(records, "violation_rate"))[2] if highest is None else highest
     counts = [(r["summary"].get("online_violated"), r["summary"].get("online_arrived")) for r in records]
     if limit is None or any(violated is None or arrived is None for violated, arrived in counts):
         return limit
@@ -131,11 +150,13 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
         bounds: the most service that any policy could have, for each window; then scores are shares of it.
     """
     results = [_row(policy, env, metric, records) for policy, records in played.items() for metric in METRICS]
-    limits = {policy: upper_violation_limit(records) for policy, records in played.items()}
+    highest = {row["policy"]: row["ci_high"] for row in results if row["metric"] == "violation_rate"}
+    limits = {policy: upper_violation_limit(records, highest[policy]) for policy, records in played.items()}
     feasible = {policy: limit is not None and limit <= VIOLATION_LIMIT for policy, limit in limits.items()}
     service = {policy: float(values(records, HEADLINE).mean()) for policy, records in played.items()}
     ranked = sorted((policy for policy in played if feasible[policy]), key=lambda policy: -service[policy])
-    reference = best_heuristic({policy: records for policy, records in played.items() if not learned[policy]})
+    reference = best_heuristic({policy: records for policy, records in played.items() if not learned[policy]},
+                               limits=limits)
     scores, unit = _normalised(played, reference, bounds)
     policies = [
         {"policy": policy, "learned": learned[policy], "runs": len(scores[policy]),
@@ -153,16 +174,24 @@ def score(played: Mapping[str, Records], env: str, learned: Mapping[str, bool],
             "profile": _profile(scores)}
 
 
-def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT) -> str | None:
+def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT,
+                   limits: Mapping[str, float | None] | None = None) -> str | None:
     """The feasible one with the most offline service; if none is, of those within the limit in the mean; if none is,
-    the one with the fewest violations; None of none."""
-    limits = {policy: upper_violation_limit(records) for policy, records in played.items()}
-    rates = {policy: float(values(records, "violation_rate").mean()) for policy, records in played.items()}
-    feasible = [policy for policy, upper in limits.items() if upper is not None and upper <= limit]
-    within = feasible or [policy for policy, rate in rates.items() if rate <= limit]
-    if within:
-        return max(within, key=lambda policy: float(values(played[policy], HEADLINE).mean()))
-    return min(rates, key=lambda policy: rates[policy], default=None)
+    the one with the fewest violations; None of none.
+
+    Args:
+        played: records of the same windows for each.
+        limit: the violation budget.
+        limits: upper limits of their violation rates, where they are known already.
+    """
+    uppers = {policy: upper_violation_limit(played[policy]) for policy in played} if limits is None else limits
+
+    def order(policy: str) -> tuple[bool, bool, float]:
+        rate, service = (float(values(played[policy], metric).mean()) for metric in ("violation_rate", HEADLINE))
+        upper = uppers[policy]
+        return upper is not None and upper <= limit, *feasible_first(rate, service, limit)
+
+    return max(played, key=order, default=None)
 
 
 def _row(policy: str, env: str, metric: str, records: Records) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from agents.contenders import by_name, seated
 from agents.environments import Window, group, make_env, plain, split_seeds, windows
 from agents.extras import require
 from agents.ranges import ranges_of
-from agents.scoring import HEADLINE, grid, mean_interval, upper_violation_limit, values
+from agents.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
 from ooco_gym.cli.progress import progress
 from ooco_gym.envs import job as j
 from ooco_gym.errors import UserError, unknown
@@ -250,9 +250,7 @@ class _Search:
         self.study.tell(trial, found["service"])
 
     def _order(self, found: Mapping[str, float]) -> tuple[bool, float]:
-        """Feasible first, then by service; what is not feasible, by how little it lacks."""
-        feasible = found["violation_upper_limit"] <= self.limit
-        return feasible, found["service"] if feasible else -found["violation_upper_limit"]
+        return feasible_first(found["violation_upper_limit"], found["service"], self.limit)
 
     def finalists(self) -> list[str]:
         """The best policies of the search, the best first; of those that play alike, the first that was tried."""

@@ -15,7 +15,7 @@ from agents.environments import plain, split_seeds, windows
 from agents.learned import kept, runs_of
 from agents.load import read_config
 from agents.play import BatchPlayer, play
-from agents.scoring import HEADLINE, VIOLATION_LIMIT, grid, mean_interval, upper_violation_limit
+from agents.scoring import HEADLINE, VIOLATION_LIMIT, feasible_first, grid, mean_interval, upper_violation_limit
 from agents.zoo import SUMMARY_FILE
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
@@ -74,7 +74,7 @@ def _of_table(table: Mapping[str, Any], env: str) -> dict[str, Any]:
 
 
 def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, Any]]]:
-    """The run that was best on validation: feasible first, then by reward.
+    """The run that was best on validation (`scoring.feasible_first`, by reward).
 
     Returns:
         (its folder, its validation, those of all complete runs).
@@ -92,12 +92,8 @@ def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, An
     if not found:
         raise UserError(f"'{folder}' has no complete run with a validation; expected seed_<n> of 'ooco-gym zoo'")
 
-    def order(name: str) -> tuple[bool, float]:
-        one = found[name]
-        feasible = one["violation_rate"] <= one["limit"]
-        return feasible, one["reward"] if feasible else -one["violation_rate"]
-
-    best = max(found, key=order)
+    best = max(found, key=lambda name: feasible_first(found[name]["violation_rate"], found[name]["reward"],
+                                                      found[name]["limit"]))
     shown = {name: {key: one[key] for key in ("reward", "violation_rate", "windows", "timesteps") if key in one}
             for name, one in found.items()}
     return Path(found[best]["folder"]), shown[best], shown

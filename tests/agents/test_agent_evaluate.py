@@ -6,6 +6,8 @@ import json
 import numpy as np
 import pytest
 from gating_double import CONFIG
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agents import evaluate, scoring, tables
 from agents.environments import Window, windows
@@ -190,6 +192,26 @@ def test_violations_never_seen_are_not_violations_excluded():
     limit = scoring.upper_violation_limit(many)
     assert limit is not None and limit < scoring.VIOLATION_LIMIT
     assert scoring.upper_violation_limit(records([0.0])) is None
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(0.0, 0.1), st.floats(-5.0, 5.0)), min_size=1, max_size=6))
+def test_the_budget_comes_first_then_the_gain_and_beyond_it_the_fewest_violations(policies):
+    violations, gain = max(policies, key=lambda one: scoring.feasible_first(*one, 0.03))
+    within = [one for one in policies if one[0] <= 0.03]
+    assert gain == max(one[1] for one in within) if within else violations == min(one[0] for one in policies)
+    assert (violations <= 0.03) == bool(within)
+
+
+def test_the_best_heuristic_is_feasible_else_within_the_budget_else_has_the_fewest_violations():
+    def played(rate, service):
+        return records([rate, 0.0, rate, 0.0, rate], offline_reference_gpu_s_per_s=[service] * 5)
+
+    sure, likely, bad, worse = played(0.0, 1.0), played(0.04, 2.0), played(0.2, 3.0), played(0.3, 4.0)
+    assert scoring.best_heuristic({"worse": worse, "bad": bad}) == "bad"
+    assert scoring.best_heuristic({"worse": worse, "likely": likely, "bad": bad}) == "likely"
+    assert scoring.best_heuristic({"worse": worse, "likely": likely, "sure": sure}) == "sure"
+    assert scoring.best_heuristic({}) is None
 
 
 def test_without_online_requests_there_is_no_violation_rate():
