@@ -1,7 +1,7 @@
 """Learning algorithms by the name that an agent's configuration gives them: how a model is built, and read again.
 
 To add one: a file `conf/agent/<name>.yaml` with `name: <name>`, and an entry of `ALGORITHMS` here. What several
-algorithms can be combined with is chosen by keys of the agent's configuration: `buffer` (`BUFFERS`), `imitate.rule`
+algorithms can be combined with is chosen by keys of the agent's configuration: `imitate.rule`
 (`agents.preparation.TEACHERS`), and those of `agents.hooks.EXTRAS`.
 """
 
@@ -12,10 +12,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from agents.checks import number, positive, positive_or_null, whole
+from agents.hooks import check_extras
+from agents.preparation import teacher_named
 from ooco_gym.errors import UserError, is_number, unknown
 
 NETWORKS = ("candidate_scorer", "attention", "mlp")
-ATTENTION_HEADS = 4  # as agents.scorers has it, which needs torch
+ATTENTION_HEADS = 4
 HEADS = ("shared", "joint")  # of several decisions: last layers that all share, or one for each kind
 
 
@@ -56,7 +58,7 @@ def check_agent(agent: Mapping[str, Any]) -> None:
     """Checks an agent's configuration.
 
     Raises:
-        UserError: an unknown algorithm, network or buffer, or a value out of range.
+        UserError: an unknown algorithm or network, or a value out of range.
     """
     algorithm = algorithm_of(agent)
     if agent.get("network") not in NETWORKS:
@@ -72,6 +74,7 @@ def check_agent(agent: Mapping[str, Any]) -> None:
         whole(agent, "history", 1, name="agent.history")
     algorithm.check(agent)
     _check_start(agent)
+    check_extras(agent)
 
 
 def _check_start(agent: Mapping[str, Any]) -> None:
@@ -88,32 +91,14 @@ def _check_start(agent: Mapping[str, Any]) -> None:
     positive(imitate, "learning_rate", name="agent.imitate.learning_rate")
     if imitate.get("smoothing") is not None:
         number(imitate, "smoothing", most=1.0, name="agent.imitate.smoothing")
+    teacher = teacher_named(imitate["rule"])
+    if teacher is not None:
+        teacher.check(imitate)
 
 
 def history_of(agent: Mapping[str, Any]) -> int:
     """How many of the last cluster vectors an agent sees in one."""
     return int(agent.get("history") or 1)
-
-
-# --- Rollout buffers ---------------------------------------------------------------------------------------------
-def _timed(agent: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    from agents.buffer import TimedRolloutBuffer
-
-    return TimedRolloutBuffer, _by_time(agent)
-
-
-def _by_time(agent: Mapping[str, Any]) -> dict[str, Any]:
-    return {"discount_per_s": agent["discount_per_s"], "trace_per_s": agent["trace_per_s"]}
-
-
-# The class of a rollout buffer and its own arguments, from an agent's configuration; `agent.buffer` names one.
-BUFFERS: dict[str, Callable[[Mapping[str, Any]], tuple[Any, dict[str, Any]]]] = {"timed": _timed}
-
-
-def rollout_buffer(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an on-policy algorithm that say where it keeps its rollouts."""
-    kind, arguments = BUFFERS[agent.get("buffer") or "timed"](agent)
-    return {"rollout_buffer_class": kind, "rollout_buffer_kwargs": arguments}
 
 
 # --- Proximal policy optimisation -----------------------------------------------------------------------------------
@@ -129,26 +114,18 @@ def check_ppo(agent: Mapping[str, Any]) -> None:
     for key in ("discount_per_s", "trace_per_s"):
         if not is_number(agent.get(key)) or not 0.0 < agent[key] <= 1.0:
             raise UserError(f"agent.{key} must lie in (0, 1], got {agent.get(key)}")
-    if (agent.get("buffer") or "timed") not in BUFFERS:
-        raise unknown("agent.buffer", agent["buffer"], BUFFERS)
 
 
-def ppo_arguments(agent: Mapping[str, Any], seed: int) -> dict[str, Any]:
-    """The arguments that the algorithms of the PPO family have in common."""
+def ppo_arguments(agent: Mapping[str, Any], seed: int, buffer: Any) -> dict[str, Any]:
+    """The arguments that the algorithms of the PPO family have in common; `buffer` is the class of their rollouts."""
     return {
         **{key: agent[key] for key in ("learning_rate", "n_steps", "batch_size", "n_epochs", "clip_range", "ent_coef",
                                        "vf_coef", "max_grad_norm")},
         "target_kl": agent.get("target_kl"),
         "gamma": 1.0,  # a truncated episode's last value is bootstrapped over one short step; time is in the buffer
-        **rollout_buffer(agent), "seed": seed, "device": "cpu",
+        "rollout_buffer_class": buffer, "seed": seed, "device": "cpu",
+        "rollout_buffer_kwargs": {key: agent[key] for key in ("discount_per_s", "trace_per_s")},
     }
-
-
-def masked_policy(agent: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The class of policy for algorithms that know masks, and its arguments."""
-    from agents.policies import CandidatePolicy, policy_arguments
-
-    return CandidatePolicy, policy_arguments(agent)
 
 
 def _maskable_ppo_class() -> Any:
@@ -158,8 +135,11 @@ def _maskable_ppo_class() -> Any:
 
 
 def _maskable_ppo(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
-    policy, arguments = masked_policy(agent)
-    return _maskable_ppo_class()(policy, env, policy_kwargs=arguments, **ppo_arguments(agent, seed))
+    from agents.buffer import TimedRolloutBuffer
+    from agents.policies import CandidatePolicy, policy_arguments
+
+    return _maskable_ppo_class()(CandidatePolicy, env, policy_kwargs=policy_arguments(agent),
+                                 **ppo_arguments(agent, seed, TimedRolloutBuffer))
 
 
 def _ppo_class() -> Any:
@@ -172,9 +152,8 @@ def _ppo(env: Any, agent: Mapping[str, Any], seed: int) -> Any:
     from agents.buffer import UnmaskedTimedRolloutBuffer
     from agents.policies import UnmaskedCandidatePolicy, policy_arguments
 
-    arguments = {**ppo_arguments(agent, seed), "rollout_buffer_class": UnmaskedTimedRolloutBuffer,
-                 "rollout_buffer_kwargs": _by_time(agent)}
-    return _ppo_class()(UnmaskedCandidatePolicy, env, policy_kwargs=policy_arguments(agent), **arguments)
+    return _ppo_class()(UnmaskedCandidatePolicy, env, policy_kwargs=policy_arguments(agent),
+                        **ppo_arguments(agent, seed, UnmaskedTimedRolloutBuffer))
 
 
 # --- Learning from what is remembered ---------------------------------------------------------------------------------

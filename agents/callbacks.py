@@ -35,18 +35,11 @@ class _OnFigures(BaseCallback):
 
 
 class TimedTransitions(_OnFigures):
-    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added.
-
-    An episode that has ended has no decision open, and its last observation is blank: what comes after its end is
-    judged by the state of its last decision, a short while before.
-    """
+    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
 
     def _on_step(self) -> bool:
         buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
         buffer.elapsed_s[buffer.pos] = self.env.info_array("elapsed_s")
-        before: Any = self.model._last_obs  # type: ignore[attr-defined]
-        for i in np.flatnonzero(self.locals["dones"]):
-            self.locals["infos"][i]["terminal_observation"] = {key: part[i] for key, part in before.items()}
         return True
 
 

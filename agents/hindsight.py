@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from agents.checks import number, positive, whole
 from agents.clones import Clones
 from agents.environments import OBSERVATION_KEYS, make_env, plain
 from agents.imitation import EXPLORE, encoder_of, teacher_of, training_config, training_windows
@@ -225,15 +224,10 @@ def learn_in_hindsight(trainer: Any, settings: Mapping[str, Any]) -> dict[str, A
         What the summary of a run says about it.
 
     Raises:
-        UserError: a figure out of range, or an environment whose actions are vectors or whose episodes have no copies.
+        UserError: an environment whose actions are vectors or whose episodes have no copies.
     """
     settings = {**settings, "teacher": plain(settings["teacher"]) if isinstance(settings["teacher"], Mapping)
                 else settings["teacher"]}
-    for key in ("looks", "every", "rounds", "workers", "epochs"):
-        whole(settings, key, 1, name=f"agent.imitate.{key}")
-    for key in ("horizon_s", "weight", "lead", "learning_rate"):
-        number(settings, key, name=f"agent.imitate.{key}")
-    positive(settings, "temperature", name="agent.imitate.temperature")
     config = training_config(trainer)
     places = trainer.env.unwrapped.env
     if not hasattr(places, "episodes") or places.episodes.controls is not None:

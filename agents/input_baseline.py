@@ -14,9 +14,6 @@ from typing import Any
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
 
-from agents.checks import whole
-from ooco_gym.errors import UserError
-
 
 class Timeline:
     """At which simulated time of which episode each transition of a rollout began.
@@ -138,16 +135,6 @@ class InputBaseline(BaseCallback):
 
 
 def group_of(agent: Mapping[str, Any]) -> int:
-    """How many episodes side by side play the same windows, from an agent's configuration: 1 without a baseline.
-
-    Raises:
-        UserError: it is no whole number of at least 2, or does not divide the number of episodes.
-    """
+    """How many episodes side by side play the same windows, from an agent's configuration: 1 without a baseline."""
     settings = agent.get("input_baseline")
-    if not settings:
-        return 1
-    group = whole(settings, "group", 2, name="agent.input_baseline.group")
-    if int(agent["n_envs"]) % group:
-        raise UserError(f"agent.input_baseline.group={group} does not divide agent.n_envs={agent['n_envs']}: groups "
-                        "are of equal size")
-    return group
+    return int(settings["group"]) if settings else 1

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional
 
 from agents.buffer import timed_advantages
-from agents.checks import is_number, number, positive, whole
+from agents.environments import OBSERVATION_KEYS
 from agents.vector import GymnasiumVecEnv
 from ooco_gym.envs import reward as r
 from ooco_gym.errors import UserError
@@ -87,8 +87,7 @@ class ViolationRate:
     def __init__(self, requests: float) -> None:
         self.requests = requests
         self.arrived, self.violated = 0.0, 0.0
-        self._before: np.ndarray | None = None  # (2, places)
-        self._ended = np.zeros(2)
+        self._before = self._ended = np.zeros(2)
 
     def begin(self, env: GymnasiumVecEnv) -> None:
         """Notes where the counters stand."""
@@ -100,8 +99,7 @@ class ViolationRate:
 
     def measure(self, env: GymnasiumVecEnv) -> float:
         """The rate now; counting goes on from here."""
-        assert self._before is not None
-        arrived, violated = _counters(env).sum(1) - self._before.sum(1) + self._ended
+        arrived, violated = _counters(env) - self._before + self._ended
         keep = float(np.exp(-arrived / self.requests))
         self.arrived, self.violated = keep * self.arrived + arrived, keep * self.violated + violated
         self.begin(env)
@@ -122,9 +120,9 @@ class ViolationRate:
 
 
 def _counters(env: GymnasiumVecEnv) -> np.ndarray:
-    """Online requests that arrived, and that missed an SLO, of the episode in each place so far: (2, places)."""
+    """Online requests that arrived, and that missed an SLO, of the episodes under way so far: (2,)."""
     places: Any = env.env
-    return places.episodes.job.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].T.copy()
+    return places.episodes.job.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
 
 
 class CostCritic(nn.Module):
@@ -153,23 +151,23 @@ class Lagrangian(BaseCallback):
         budget: violations per online request that arrived.
         requests: the rate is that of about so many last requests.
         discount_per_s, trace_per_s: of costs, as of rewards.
-        hidden, learning_rate, epochs, batch_size: of the cost critic.
+        features, hidden: sizes of the cost critic, what goes in (the policy's scaled features) and its layers.
+        learning_rate, epochs, batch_size: of its fit.
 
     Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference GPU-seconds per
     violation: what the SLO-penalty reward would have to charge), and the cost critic's loss.
     """
 
     def __init__(self, multiplier: PIDMultiplier, budget: float, requests: float, discount_per_s: float,
-                 trace_per_s: float, hidden: int, learning_rate: float, epochs: int, batch_size: int) -> None:
+                 trace_per_s: float, features: int, hidden: int, learning_rate: float, epochs: int,
+                 batch_size: int) -> None:
         super().__init__()
         self.multiplier, self.budget, self.rate = multiplier, budget, ViolationRate(requests)
         self._discounts = (discount_per_s, trace_per_s)
-        self._hidden, self._learning_rate, self._epochs, self._batch = hidden, learning_rate, epochs, batch_size
-        self.critic: CostCritic | None = None
-        self._optimiser: Any = None
+        self._epochs, self._batch = epochs, batch_size
+        self.critic = CostCritic(features, hidden)
+        self._optimiser = torch.optim.Adam(self.critic.parameters(), lr=learning_rate)
         self._deviations: np.ndarray | None = None  # of advantages of reward and cost
-        self._waiting: dict[str, Any] | None = None  # a state that came before the critic
-        self._counting = False
 
     @property
     def env(self) -> GymnasiumVecEnv:
@@ -179,39 +177,34 @@ class Lagrangian(BaseCallback):
         return env
 
     def _on_training_start(self) -> None:
-        if self.critic is None:
-            encoder: Any = self.model.policy.features_extractor
-            self.critic = CostCritic(encoder.features_dim, self._hidden)
-            self._optimiser = torch.optim.Adam(self.critic.parameters(), lr=self._learning_rate)
-        if self._waiting is not None:
-            waiting, self._waiting = self._waiting, None
-            self.load_state_dict(waiting)
+        self.rate.begin(self.env)
 
     def _on_rollout_start(self) -> None:
         buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
         self._costs = np.zeros((buffer.buffer_size, buffer.n_envs))
-        if not self._counting:
-            self._counting = True
-            self.rate.begin(self.env)
+        self._ends: list[tuple[int, int, Mapping[str, np.ndarray]]] = []  # step, place, what it is judged by
 
     def _on_step(self) -> bool:
         buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
         self._costs[buffer.pos] = self.env.info_array("cost")
         for i in np.flatnonzero(self.locals["dones"]):
-            summary = self.locals["infos"][i].get("summary")
-            if summary is not None:
-                self.rate.end(summary)
+            info = self.locals["infos"][i]
+            if "summary" in info:
+                self.rate.end(info["summary"])
+            if info["TimeLimit.truncated"]:
+                self._ends.append((buffer.pos, int(i), info["terminal_observation"]))
         return True
 
     def _on_rollout_end(self) -> None:
         buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
         features = self._features(buffer)
         values = self._values(features).reshape(buffer.rewards.shape)
-        costs = self._costs.copy()
-        dones = np.asarray(self.locals["dones"])
-        ends = np.concatenate([buffer.episode_starts[1:] > 0, dones[None]])
-        costs[ends] += values[ends]  # what would come after an episode's end is judged by its last decision's state
-        advantages = timed_advantages(costs, values, self._last_values(), buffer.episode_starts, dones,
+        if self._ends:
+            steps, places, last = zip(*self._ends, strict=True)
+            self._costs[steps, places] += self._values(self._encode(
+                {key: np.stack([one[key] for one in last]) for key in OBSERVATION_KEYS}))
+        last_values = self._values(self._encode(self.model._last_obs))  # type: ignore[attr-defined]
+        advantages = timed_advantages(self._costs, values, last_values, buffer.episode_starts, self.locals["dones"],
                                       buffer.elapsed_s, *self._discounts)
         loss = self._fit(features, (advantages + values).reshape(-1))
         rate = self.rate.measure(self.env)
@@ -239,16 +232,11 @@ class Lagrangian(BaseCallback):
             return policy.features_extractor(obs_as_tensor(observations, self.model.device)).cpu()
 
     def _values(self, features: torch.Tensor) -> np.ndarray:
-        assert self.critic is not None
         with torch.no_grad():
             return self.critic(features).double().numpy()
 
-    def _last_values(self) -> np.ndarray:
-        return self._values(self._encode(self.model._last_obs))  # type: ignore[attr-defined]
-
     def _fit(self, features: torch.Tensor, returns: np.ndarray) -> float:
         """Fits the critic to the returns; gives the mean loss of the last epoch."""
-        assert self.critic is not None
         targets, losses = torch.as_tensor(returns, dtype=torch.float32), [0.0]
         for _ in range(self._epochs):
             losses = []
@@ -271,19 +259,15 @@ class Lagrangian(BaseCallback):
         """All that a checkpoint must keep: multiplier, counts, deviations, cost critic and its optimiser."""
         return {"multiplier": self.multiplier.state_dict(), "rate": self.rate.state_dict(),
                 "deviations": None if self._deviations is None else self._deviations.tolist(),
-                "critic": None if self.critic is None else self.critic.state_dict(),
-                "optimiser": None if self._optimiser is None else self._optimiser.state_dict()}
+                "critic": self.critic.state_dict(), "optimiser": self._optimiser.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`; the critic's part waits until training starts, where it is made."""
+        """Goes on from `state_dict()`."""
         self.multiplier.load_state_dict(state["multiplier"])
         self.rate.load_state_dict(state["rate"])
         self._deviations = None if state["deviations"] is None else np.array(state["deviations"])
-        if self.critic is None:
-            self._waiting = state if state["critic"] is not None else None
-        elif state["critic"] is not None:
-            self.critic.load_state_dict(state["critic"])
-            self._optimiser.load_state_dict(state["optimiser"])
+        self.critic.load_state_dict(state["critic"])
+        self._optimiser.load_state_dict(state["optimiser"])
 
 
 def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
@@ -294,12 +278,8 @@ def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
         trainer: `agents.trainer.Trainer`, with its configurations.
 
     Raises:
-        UserError: a figure out of range, or an environment that does not count online requests.
+        UserError: an environment that does not count online requests, or no budget.
     """
-    for key in ("proportional", "integral", "derivative", "initial", "most", "smoothing", "learning_rate"):
-        number(settings, key, most=0.999 if key == "smoothing" else np.inf, name=f"agent.lagrangian.{key}")
-    positive(settings, "requests", name="agent.lagrangian.requests")
-    whole(settings, "epochs", 1, name="agent.lagrangian.epochs")
     places = trainer.env.unwrapped.env
     if not hasattr(places, "episodes"):
         raise UserError(f"agent.lagrangian: {trainer.config['env']['id']} does not count the online requests that "
@@ -307,14 +287,15 @@ def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
     budget = settings.get("budget")
     if budget is None:
         budget = places.config.scenario.load_protocol()["violation_budget"]
-    if budget is None or not is_number(budget) or not 0.0 < budget < 1.0:
-        raise UserError(f"agent.lagrangian.budget={budget!r} must lie between 0 and 1, or be null for the protocol's")
+    if not budget:
+        raise UserError("agent.lagrangian.budget is null, and the protocol's violation_budget allows none; expected a "
+                        "share between 0 and 1")
     agent = trainer.agent
     multiplier = PIDMultiplier(*(float(settings[key]) for key in (
         "proportional", "integral", "derivative", "initial", "most", "smoothing")))
     return Lagrangian(multiplier, float(budget), float(settings["requests"]), agent["discount_per_s"],
-                      agent["trace_per_s"], int(agent["hidden"]), float(settings["learning_rate"]),
-                      int(settings["epochs"]), int(agent["batch_size"]))
+                      agent["trace_per_s"], trainer.model.policy.features_extractor.features_dim, int(agent["hidden"]),
+                      float(settings["learning_rate"]), int(settings["epochs"]), int(agent["batch_size"]))
 
 
 def reward_scale(env: Any) -> float:

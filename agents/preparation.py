@@ -7,11 +7,22 @@ by its name, or one for each decision, such as `{pull: ooco_xllm, gate: shortest
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from agents.checks import number, positive, whole
 from agents.environments import plain
 
-Teacher = Callable[[Any, dict[str, Any]], dict[str, Any]]
+
+class Teacher(NamedTuple):
+    """Somebody to start from who is no heuristic of the environment.
+
+    Attributes:
+        teach: (the trainer, `agent.imitate`) → what the summary of a run says: `rule`, `decisions`, `agreement`.
+        check: of `agent.imitate`, before anything is built and without torch; raises UserError.
+    """
+
+    teach: Callable[[Any, dict[str, Any]], dict[str, Any]]
+    check: Callable[[Mapping[str, Any]], None]
 
 
 def imitated(agent: Mapping[str, Any]) -> Any:
@@ -27,8 +38,21 @@ def prepare(trainer: Any) -> dict[str, Any] | None:
     if rule is None:
         play_and_scale(trainer.model, trainer.env.venv, int(agent["scale_decisions"]), int(trainer.config["seed"]))
         return None
-    teacher = TEACHERS.get(rule, learn_rule) if isinstance(rule, str) else learn_rule
-    return teacher(trainer, plain(agent["imitate"]))
+    teacher = teacher_named(rule)
+    return (learn_rule if teacher is None else teacher.teach)(trainer, plain(agent["imitate"]))
+
+
+def teacher_named(rule: Any) -> Teacher | None:
+    """The teacher that `agent.imitate.rule` names; None where it names heuristics."""
+    return TEACHERS.get(rule) if isinstance(rule, str) else None
+
+
+def _check_hindsight(settings: Mapping[str, Any]) -> None:
+    for key in ("looks", "every", "rounds", "workers", "epochs"):
+        whole(settings, key, 1, name=f"agent.imitate.{key}")
+    for key in ("horizon_s", "weight", "lead", "learning_rate"):
+        number(settings, key, name=f"agent.imitate.{key}")
+    positive(settings, "temperature", name="agent.imitate.temperature")
 
 
 def _hindsight(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
@@ -37,11 +61,18 @@ def _hindsight(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return learn_in_hindsight(trainer, settings)
 
 
+def _check_search(settings: Mapping[str, Any]) -> None:
+    for key in ("windows", "generations", "population", "elite", "scale_decisions"):
+        whole(settings, key, 0 if key == "generations" else 1, name=f"agent.imitate.{key}")
+    for key in ("price", "budget"):
+        number(settings, key, name=f"agent.imitate.{key}")
+    positive(settings, "window_s", name="agent.imitate.window_s")
+
+
 def _search(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     from agents.search import learn_searched
 
     return learn_searched(trainer, settings)
 
 
-# Those that are no heuristic of the environment: (trainer, `agent.imitate`) → `rule`, `decisions`, `agreement`.
-TEACHERS: dict[str, Teacher] = {"hindsight": _hindsight, "search": _search}
+TEACHERS = {"hindsight": Teacher(_hindsight, _check_hindsight), "search": Teacher(_search, _check_search)}

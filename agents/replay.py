@@ -17,9 +17,6 @@ from agents.policies import random_legal
 class TimedReplayBuffer(DictReplayBuffer):
     """`DictReplayBuffer` whose transitions are discounted by γ^Δt, Δt being `elapsed_s` of their infos.
 
-    An episode that has ended has no decision open, and its last observation is blank: what comes after its end is
-    judged by the state of its last decision, a short while before.
-
     Args:
         discount_per_s: γ over one simulated second, in (0, 1].
     """
@@ -33,11 +30,6 @@ class TimedReplayBuffer(DictReplayBuffer):
             infos: list[dict[str, Any]]) -> None:
         """Adds a transition of each environment."""
         self.discounts[self.pos] = self.discount_per_s ** np.array([info.get("elapsed_s", 0.0) for info in infos])
-        ended = [i for i in np.flatnonzero(done) if infos[i].get("TimeLimit.truncated")]
-        if ended:
-            next_obs = {key: part.copy() for key, part in next_obs.items()}
-            for key, part in next_obs.items():
-                part[ended] = obs[key][ended]
         super().add(obs, next_obs, action, reward, done, infos)
 
     def sample(self, batch_size: int, env: Any = None) -> DictReplayBufferSamples:  # type: ignore[override]

@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from agents.algorithms import ATTENTION_HEADS
+
 MASKED = -1e8  # as sb3-contrib masks
-HEADS = 4  # of attention, as agents.algorithms says
 
 
 class Layout(NamedTuple):
@@ -66,7 +67,9 @@ class Scorer(nn.Module, ABC):
         layout: of the features.
         hidden: width of every layer.
         outputs: numbers for each action: 1 (logits, action values), or as many quantiles.
-        joint: whether each kind of decision has a last layer of its own, chosen by the one-hot decision.
+
+    Those of `SCORERS` take `joint`, too: whether each kind of decision has a last layer of its own, by the one-hot
+    decision.
 
     Attributes:
         latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
@@ -76,9 +79,9 @@ class Scorer(nn.Module, ABC):
     of_actor: Sequence[str] = ()
     of_critic: Sequence[str] = ("critic",)
 
-    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
+    def __init__(self, layout: Layout, hidden: int, outputs: int = 1) -> None:
         super().__init__()
-        self.layout, self.outputs, self.joint = layout, outputs, joint
+        self.layout, self.outputs = layout, outputs
         self.latent_dim_pi, self.latent_dim_vf = layout.actions, hidden
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -181,7 +184,7 @@ class CandidateScorer(Scorer):
     of_critic = ("critic", "value")
 
     def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
-        super().__init__(layout, hidden, outputs, joint)
+        super().__init__(layout, hidden, outputs)
         self.actor, self.critic = _SetEncoder(layout, hidden), _SetEncoder(layout, hidden)
         self.own, self.own_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + layout.context, hidden, bias=False)
         self.fixed_pool = nn.Linear(hidden + layout.context, hidden)
@@ -223,7 +226,7 @@ class _AttentionBlock(nn.Module):
         own = self.of_candidate(_with_places(self.layout, candidates)) + beside
         tokens = torch.cat([first, own], dim=1)
         there = torch.cat([torch.ones_like(legal[:, :1]), legal], dim=1) > 0
-        parts = self.look(self.normal(tokens)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        parts = self.look(self.normal(tokens)).unflatten(-1, (3, ATTENTION_HEADS, -1)).permute(2, 0, 3, 1, 4)
         seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2],
                                                        attn_mask=there[:, None, None, :])
         tokens = tokens + self.mix(seen.transpose(1, 2).flatten(2))
@@ -236,7 +239,7 @@ class AttentionScorer(Scorer):
     of_actor = ("actor", "heads")
 
     def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
-        super().__init__(layout, hidden, outputs, joint)
+        super().__init__(layout, hidden, outputs)
         self.actor, self.critic = _AttentionBlock(layout, hidden), _AttentionBlock(layout, hidden)
         self.heads = _Heads(layout, hidden, outputs, joint)
 
@@ -261,7 +264,7 @@ class FlatScorer(Scorer):
     of_actor = ("actor", "last")
 
     def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
-        super().__init__(layout, hidden, outputs, joint)
+        super().__init__(layout, hidden, outputs)
         self.kinds = layout.decisions if joint else 1
         self.actor, self.critic = (_layers(layout, hidden) for _ in range(2))
         self.last = nn.Linear(hidden, layout.actions * outputs * self.kinds)

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import AutoresetMode
 
-from agents.checks import number, whole
 from agents.environments import split_seeds, vector_env
 from agents.imitation import learn_rule, training_config, watch
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS
@@ -217,12 +216,8 @@ def learn_searched(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         settings: `agent.imitate`.
 
     Raises:
-        UserError: a figure out of range, an unknown feature, or an environment of another kind.
+        UserError: an unknown feature, or an environment of another kind.
     """
-    for key in ("windows", "generations", "population", "elite", "scale_decisions"):
-        whole(settings, key, 0 if key == "generations" else 1, name=f"agent.imitate.{key}")
-    for key in ("price", "budget"):
-        number(settings, key, name=f"agent.imitate.{key}")
     config = training_config(trainer)
     places = getattr(trainer.env.unwrapped.env, "episodes", None)
     if places is None or places.controls is not None:

@@ -199,11 +199,25 @@ class GymnasiumVecEnv(VecEnv):
 
 
 class RewardScale(VecNormalize):
-    """`VecNormalize` of rewards alone: observations are scaled inside the network, where export finds the scaling
-    again, and are handed on as they are instead of copied."""
+    """What stands between the environments and the algorithms that learn from them: `VecNormalize` of rewards alone,
+    for observations are scaled inside the network, where export finds the scaling again, and are handed on uncopied.
+
+    An episode that was cut short has no decision open, and its last observation is blank. What would have come after
+    its end is judged by the state of its last decision, a short while before: that is its `terminal_observation`.
+    """
 
     def __init__(self, venv: VecEnv, gamma: float = 0.999) -> None:
         super().__init__(venv, norm_obs=False, norm_reward=True, gamma=gamma, clip_reward=np.inf)
+
+    def step_wait(self) -> Any:
+        """Steps all places; returns observations, scaled rewards, dones and a list of infos."""
+        below: Any = self.venv
+        before = below.latest
+        observations, rewards, dones, infos = super().step_wait()
+        for i in np.flatnonzero(dones):
+            if infos[i]["TimeLimit.truncated"]:
+                infos[i]["terminal_observation"] = {key: part[i] for key, part in before.items()}
+        return observations, rewards, dones, infos
 
     def normalize_obs(self, obs: Any) -> Any:
         """Returns `obs`."""

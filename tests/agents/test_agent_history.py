@@ -36,15 +36,27 @@ def test_side_by_side_and_alone_they_are_the_same_also_across_ends_of_episodes()
 
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
     from agents.algorithms import check_agent
+    from agents.zoo import composed
+
+    def imitated(name):
+        return composed("train", f"agent={name}")["agent"]["imitate"]
 
     agent = train_config(tmp_path)["agent"]
+    lagrangian = composed("train", "agent=pid_lagrangian")["agent"]["lagrangian"]
     values = {"name": "dqn", "buffer_size": 400, "learning_starts": 60, "train_freq": 10, "gradient_steps": 3,
               "target_update_interval": 90, "exploration_fraction": 0.5, "exploration_final_eps": 0.1}
     for change, words in (
         ({"history": 0}, "agent.history must be a whole number of at least 1, got 0"),
         ({"heads": "own"}, "unknown agent.heads 'own'"),
         ({"network": "attention", "hidden": 18}, "agent.hidden=18 must be a multiple of 4"),
-        ({"buffer": "tmied"}, "unknown agent.buffer 'tmied' (did you mean 'timed'?)"),
+        ({"lagrangian": 1}, "agent.lagrangian=1 must be a mapping, or null to leave it out"),
+        ({"lagrangian": {**lagrangian, "budget": 1.5}}, "agent.lagrangian.budget=1.5 must lie between 0 and 1"),
+        ({"lagrangian": {**lagrangian, "epochs": 0}}, "agent.lagrangian.epochs must be a whole number of at least 1"),
+        ({"lagrangian": {**lagrangian, "smoothing": 1}}, "agent.lagrangian.smoothing must be a number of at"),
+        ({"n_envs": 8, "input_baseline": {"group": 3}}, "agent.input_baseline.group=3 does not divide agent.n_envs=8"),
+        ({"input_baseline": {"group": 1}}, "agent.input_baseline.group must be a whole number of at least 2, got 1"),
+        ({"imitate": {**imitated("ppo_hindsight"), "looks": 0}}, "agent.imitate.looks must be a whole number of at"),
+        ({"imitate": {**imitated("ppo_search"), "price": -1}}, "agent.imitate.price must be a number of at least 0"),
         ({**values, "train_freq": 0}, "agent.train_freq must be a whole number of at least 1, got 0"),
         ({**values, "exploration_fraction": 0.0}, r"agent.exploration_fraction must lie in (0, 1], got 0.0"),
         ({**values, "imitate": {"rule": "ooco"}}, "dqn learns values of actions, which no rule shows; expected null"),

@@ -41,9 +41,6 @@ def test_groups_are_of_equal_size_and_of_this_package():
     with pytest.raises(UserError, match="cannot play one window"):
         training_env(CONFIG, 2, seed=1, group=2)
     assert group_of({"n_envs": 8}) == 1 and group_of({"n_envs": 8, "input_baseline": {"group": 4}}) == 4
-    for bad in (3, 1):
-        with pytest.raises(UserError, match="agent.input_baseline.group"):
-            group_of({"n_envs": 8, "input_baseline": {"group": bad}})
 
 
 def test_clocks_begin_anew_with_each_episode_and_go_on_from_rollout_to_rollout():
