@@ -94,6 +94,9 @@ def _check_start(agent: Mapping[str, Any]) -> None:
     teacher = teacher_named(imitate["rule"])
     if teacher is not None:
         teacher.check(imitate)
+    if imitate["rule"] == "hindsight" and history_of(agent) > 1:
+        raise UserError(f"agent.history={agent['history']}: who learns in hindsight sees the present alone; expected "
+                        "1, or another agent.imitate.rule")
 
 
 def history_of(agent: Mapping[str, Any]) -> int:

@@ -134,12 +134,14 @@ class SplitEpisodes(gym.Wrapper):
     """Every reset plays a random window of a split's seeds, from a stream of its own.
 
     A seed given to `reset` is ignored on purpose: vectorised training hands out seeds counted up from one, and those
-    might be held-out ones. `window_count` windows of each seed are drawn from.
+    might be held-out ones. As many windows of each seed are drawn from as by environments of this package.
     """
 
-    def __init__(self, env: gym.Env, seeds: Sequence[int], stream: Sequence[int], window_count: int = 1_000) -> None:
+    def __init__(self, env: gym.Env, seeds: Sequence[int], stream: Sequence[int]) -> None:
+        from ooco_gym.envs.vector import WINDOWS
+
         super().__init__(env)
-        self._seeds, self._window_count = list(seeds), window_count
+        self._seeds, self._window_count = list(seeds), WINDOWS
         self._random = np.random.default_rng(list(stream))
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:

@@ -67,7 +67,7 @@ def main(cfg: Any) -> dict[str, Any]:
     entrants = _entrants(config.get("policies"))
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
-    games = windows(seeds, sum(_whole_numbers("episodes", config.get("episodes"))))
+    games = windows(seeds, whole(config, "episodes", 1))
     suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
     found = _results(config, [job for some in jobs.values() for job in some])
@@ -92,15 +92,6 @@ def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get(key) is not None:
             env[key] = number(config, key)
     return env
-
-
-def _whole_numbers(key: str, value: Any) -> list[int]:
-    """Returns a number or a list of them as a list; None is empty."""
-    given = [] if value is None else list(value) if isinstance(value, (list, tuple)) else [value]
-    for item in given:
-        if not isinstance(item, int) or item < 0:
-            raise UserError(f"{key} must hold whole numbers of at least 0, got {item}")
-    return given
 
 
 def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:

@@ -51,15 +51,7 @@ def load_thinker(folder: str | Path) -> Thinker:
     from agents.load import load_run
 
     run = load_run(folder)
-
-    def think(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        import torch
-
-        with torch.inference_mode():
-            actions, logits = run.actor(*(torch.as_tensor(np.ascontiguousarray(part)) for part in parts))
-        return actions.numpy(), logits.numpy()
-
-    return Thinker(think, dict(run.config["env"]), run.history)
+    return Thinker(run.actor.answer, dict(run.config["env"]), run.history)
 
 
 @dataclass(frozen=True)

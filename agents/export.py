@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from agents.actions import action_meanings, action_names
+from agents.checks import whole
 from agents.environments import OBSERVATION_KEYS, decision_names, make_env, plain
 from agents.extras import require
 from agents.load import LoadedRun, load_run
@@ -31,17 +32,16 @@ def main(cfg: Any) -> dict[str, Any]:
     """Exports the run `cfg.policy` into the folder `cfg.out`, checks it against the trained policy, and summarises.
 
     Raises:
-        UserError: the run or an extra is missing, or the exported graph does not agree with the policy.
+        UserError: the run or an extra is missing, a count or seed is none, or the exported graph does not agree with
+            the policy.
     """
     config = plain(cfg)
     require("export")
-    checks = config.get("checks", 1000)
-    if not isinstance(checks, int) or checks < 1:
-        raise UserError(f"checks must be a whole number of at least 1, got {checks}")
+    checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
     run = load_run(config["policy"])
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
-    observations = random_observations(run, checks, int(config.get("seed") or 1))
+    observations = random_observations(run, checks, seed)
     with atomic_write(out / MODEL_FILE) as temporary:
         write_onnx(run, temporary)
         agreement = compare(run, temporary, observations)

@@ -20,7 +20,7 @@ from agents.environments import group, make_env, plain, split_seeds
 from agents.gaps import markdown, score, show
 from ooco_gym.cli.progress import Bar, progress, track
 from ooco_gym.errors import UserError, is_number
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, write_json
 from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 
@@ -52,10 +52,7 @@ def main(cfg: Any) -> dict[str, Any]:
     out.mkdir(parents=True, exist_ok=True)
     with atomic_write(out / "headroom.md") as temporary:
         temporary.write_text(markdown(summary, name), encoding="utf-8")
-    with atomic_write(out / "headroom.json") as temporary:
-        import json
-
-        temporary.write_text(json.dumps({**summary, "records": played}, indent=1) + "\n", encoding="utf-8")
+    write_json(out / "headroom.json", {**summary, "records": played})
     show(summary, name)
     return summary
 

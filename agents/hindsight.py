@@ -100,7 +100,7 @@ def look_back(config: Mapping[str, Any], rule: Any, base: str, horizon_s: float,
                 seen.append({**{key: np.array(observation[key]) for key in OBSERVATION_KEYS},
                              "answer": np.array(answer), "values": hindsight.values(), "window": np.array(place)})
             if actor is not None:
-                action = _decided(actor, observation)
+                action = int(actor.answer(*(np.array(observation[key])[None] for key in OBSERVATION_KEYS))[0][0])
             if random.random() < EXPLORE:
                 action = int(random.choice(np.flatnonzero(observation["action_mask"])))
             observation, *_ = env.step(action)
@@ -108,11 +108,6 @@ def look_back(config: Mapping[str, Any], rule: Any, base: str, horizon_s: float,
             break
     env.close()
     return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
-
-
-def _decided(actor: Actor, observation: Mapping[str, np.ndarray]) -> int:
-    with torch.inference_mode():
-        return int(actor(*(torch.as_tensor(np.array(observation[key])[None]) for key in OBSERVATION_KEYS))[0][0])
 
 
 def collect(config: Mapping[str, Any], settings: Mapping[str, Any], actor: Actor | None, seed: int, turn: int

@@ -13,10 +13,14 @@ import numpy as np
 import torch
 from torch.nn import functional
 
+from agents.algorithms import history_of
 from agents.contenders import by_name
 from agents.environments import OBSERVATION_KEYS, make_env, plain, split_seeds
+from agents.history import ClusterStack
 from agents.networks import Actor, ObservationEncoder
+from agents.policies import random_legal
 from ooco_gym.envs import job as j
+from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
 
 WATCHED_WINDOWS = 32
@@ -35,9 +39,9 @@ def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
     random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
     observation = env.reset()
     for _ in range(max(1, decisions // env.num_envs)):
-        keys = np.where(observation["action_mask"] > 0, random.random(observation["action_mask"].shape), -1.0)
+        legal = random_legal(observation["action_mask"], random)
         encoder_of(model).update(observation)
-        observation, _, _, _ = env.step(keys.argmax(axis=1) if levels is None else
+        observation, _, _, _ = env.step(legal if levels is None else
                                         random.integers(levels, size=(env.num_envs, len(levels))))
 
 
@@ -80,10 +84,10 @@ def training_windows(config: Mapping[str, Any], stream: Any) -> Iterator[tuple[i
     """Random windows of the training split, without end: seed and number."""
     seeds, random = split_seeds(config, "train"), np.random.default_rng(stream)
     while True:
-        yield seeds[int(random.integers(len(seeds)))], int(random.integers(1_000))
+        yield seeds[int(random.integers(len(seeds)))], int(random.integers(WINDOWS))
 
 
-def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> dict[str, np.ndarray]:
+def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int, history: int = 1) -> dict[str, np.ndarray]:
     """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
 
     Args:
@@ -91,6 +95,7 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
         rule: as of `teacher_of`.
         decisions: how many, spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
         seed: of windows and random actions.
+        history: how many of the last cluster vectors are kept as one, for a learner that sees so many.
 
     Returns:
         The parts of the observation, and `answer` (what the heuristic says), (n,) or (n, P), stacked over decisions.
@@ -102,7 +107,8 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
     counts = getattr(env.action_space, "nvec", None)
     seen: list[dict[str, Any]] = []
     for window in training_windows(config, (seed, 8)):
-        observation, _ = env.reset(seed=window[0], options={"window": window[1]})
+        stack = ClusterStack(history)
+        observation = stack.begin(env.reset(seed=window[0], options={"window": window[1]})[0])
         act = teacher_of(env.unwrapped, rule)
         until, over = len(seen) + max(1, decisions // WATCHED_WINDOWS), False
         while not over and len(seen) < until:
@@ -113,7 +119,7 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int) -> di
                 legal = np.flatnonzero(observation["action_mask"])
                 action = int(random.choice(legal)) if counts is None else random.integers(counts)
             observation, _, terminated, truncated, _ = env.step(action)
-            over = terminated or truncated
+            observation, over = stack.push(observation), terminated or truncated
         if len(seen) >= decisions:
             break
     env.close()
@@ -175,7 +181,8 @@ def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
         What the summary of a run says about it.
     """
     rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
-    seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]))
+    seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]),
+                 history_of(trainer.agent))
     encoder_of(trainer.model).update(seen)
     agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),
                         float(settings["learning_rate"]), float(settings.get("smoothing") or 0.0))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ class LoadedRun:
         self.history = history_of(plain(config["agent"]))
         self.actor = Actor(model.policy).eval()
 
-    @property
+    @cached_property
     def decisions(self) -> tuple[str, ...]:
         """The decisions that the policy was trained on."""
         env = make_env(self.config["env"])
@@ -54,10 +55,7 @@ class LoadedRun:
     def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
         """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F), action_mask
         (batch, A) and decision (batch, D)."""
-        import torch
-
-        with torch.inference_mode():
-            return self.actor(*(torch.as_tensor(np.ascontiguousarray(part)) for part in observation))[0].numpy()
+        return self.actor.answer(*observation)[0]
 
 
 def load_run(folder: str | Path) -> LoadedRun:

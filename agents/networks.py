@@ -152,6 +152,13 @@ class Actor(nn.Module):
         return torch.stack([part.argmax(dim=1) for part in logits.split(self.levels, dim=1)], dim=1), logits
 
 
+    def answer(self, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `forward`, of plain arrays and without gradients: actions (batch,) or (batch, P), logits (batch, A)."""
+        with torch.inference_mode():
+            actions, logits = self(*(torch.as_tensor(np.ascontiguousarray(part)) for part in parts))
+        return actions.numpy(), logits.numpy()
+
+
 def check_observation_space(space: spaces.Space) -> None:
     """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K, F), action_mask (A,), decision (D,).
     """

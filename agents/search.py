@@ -20,6 +20,7 @@ from agents.environments import split_seeds, vector_env
 from agents.imitation import learn_rule, training_config, watch
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS
 from ooco_gym.envs.job import PARTNER_ACTION
+from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, unknown
 
 SHORTEST = {"decline": -2.0, "partner": -9.0, "tokens": -1.0}  # where a search begins if nothing else is said
@@ -125,7 +126,7 @@ class Windows:
 
     def __init__(self, config: Mapping[str, Any], count: int, seed: int) -> None:
         seeds, random = split_seeds(config, "train"), np.random.default_rng((seed, 12))
-        self.played = [(int(seeds[i % len(seeds)]), int(random.integers(1_000))) for i in range(count)]
+        self.played = [(int(seeds[i % len(seeds)]), int(random.integers(WINDOWS))) for i in range(count)]
         self.env: Any = vector_env(config, count, autoreset_mode=AutoresetMode.NEXT_STEP.value, bank=count)
 
     def play(self, act: Callable[[Mapping[str, np.ndarray]], np.ndarray]) -> tuple[float, float]:

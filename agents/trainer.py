@@ -125,8 +125,6 @@ class Trainer:
                                                 envs=self.validation_envs))
 
     def _player(self) -> Any:
-        import torch
-
         from agents.networks import Actor
         from agents.play import BatchPlayer
 
@@ -135,8 +133,7 @@ class Trainer:
         def decide(*parts: np.ndarray) -> np.ndarray:
             if self.interrupts.asked:
                 raise Stop
-            with torch.inference_mode():
-                return actor(*(torch.as_tensor(part) for part in parts))[0].numpy()
+            return actor.answer(*parts)[0]
 
         return BatchPlayer("training", decide, history_of(self.agent))
 

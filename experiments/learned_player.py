@@ -9,6 +9,7 @@ runs, the first is taken.
 from __future__ import annotations
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
@@ -93,11 +94,14 @@ def team_of(policy: str) -> Team:
 
 
 def _partner_of(folder: str) -> str:
-    from agents.load import CONFIG_FILE, read_config
+    """The partner of a policy's training: by the manifest of an export, by the configuration of a run."""
+    from agents.load import read_config
+    from ooco_gym.runtime import MANIFEST_FILE
 
-    if not (Path(folder) / CONFIG_FILE).is_file():
-        return DEFAULT_PARTNER  # of a bundle: it keeps its training's configuration elsewhere
-    return str(plain(read_config(Path(folder))["env"]).get("partner") or DEFAULT_PARTNER)
+    manifest = Path(folder) / MANIFEST_FILE
+    config = (json.loads(manifest.read_text(encoding="utf-8")).get("training", {}).get("config", {})
+              if manifest.is_file() else read_config(Path(folder)))
+    return str(plain(config.get("env") or {}).get("partner") or DEFAULT_PARTNER)
 
 
 def simulate_learned(scenario: Scenario, policy: str) -> Run:

@@ -34,6 +34,13 @@ def test_side_by_side_and_alone_they_are_the_same_also_across_ends_of_episodes()
         assert np.array_equal(np.stack([one["cluster"][i] for one in seen]), np.stack(expected[i]))
 
 
+def test_who_starts_from_a_heuristic_sees_the_past_too(tmp_path):
+    train = pytest.importorskip("agents.train")
+    imitate = {"rule": "best", "decisions": 1500, "epochs": 15, "learning_rate": 1e-2, "critic_first_updates": 0}
+    summary = train.main(train_config(tmp_path, total_timesteps=75, agent={"history": LENGTH, "imitate": imitate}))
+    assert summary["imitation"]["agreement"] > 0.8
+
+
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
     from agents.algorithms import check_agent
     from agents.zoo import composed
@@ -56,6 +63,7 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
         ({"n_envs": 8, "input_baseline": {"group": 3}}, "agent.input_baseline.group=3 does not divide agent.n_envs=8"),
         ({"input_baseline": {"group": 1}}, "agent.input_baseline.group must be a whole number of at least 2, got 1"),
         ({"imitate": {**imitated("ppo_hindsight"), "looks": 0}}, "agent.imitate.looks must be a whole number of at"),
+        ({"imitate": imitated("ppo_hindsight"), "history": 2}, "agent.history=2: who learns in hindsight sees"),
         ({"imitate": {**imitated("ppo_search"), "price": -1}}, "agent.imitate.price must be a number of at least 0"),
         ({**values, "train_freq": 0}, "agent.train_freq must be a whole number of at least 1, got 0"),
         ({**values, "exploration_fraction": 0.0}, r"agent.exploration_fraction must lie in (0, 1], got 0.0"),
