@@ -1,8 +1,9 @@
 """`ooco-gym zoo`: trains every environment's policies over several seeds, tunes their opponents, ships the best.
 
-A zoo's working folder has `<env>/seed_<n>/` (runs of `ooco-gym train`) and `<env>/tuned/<policy>/` (of `ooco-gym
-tune`), as conf/zoo.yaml plans them. What is complete there under the same settings is not made again, so that a zoo
-that was stopped goes on with what is left (docs/zoo.md).
+A zoo's working folder has `<env>/seed_<n>/` (runs of `ooco-gym train`), `<env>/variants/<name>/` (the first seed's run
+with one thing changed: what was tried) and `<env>/tuned/<policy>/` (of `ooco-gym tune`), as conf/zoo.yaml plans them.
+What is complete there under the same settings is not made again, so that a zoo that was stopped goes on with what is
+left (docs/zoo.md).
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ from ooco_gym.resources import conf_root
 TRAIN, TUNE = "train", "tune"
 TUNED = "tuned:"  # in a training configuration: the policy that this environment's search of the one named came to
 JOB_FILE, LOG_FILE, SUMMARY_FILE = "job.yaml", "log.txt", "summary.json"
-_ENTRY_KEYS = ("name", "agent", "seeds", "train", "tune", "tried", "estimate_s")
+VARIANTS = "variants"
+_ENTRY_KEYS = ("name", "agent", "seeds", "train", "tune", VARIANTS, "tried", "estimate_s")
 _OPEN = ("agent", "env")  # parts of a configuration to which an entry may add keys
 
 
@@ -131,8 +133,12 @@ def planned(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]],
         jobs += [Job(TUNE, name, f"tuned/{one['policy'].partition(':')[0]}",
                      out / name / "tuned" / one["policy"].partition(":")[0], one, float(seconds.get(TUNE, 0.0)))
                  for one in searches(config, name, entry, out)]
-        jobs += [Job(TRAIN, name, f"seed_{one['seed']}", out / name / f"seed_{one['seed']}", one,
-                     float(seconds.get(TRAIN, 0.0))) for one in trainings(config, name, entry, out)]
+        runs = trainings(config, name, entry)
+        named = {f"seed_{one['seed']}": one for one in runs}
+        if config.get(VARIANTS) and runs:
+            named |= {f"{VARIANTS}/{variant}": one for variant, one in variants(name, entry, runs[0]).items()}
+        jobs += [Job(TRAIN, name, label, out / name / label, {**one, "out": str(out / name / label)},
+                     float(seconds.get(TRAIN, 0.0))) for label, one in named.items()]
     return jobs
 
 
@@ -140,19 +146,21 @@ def resolved(job: Job) -> Job:
     """The job with what is tuned in its place, once it is: `tuned:ooco` becomes `ooco:slo_margin=0.95,…`."""
     from agents.tune import POLICY_FILE, read_tuned
 
+    here = job.folder.parents[len(Path(job.label).parts) - 1]
+
     def place(value: Any) -> Any:
         if isinstance(value, Mapping):
             return {key: place(one) for key, one in value.items()}
         if isinstance(value, str) and value.startswith(TUNED):
-            path = job.folder.parent / "tuned" / value.removeprefix(TUNED) / POLICY_FILE
+            path = here / "tuned" / value.removeprefix(TUNED) / POLICY_FILE
             return read_tuned(path)["policy"] if path.is_file() else value
         return value
 
     return job._replace(config=place(job.config)) if job.kind == TRAIN else job
 
 
-def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], out: Path) -> list[dict[str, Any]]:
-    """The configuration of each training run of an environment, as `ooco-gym train` would have it."""
+def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The configuration of each training run of an environment, as `ooco-gym train` would have it, but for `out`."""
     base = composed(TRAIN, f"env={name}", f"agent={entry['agent']}")
     made = merged(base, plain(entry.get(TRAIN) or {}), f"environments.{name}.train")
     if config.get("total_timesteps") is not None:
@@ -164,7 +172,13 @@ def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], ou
     for seed in numbers:
         if seed > LARGEST_SEED:
             raise UserError(f"seeds={asked}: {seed} is larger than {LARGEST_SEED}")
-    return [{**made, "seed": seed, "out": str(out / name / f"seed_{seed}")} for seed in numbers]
+    return [{**made, "seed": seed} for seed in numbers]
+
+
+def variants(name: str, entry: Mapping[str, Any], recipe: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The configurations of what was tried beside a recipe: name → the recipe's run with a few keys changed."""
+    return {variant: merged(recipe, plain(changes or {}), f"environments.{name}.{VARIANTS}.{variant}")
+            for variant, changes in plain(entry.get(VARIANTS) or {}).items()}
 
 
 def searches(config: Mapping[str, Any], name: str, entry: Mapping[str, Any], out: Path) -> list[dict[str, Any]]:
@@ -224,14 +238,16 @@ def show_plan(jobs: Sequence[Job], left: Sequence[Job], workers: int) -> None:
     from rich.table import Table
 
     table = Table(title=f"{len(left)} of {len(jobs)} jobs to do, {workers} at a time", title_justify="left")
-    for column in ("environment", "seeds", "decisions", "tuned", "trials", "to do", "min"):
+    for column in ("environment", "seeds", VARIANTS, "decisions", "tuned", "trials", "to do", "min"):
         table.add_column(column, no_wrap=column == "environment")
     for env in dict.fromkeys(job.env for job in jobs):
         mine = [job for job in jobs if job.env == env]
         runs, found = ([job for job in mine if job.kind == kind] for kind in (TRAIN, TUNE))
         rest = [job for job in left if job.env == env]
-        table.add_row(env, str(len(runs)), f"{runs[0].config['total_timesteps']:,}" if runs else "–",
-                      ", ".join(job.config["policy"] for job in found) or "–",
+        beside = sum(job.label.startswith(VARIANTS) for job in runs)
+        decisions = f"{runs[0].config['total_timesteps']:,}" if runs else "–"
+        policies = ", ".join(job.config["policy"] for job in found) or "–"
+        table.add_row(env, str(len(runs) - beside), str(beside), decisions, policies,
                       str(found[0].config["trials"]) if found else "–", str(len(rest)), minutes(rest, workers))
     console = Console()
     console.print(table)

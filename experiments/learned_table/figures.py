@@ -31,20 +31,27 @@ def figure(values: np.ndarray) -> dict[str, float | None]:
     return _shown(mean_interval(values))
 
 
+def lead(records: Records, best: Records, metric: str = HEADLINE) -> np.ndarray:
+    """Differences of a policy to another, (runs, windows), on the windows that both played: look-ahead plays fewer."""
+    mine, other = grid(records, metric), grid(best, metric)
+    both = min(mine.shape[1], other.shape[1])
+    return mine[:, :both] - other[:, :both]
+
+
 def row_of(name: str, kind: str, records: Records | None, best: Records | None,
            bounds: np.ndarray | None = None) -> dict[str, Any]:
     """One policy's row, with its differences to the best heuristic window by window; of the bound, its service."""
     if records is None or best is None:
         assert bounds is not None
-        return {"policy": name, "kind": kind, "service": figure(bounds)}
+        return {"policy": name, "kind": kind, "n_windows": bounds.shape[1], "service": figure(bounds)}
     upper = upper_violation_limit(records)
-    row: dict[str, Any] = {"policy": name, "kind": kind, "runs": len(grid(records, HEADLINE)),
+    runs, n_windows = grid(records, HEADLINE).shape
+    row: dict[str, Any] = {"policy": name, "kind": kind, "runs": runs, "n_windows": n_windows,
                            **{key: figure(grid(records, metric)) for key, metric in METRICS.items()}}
     rate = dict.fromkeys(_KEYS) if without_online(records) else row["violation_rate"]
     row["violation_rate"] = {**rate, "upper_limit": upper}
     row["feasible"] = upper is not None and upper <= VIOLATION_LIMIT
-    row["minus_best_tuned"] = {key: figure(grid(records, metric) - grid(best, metric))
-                               for key, metric in METRICS.items()}
+    row["minus_best_tuned"] = {key: figure(lead(records, best, metric)) for key, metric in METRICS.items()}
     return row
 
 
@@ -52,10 +59,10 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
     """What the table is about: the learned policy against the best heuristic, and against what could be had."""
     looking = clairvoyant(played, best)
     service = {name: grid(played[name], HEADLINE) for name in (best, learned, looking or best) if name in played}
-    gap = None if looking is None else figure(service[looking] - service[best])
+    gap = None if looking is None else figure(lead(played[looking], played[best]))
     low = None if gap is None else gap["ci_low"]
     touches = low is None or low <= 0.0
-    few = too_few(service[best].shape[1], "windows")
+    few = too_few(service[looking or best].shape[1], "windows")
     found: dict[str, Any] = {
         "clairvoyant": looking, "clairvoyant_minus_best_tuned": gap,
         "no_headroom": None if few or not _looked(played) else touches,
@@ -63,18 +70,19 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
         "learned_minus_best_tuned": None, "share_of_gap_closed": None, "verdict": "no learned policy"}
     if learned not in played:
         return found
-    difference = figure(service[learned] - service[best])
+    difference = figure(lead(played[learned], played[best]))
     found["learned_minus_best_tuned"] = difference
-    found["learned_minus_best_tuned_reward"] = figure(grid(played[learned], "episode_reward")
-                                                      - grid(played[best], "episode_reward"))
+    found["learned_minus_best_tuned_reward"] = figure(lead(played[learned], played[best], "episode_reward"))
     found["probability_of_improvement"] = _named(estimate(service[learned], probability_of_improvement,
                                                           [service[best]]))
     if bounds is not None:
-        shares = service[learned] / bounds
+        shares = service[learned][:, :bounds.shape[1]] / bounds
         found["of_bound"] = {"iqm": _named(estimate(shares, iqm)),
                              "optimality_gap": _named(estimate(shares, optimality_gap))}
     if looking is not None and gap is not None and gap["mean"] is not None and gap["mean"] > 0.0 and not touches:
-        found["share_of_gap_closed"] = _named(estimate(service[learned], _closed, [service[best], service[looking]]))
+        n = service[looking].shape[1]
+        found["share_of_gap_closed"] = _named(estimate(service[learned][:, :n], _closed,
+                                                       [service[best][:, :n], service[looking]]))
     upper = upper_violation_limit(played[learned])
     found["verdict"] = _verdict(difference, upper is not None and upper <= VIOLATION_LIMIT, few)
     return found
@@ -82,10 +90,8 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
 
 def clairvoyant(played: Mapping[str, Records], best: str) -> str | None:
     """The clairvoyant look-ahead with the most service at no more violations than the best heuristic, or None."""
-    def rate(name: str) -> float:
-        return float(grid(played[name], "violation_rate").mean())
-
-    fair = [name for name in _looked(played) if rate(name) <= rate(best) + 1e-12]
+    fair = [name for name in _looked(played)
+            if lead(played[name], played[best], "violation_rate").mean() <= 1e-12]
     return max(fair, key=lambda name: float(grid(played[name], HEADLINE).mean()), default=None)
 
 
@@ -109,6 +115,12 @@ def shifted(shift: str, learned: Records, heuristic: Records, best: str) -> dict
         words += f" The best heuristic, {best}, has {theirs:.2%} there."
     return {"shift": shift, "n_windows": grid(learned, HEADLINE).shape[1], "holds_budget": mine["feasible"],
             "learned": mine, "best_tuned": other, "words": words}
+
+
+def variant_of(name: str, records: Records, recipe: Records) -> dict[str, Any]:
+    """A run with one thing changed beside the recipe's run of the same seed, window by window."""
+    return {"variant": name, "n_windows": grid(records, HEADLINE).shape[1], "service": figure(grid(records, HEADLINE)),
+            "violation_rate": figure(grid(records, "violation_rate")), "minus_recipe": figure(lead(records, recipe))}
 
 
 def _looked(played: Mapping[str, Records]) -> list[str]:

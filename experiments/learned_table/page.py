@@ -16,6 +16,7 @@ BEGIN = "<!-- results: written by ooco-gym evaluate +experiment=learned_table; w
 END = "<!-- end of results -->"
 HEAD = ["environment", "best tuned heuristic", "its service", "learned", "its violations", "learned − best tuned",
         "clairvoyant − best tuned", "of the gap", "verdict"]
+VARIANT_HEAD = ["variant", "service", "violations", "service − the recipe's"]
 ROW_HEAD = ["policy", "service", "violations", "at most", "reward", "wasted tokens/s", "service − best tuned"]
 
 
@@ -55,6 +56,12 @@ def rows(one: Mapping[str, Any]) -> list[list[str]]:
     return found
 
 
+def variants(one: Mapping[str, Any]) -> list[list[str]]:
+    """One row for each thing that was tried, as in `VARIANT_HEAD`; the recipe first."""
+    return [[row["variant"], _cell(row["service"]), _cell(row["violation_rate"], "{:.2%}"),
+             _cell(row["minus_recipe"], "{:+.4f}") if place else ""] for place, row in enumerate(one["variants"])]
+
+
 def markdown(summary: Mapping[str, Any]) -> str:
     """The whole table as Markdown, without its title."""
     parts = [_intro(), markdown_table(HEAD, overview(summary))]
@@ -64,6 +71,10 @@ def markdown(summary: Mapping[str, Any]) -> str:
             parts.append("\n".join(f"- {shift['words']}" for shift in one["shifts"]))
         if one["tried"]:
             parts.append("What was tried:\n\n" + "\n".join(f"- {line}" for line in one["tried"]))
+        if one.get("variants"):
+            parts += [f"One thing changed in the recipe, one run each with the same seed, on "
+                      f"{one['variants'][0]['n_windows']} validation windows:",
+                      markdown_table(VARIANT_HEAD, variants(one))]
     if summary.get("windows_by_other_code"):
         parts.append(f"{summary['windows_by_other_code']} of the records were played by another version of the code.")
     return "\n\n".join(parts)
@@ -115,7 +126,8 @@ def _words(one: Mapping[str, Any]) -> str:
     if one["rollout"]:
         how = one["rollout"]
         text += (f" Look-ahead at every {how['every']}. decision, the honest one ({how['samples']} futures) at every "
-                 f"{how['honest_every'] or how['every']}.")
+                 f"{how['honest_every'] or how['every']}.; they and the bound on the first "
+                 f"{min(how['rollout_episodes'], one['n_windows'])} windows.")
     if one["no_headroom_reason"]:
         text += f" Headroom: {one['no_headroom_reason']}."
     chance = one.get("probability_of_improvement")

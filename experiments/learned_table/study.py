@@ -17,12 +17,14 @@ from agents.learned import SEEDS, check_fit, is_policy, runs_of
 from agents.load import CONFIG_FILE, read_config
 from agents.scoring import VIOLATION_LIMIT, best_heuristic
 from agents.tune import POLICY_FILE, read_tuned
-from experiments.learned_table.figures import compared, row_of, shifted
+from agents.zoo import VARIANTS
+from experiments.learned_table.figures import compared, row_of, shifted, variant_of
 from experiments.learned_table.players import BOUND, HEURISTIC, LEARNED, LOOKING, Asked, Store
 from ooco_gym.resources import conf_root, load_yaml
 
 LABEL = "learned"
 BOUND_NAME = "fluid bound"
+_LOOKING = ("weights", "samples", "every", "honest_every", "horizon_s", "progress")
 Records = list[dict[str, Any]]
 
 
@@ -34,6 +36,7 @@ class Setting:
         name: its short name, of `conf/env`.
         config: its configuration, with the windows' lengths.
         runs: training runs, name → folder.
+        variants: what was tried beside: name → the folder of a run with one thing changed.
         tuned: policies tuned for it, spelled, and where they come from.
         table: settings of the study, those of this environment over the common ones.
     """
@@ -41,6 +44,7 @@ class Setting:
     name: str
     config: dict[str, Any]
     runs: dict[str, str]
+    variants: dict[str, str]
     tuned: dict[str, dict[str, Any]]
     table: dict[str, Any]
 
@@ -53,10 +57,11 @@ class Setting:
         """
         own = {**table, **plain(table["environments"][name] or {})}
         for key, least in (("episodes", 2), ("validation_episodes", 2), ("shift_episodes", 0), ("samples", 0),
-                           ("every", 1)):
+                           ("every", 1), ("rollout_episodes", 2)):
             whole(own, key, least, f"table.{key}")
         runs = runs_of(folder) if is_policy(folder) or any(folder.glob(SEEDS)) else {}
         runs = {run: path for run, path in runs.items() if is_policy(Path(path))}
+        beside = {path.name: str(path) for path in sorted(folder.glob(f"{VARIANTS}/*")) if is_policy(path)}
         config = load_yaml("env", name)
         for path in list(runs.values())[:1]:
             if (Path(path) / CONFIG_FILE).is_file():
@@ -64,7 +69,8 @@ class Setting:
         for key in ("window_s", "warmup_s"):
             config[key] = number(own, key, name=f"table.{key}")
         found = [read_tuned(path) for path in sorted(folder.glob(f"tuned/*/{POLICY_FILE}"))]
-        return cls(name, config, runs, {one["policy"]: plain(one.get("provenance") or {}) for one in found}, own)
+        tuned = {one["policy"]: plain(one.get("provenance") or {}) for one in found}
+        return cls(name, config, runs, beside, tuned, own)
 
     def games(self, split: str, count: int) -> list[Window]:
         """The first windows of a split."""
@@ -92,9 +98,8 @@ def measured(setting: Setting, store: Store) -> dict[str, Any]:
             "warmup_s": setting.config["warmup_s"], "best_tuned": best,
             "chosen_on": {"split": "validation", "n_windows": table["validation_episodes"], "among": len(names)},
             "tuned": setting.tuned, **compared(played, best, LABEL, bounds), "rows": rows, "shifts": shifts,
-            "rollout": {key: table[key] for key in ("weights", "every", "samples", "honest_every", "horizon_s",
-                                                    "progress")} if table["rollouts"] else None,
-            "tried": tried(setting.name), "wall_s": time.monotonic() - started}
+            "rollout": {key: table[key] for key in ("rollout_episodes", *_LOOKING)} if table["rollouts"] else None,
+            "tried": tried(setting.name), VARIANTS: beside(setting, store), "wall_s": time.monotonic() - started}
 
 
 def _kind(name: str) -> str:
@@ -118,11 +123,12 @@ def _played(setting: Setting, store: Store, names: Sequence[str],
     table, config = setting.table, setting.config
     asked = {name: store.ask(HEURISTIC, config, name, games) for name in (RANDOM, *names)}
     runs = _ask_runs(setting, store, games)
-    bound = store.ask(BOUND, config, VIOLATION_LIMIT, games) if table["bound"] else None
+    looked = games[: table["rollout_episodes"]]
+    bound = store.ask(BOUND, config, VIOLATION_LIMIT, looked) if table["bound"] else None
     if table["rollouts"]:
-        how = {key: table[key] for key in ("weights", "samples", "every", "honest_every", "horizon_s", "progress")}
+        how = {key: table[key] for key in _LOOKING}
         for place, one in enumerate(looking(how)):
-            asked[one.name] = store.ask(LOOKING, config, {**how, "place": place}, games)
+            asked[one.name] = store.ask(LOOKING, config, {**how, "place": place}, looked)
     played = {name: one.records() for name, one in asked.items()}
     if runs:
         played[LABEL] = _of_runs(runs)
@@ -148,6 +154,17 @@ def _shifts(setting: Setting, store: Store, best: str) -> list[dict[str, Any]]:
         runs = _ask_runs(setting, store, games, shift=shift)
         found.append(shifted(shift, _of_runs(runs), heuristic.records(), best))
     return found
+
+
+def beside(setting: Setting, store: Store) -> list[dict[str, Any]]:
+    """What was tried, beside the recipe's run of the same seed, on validation windows: the test is not for choosing."""
+    if not (setting.variants and setting.runs):
+        return []
+    games = setting.games("validation", setting.table["validation_episodes"])
+    recipe = store.ask(LEARNED, setting.config, next(iter(setting.runs.values())), games)
+    asked = {name: store.ask(LEARNED, setting.config, folder, games) for name, folder in setting.variants.items()}
+    records = recipe.records()
+    return [variant_of(name, one.records(), records) for name, one in (("the recipe", recipe), *asked.items())]
 
 
 def tried(name: str) -> list[str]:

@@ -30,7 +30,8 @@ def config(out, **changes):
                        "env": {**SHORT, "partner": "tuned:ooco"},
                        "validation": {"windows": 2, "every_steps": 40}, "checkpoint_every_steps": 40},
              "tune": {"policies": ["ooco"], "env": SHORT, **SHORT, "windows": 2, "trials": 2,
-                      "params": ["interrupt"], "validation": {"windows": 2}}, "tried": ["a wider network"]}
+                      "params": ["interrupt"], "validation": {"windows": 2}}, "tried": ["a wider network"],
+             "variants": {}}
     return {**base, "environments": {"preemption": entry}, "workers": 1, "out": str(out), **changes}
 
 
@@ -74,12 +75,34 @@ def test_the_plan_that_ships_is_of_all_environments_with_ten_seeds_each():
     assert sorted(entries) == names("env")
     for name, entry in entries.items():
         mine = [job for job in jobs if job.env == name]
-        assert sum(job.kind == zoo.TRAIN for job in mine) >= 10 and any(job.kind == zoo.TUNE for job in mine)
+        assert sum(job.label.startswith("seed_") for job in mine) >= 10 and any(job.kind == zoo.TUNE for job in mine)
         assert all(job.config["trials"] == 200 for job in mine if job.kind == zoo.TUNE), "one budget for all"
+        assert sum(job.label.startswith("variants/") for job in mine) == len(entry["variants"])
         assert {"name", "agent", "tried"} <= set(entry) and all(job.estimate_s > 0 for job in mine)
     assert len({entry["name"] for entry in entries.values()}) == len(entries)
     seconds = sum(job.estimate_s for job in jobs)
     assert seconds / 2 <= 3 * 3600, "three hours on two cores"
+
+
+def test_a_variant_is_the_first_seeds_run_with_one_thing_changed(tmp_path):
+    plan = config(tmp_path)
+    plan["environments"]["preemption"]["variants"] = {"attention": {"agent": {"network": "attention"}}}
+    jobs = {job.label: job for job in zoo.planned(plan, zoo.chosen(plan), tmp_path)}
+    variant, recipe = jobs["variants/attention"], jobs["seed_1"]
+    assert variant.folder == tmp_path / "preemption" / "variants" / "attention"
+    assert variant.config["agent"] == {**recipe.config["agent"], "network": "attention"}
+    assert {key for key in recipe.config if recipe.config[key] != variant.config[key]} == {"agent", "out"}
+    write_tuned(recipe.folder.parent / "tuned" / "ooco" / "policy.yaml", "ooco:interrupt=never")
+    assert zoo.resolved(variant).config["env"]["partner"] == "ooco:interrupt=never"
+    assert "variants/attention" not in [job.label for job in zoo.planned({**plan, "variants": False}, zoo.chosen(plan),
+                                                                        tmp_path)]
+
+
+def write_tuned(path, policy):
+    """What `tune` would leave."""
+    path.parent.mkdir(parents=True)
+    path.write_text(f"policy: '{policy}'\nprovenance: {{trials: 3}}\n", encoding="utf-8")
+
 
 
 @pytest.mark.parametrize(("changes", "words"), [
@@ -101,7 +124,8 @@ def test_parts_of_a_zoo_can_be_asked_for(tmp_path):
     plan = load_yaml("", "zoo")
     jobs = zoo.planned({**plan, "seeds": 7, "total_timesteps": 5, "trials": 3}, zoo.chosen({**plan, "envs": "control"}),
                        tmp_path)
-    assert [job.label for job in jobs] == ["tuned/ooco", "seed_7"]
+    assert [job.label for job in jobs[:2]] == ["tuned/ooco", "seed_7"]
+    assert all(job.config["seed"] == 7 and job.label.startswith("variants/") for job in jobs[2:])
     assert (jobs[0].config["trials"], jobs[1].config["total_timesteps"]) == (3, 5)
     asked = jobs[1].config
     assert asked["agent"]["imitate"]["rule"] == "partner" and asked["agent"]["imitate"]["epochs"] > 0

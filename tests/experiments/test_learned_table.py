@@ -34,6 +34,7 @@ def zoo(tmp_path_factory):
     folder = tmp_path_factory.mktemp("zoo")
     for seed in (1, 2):
         train(folder / "gating" / f"seed_{seed}", seed)
+    train(folder / "gating" / "variants" / "history_4", 1)
     tuned = folder / "gating" / "tuned" / "ooco_xllm" / "policy.yaml"
     tuned.parent.mkdir(parents=True)
     tuned.write_text("policy: 'ooco_xllm:stop_share=0.9'\nprovenance: {trials: 3}\n", encoding="utf-8")
@@ -44,8 +45,8 @@ def config(zoo, out, **table):
     settings = yaml.safe_load((conf_root() / "experiment" / "learned_table.yaml").read_text(encoding="utf-8"))["table"]
     gating = {**settings["environments"]["gating"], "window_s": 10.0, "warmup_s": 5.0, "every": 40, "honest_every": 80,
               "samples": 1}
-    settings = {**settings, "episodes": 5, "validation_episodes": 4, "shift_episodes": 2, **table,
-                "environments": {"gating": gating}}
+    settings = {**settings, "episodes": 6, "validation_episodes": 4, "shift_episodes": 2, "rollout_episodes": 5,
+                **table, "environments": {"gating": gating}}
     return {"zoo": str(zoo), "table": settings, "out": str(out), "workers": 1}
 
 
@@ -61,7 +62,7 @@ def test_every_kind_of_policy_has_its_row(table):
     assert kinds == {"random", "heuristic", "tuned", "learned", "honest", "clairvoyant", "bound"}
     rows = {row["policy"]: row for row in one["rows"]}
     assert {"partner", "shortest", "ooco_xllm:stop_share=0.9", "learned", "fluid bound"} <= set(rows)
-    assert (one["n_seeds"], one["n_windows"], rows["learned"]["runs"]) == (2, 5, 2)
+    assert (one["n_seeds"], one["n_windows"], rows["learned"]["runs"]) == (2, 6, 2)
     for row in one["rows"]:
         if row["kind"] != "bound":
             assert {"service", "violation_rate", "reward", "waste", "feasible", "minus_best_tuned"} <= set(row)
@@ -72,6 +73,12 @@ def test_every_kind_of_policy_has_its_row(table):
     assert one["learned_minus_best_tuned"]["mean"] == pytest.approx(difference)
     assert {"ci_low", "ci_high"} <= set(one["learned_minus_best_tuned"])
     assert isinstance(one["no_headroom"], bool) and isinstance(one["tried"], list)
+    looked = ("honest", "clairvoyant", "bound")
+    assert {row["n_windows"] for row in one["rows"] if row["kind"] in looked} == {5}
+    assert {row["n_windows"] for row in one["rows"] if row["kind"] not in looked} == {6}
+    recipe, variant = one["variants"]
+    assert (recipe["variant"], variant["variant"], variant["n_windows"]) == ("the recipe", "history_4", 4)
+    assert variant["minus_recipe"]["mean"] == 0.0, "it was trained as the recipe was, with the same seed"
     assert [shift["shift"] for shift in one["shifts"]] == ["rate", "lengths", "chip", "burst"]
     assert all("budget" in shift["words"] for shift in one["shifts"])
 
