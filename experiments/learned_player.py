@@ -2,7 +2,8 @@
 
 `learned:ZOO/gating/seed_3+ZOO/eviction/seed_1` is the partner that they were trained beside, with these decisions taken
 by the network of the folder that was trained on them; names of the zoo stand for its folders. They decide in the
-measured window; warm-up and drain are the partner's, as in the environments. Where a folder holds several training
+measured window; warm-up and drain are the partner's, as in the environments. `…@ooco:interrupt=slack` at the end says
+beside whom, instead of the partner of their training. Where a folder holds several training
 runs, the first is taken.
 """
 
@@ -34,6 +35,7 @@ from ooco_gym.workload import workload_peak_start_s
 from ooco_gym.zoo import placed
 
 JOIN = "+"
+BESIDE = "@"  # what follows is the partner
 DEFAULT_PARTNER = "ooco"
 
 
@@ -61,7 +63,8 @@ class _Whole(EpisodeConfig):
 
 
 def _folders(policy: str) -> list[str]:
-    folders = [part.strip() for part in policy.removeprefix(LEARNED).split(JOIN) if part.strip()]
+    named = policy.removeprefix(LEARNED).partition(BESIDE)[0]
+    folders = [part.strip() for part in named.split(JOIN) if part.strip()]
     if not folders:
         raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
     return [next(iter(runs_of(placed(folder)).values())) for folder in folders]
@@ -86,11 +89,13 @@ def team_of(policy: str) -> Team:
                 raise UserError(f"'{policy}': two of its policies were trained to {decision}; leave one of them out")
             seats[decision] = one
         partners.append(_partner_of(folder))
-    if len(set(partners)) > 1:
-        raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}")
+    asked = policy.partition(BESIDE)[2].strip()
+    if len(set(partners)) > 1 and not asked:
+        raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}; "
+                        f"name the one they are to play beside, as {BESIDE}{partners[0]} at the end")
     if "control" in seats:
         raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others")
-    return Team(partners[0], seats)
+    return Team(asked or partners[0], seats)
 
 
 def _partner_of(folder: str) -> str:
@@ -109,7 +114,7 @@ def simulate_learned(scenario: Scenario, policy: str) -> Run:
 
     Args:
         scenario: what is played.
-        policy: `learned:FOLDER+FOLDER…`.
+        policy: `learned:FOLDER+FOLDER…`, or with `@PARTNER` at the end.
 
     Raises:
         UserError: a policy that was trained on other observations than its seat has here.

@@ -91,6 +91,10 @@ def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
     assert summary["online"]["arrived"] > 0
     identity = policy_identity(name)
     assert identity != policy_identity("ooco") and identity != policy_identity(f"learned:{runs / 'gating'}")
+    other = f"{name}@ooco:interrupt=slack"
+    assert team_of(other).partner == "ooco:interrupt=slack" and set(team_of(other).seats) == {"gate", "evict"}
+    assert policies.bundle_of(other).values["interrupt"] != policies.bundle_of(name).values["interrupt"]
+    assert len({policy_identity(one)["learned"] for one in (name, other)}) == 1
     with pytest.raises(UserError, match="two of its policies were trained to gate"):
         team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
 
@@ -113,3 +117,13 @@ def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):
     found = capacity(config)  # type: ignore[arg-type]
     assert [row["policy"] for row in found["results"]] == [name, "ooco"]
     assert all(row["max_offline_rate"] >= 0.0 for row in found["results"])
+
+
+def test_an_exported_policy_plays_as_its_run_does_beside_the_same_partner(runs, tmp_path):
+    pytest.importorskip("onnxruntime")
+    from agents.export import main as export
+
+    export({"policy": str(runs / "gating"), "out": str(tmp_path / "bundle"), "checks": 100, "seed": 1})
+    run, bundle = (f"learned:{folder}" for folder in (runs / "gating", tmp_path / "bundle"))
+    assert team_of(bundle).partner == team_of(run).partner
+    assert simulate_summary(SCENARIO, bundle)["offline"] == pytest.approx(simulate_summary(SCENARIO, run)["offline"])
