@@ -17,6 +17,7 @@ is taken (`seated`). Among other decisions (Colocation) packing is answered by t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -98,7 +99,10 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
     Raises:
         UserError: a policy that cannot be the partner.
     """
-    here: Any = (make_env(config) if env is None else env).unwrapped
+    if env is None:
+        with closing(make_env(config)) as made:
+            return seated(config, name, made)
+    here = env.unwrapped
     kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
     if not kinds or min(kinds) < j.PACK or not is_published(name) or is_partner(name, here):
         return dict(config), name

@@ -13,6 +13,7 @@ from agents.explain_importance import Importance, names_of
 from agents.explain_record import UNKNOWN, Recording
 from agents.explain_rules import ANOTHER, BESIDE, NO, PARTNER, Tree, answer
 from agents.scoring import METRICS
+from agents.tables import TITLES, bracketed, markdown_table
 from ooco_gym.envs.features import CANDIDATES, CLUSTER
 from ooco_gym.envs.job import FIXED, PARTNER_ACTION
 from ooco_gym.envs.words import WORDS, actual
@@ -25,9 +26,6 @@ _SHOWN = 12  # features in a table and a figure
 _BINS = 12
 _COLOURS = {NO: "#7F7F7F", PARTNER: "#0072B2", ANOTHER: "#D55E00"}
 _MEANS = {NO: "no", PARTNER: "as the partner", ANOTHER: "another candidate"}
-_TITLES = {"episode_reward": "reward", "offline_reference_gpu_s_per_s": "offline ref. GPU-s/s",
-           "offline_output_tokens_per_s": "offline tokens/s", "violation_rate": "violations",
-           "wasted_tokens_per_s": "wasted tokens/s"}
 _OF = {"cluster": "cluster", "candidates": "candidate"}
 
 
@@ -52,7 +50,7 @@ def importance_tables(result: Mapping[str, Any]) -> list[Table]:
 def fidelity_table(result: Mapping[str, Any]) -> Table:
     """How often the rule does what the network does."""
     body = tuple((one["decision"], f"{one['decisions']:,}",
-                  _bracket(one["agreement"], one["ci_low"], one["ci_high"], percent)) for one in result["fidelity"])
+                  bracketed(one["agreement"], one["ci_low"], one["ci_high"], percent)) for one in result["fidelity"])
     return Table("The rule does what the network does", ("decision", "held-out decisions", "agreement"), body,
                  "95 % intervals over windows; an action that does the same by another name counts as the same.")
 
@@ -64,7 +62,7 @@ def score_table(result: Mapping[str, Any]) -> Table:
     order = sorted(scores["policies"], key=lambda one: (one["rank"] is None, one["rank"] or 0))
     body = tuple((one["policy"], *(_figure(cells[one["policy"], metric], metric) for metric in METRICS),
                   "yes" if one["feasible"] else "no") for one in order)
-    head = ("policy", *(_TITLES[metric] for metric in METRICS), "feasible")
+    head = ("policy", *(TITLES[metric] for metric in METRICS), "feasible")
     return Table("Played on the same held-out windows", head, body,
                  f"{result['held_out']['windows']} windows; ranked by offline service where the upper 95 % limit of "
                  f"the violation rate is at most {scores['violation_limit']:.0%}.")
@@ -75,21 +73,12 @@ def difference_table(result: Mapping[str, Any]) -> Table:
     shown = ("episode_reward", "offline_reference_gpu_s_per_s", "violation_rate")
     body = tuple((other, *(_figure(row[metric], metric) for metric in shown))
                  for other, row in result["rule_minus"].items())
-    return Table("The rule less each other policy", ("policy", *(f"Δ {_TITLES[metric]}" for metric in shown)), body,
+    return Table("The rule less each other policy", ("policy", *(f"Δ {TITLES[metric]}" for metric in shown)), body,
                  "Paired differences window by window, 95 % intervals over windows.")
 
 
 def _figure(row: Mapping[str, Any], metric: str) -> str:
-    words = percent if metric == "violation_rate" else _plain
-    return _bracket(row["mean"], row["ci_low"], row["ci_high"], words)
-
-
-def _plain(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
-
-
-def _bracket(mean: float | None, low: float | None, high: float | None, words: Any) -> str:
-    return words(mean) if low is None else f"{words(mean)} [{words(low)}, {words(high)}]"
+    return bracketed(row["mean"], row["ci_low"], row["ci_high"], percent if metric == "violation_rate" else ".4g")
 
 
 # --- Figures --------------------------------------------------------------------------------------------------------
@@ -230,6 +219,5 @@ def markdown(result: Mapping[str, Any]) -> str:
     parts = [f"# What '{result['policy']}' does on {result['env']}", _lead(result),
              "\n".join(f"* {line}" for line in _sentences(result)), "```\n" + "\n".join(result["rule"]) + "\n```"]
     for table in tables(result):
-        lines = [table.head, ("---",) * len(table.head), *table.rows]
-        parts += [f"## {table.title}", "\n".join("| " + " | ".join(line) + " |" for line in lines), table.note]
+        parts += [f"## {table.title}", markdown_table(table.head, table.rows), table.note]
     return "\n\n".join(part for part in parts if part) + "\n"

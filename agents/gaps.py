@@ -10,6 +10,7 @@ import numpy as np
 
 from agents.contenders import CLAIRVOYANT
 from agents.scoring import feasible_first, interval_note, too_few
+from agents.tables import bracketed, markdown_table, said_of
 from ooco_gym.metrics.statistics import interval
 
 SERVICE, VIOLATIONS, REWARD = "offline_reference_gpu_s_per_s", "violation_rate", "reward_total"
@@ -109,8 +110,7 @@ def words(summary: Mapping[str, Any]) -> str:
 
 def markdown(summary: Mapping[str, Any], name: str) -> str:
     """The whole result as Markdown."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in [_HEAD, ["---"] * len(_HEAD), *table(summary)]]
-    return f"# Headroom of {name}\n\n{words(summary)}\n\n" + "\n".join(lines) + "\n"
+    return f"# Headroom of {name}\n\n{words(summary)}\n\n{markdown_table(_HEAD, table(summary))}\n"
 
 
 def show(summary: Mapping[str, Any], name: str) -> None:
@@ -129,8 +129,4 @@ def show(summary: Mapping[str, Any], name: str) -> None:
 
 
 def _cell(figure: Mapping[str, float | None] | None, metric: str) -> str:
-    if figure is None or figure["mean"] is None:
-        return ""
-    numbers = [f"{value:.2%}" if metric == VIOLATIONS else f"{value:.4g}"
-               for value in (figure["mean"], figure["low"], figure["high"]) if value is not None]
-    return numbers[0] if len(numbers) < 3 else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    return "" if figure is None else bracketed(figure["mean"], figure["low"], figure["high"], said_of(metric), none="")

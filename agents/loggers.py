@@ -21,6 +21,7 @@ from stable_baselines3.common.logger import (
 from agents.environments import plain
 from agents.extras import require
 from agents.load import CONFIG_FILE, POLICY_FILE, SCALE_FILE, read_config
+from agents.tables import markdown_table
 from agents.tracking_series import STEP, summaries
 from ooco_gym.errors import UserError, unknown
 
@@ -42,8 +43,7 @@ class Table(str):
 
     def __new__(cls, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
         """Writes the Markdown."""
-        lines = [list(columns), ["---"] * len(columns), *([_cell(value) for value in row] for row in rows)]
-        table = super().__new__(cls, "\n".join("| " + " | ".join(line) + " |" for line in lines))
+        table = super().__new__(cls, markdown_table(columns, [[_cell(value) for value in row] for row in rows]))
         table.columns, table.rows = list(columns), [list(row) for row in rows]
         return table
 

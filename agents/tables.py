@@ -1,13 +1,13 @@
-"""Shows an evaluation: a table for people at the terminal, and the same as Markdown."""
+"""Shows an evaluation: a table for people at the terminal, and the same as Markdown; and what other tables share."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agents.scoring import HEADLINE, METRICS, budget_words, interval_note, too_few
 
-_TITLES = {
+TITLES = {
     "episode_reward": "reward",
     "offline_reference_gpu_s_per_s": "offline ref. GPU-s/s",
     "offline_output_tokens_per_s": "offline tokens/s",
@@ -79,7 +79,7 @@ def aggregate_note(summary: Mapping[str, Any]) -> str:
 
 
 AGGREGATE_HEAD = ["policy", "runs", "IQM", "P(improvement)", "gap to the bound"]
-_HEAD = ["rank", "policy", *(_TITLES[metric] for metric in METRICS)]
+_HEAD = ["rank", "policy", *(TITLES[metric] for metric in METRICS)]
 _DIFFERENCE_HEAD = ["policy", "Δ reward", "Δ offline ref. GPU-s/s", "Δ violations"]
 
 
@@ -130,21 +130,31 @@ def markdown_table(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
     return "\n".join(lines)
 
 
+def bracketed(mean: float | None, low: float | None, high: float | None,
+              said: str | Callable[[float], str] = ".4g", none: str = "–") -> str:
+    """A figure with its interval, `mean [low, high]`; alone where it has none.
+
+    Args:
+        mean: the figure.
+        low, high: ends of its interval.
+        said: how a number is written: a format, or a function.
+        none: what is written where there is no figure.
+    """
+    if mean is None:
+        return none
+    shown = [said(value) if callable(said) else f"{value:{said}}" for value in (mean, low, high) if value is not None]
+    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if len(shown) == 3 else shown[0]
+
+
+def said_of(metric: str) -> str:
+    """How a metric's figures are written, for `bracketed`."""
+    return ".2%" if metric == "violation_rate" else ".4g"
+
+
 def _cell(row: Mapping[str, Any], metric: str) -> str:
-    mean = row.get("mean", row.get("mean_difference"))
-    numbers = [_number(value, metric) for value in (mean, row["ci_low"], row["ci_high"])]
-    return numbers[0] if row["ci_low"] is None else f"{numbers[0]} [{numbers[1]}, {numbers[2]}]"
+    return bracketed(row.get("mean", row.get("mean_difference")), row["ci_low"], row["ci_high"], said_of(metric))
 
 
 def _aggregate(figure: Mapping[str, Any] | None, percent: bool) -> str:
-    """`value [low, high]` of an aggregate; a dash where there is none."""
-    if figure is None:
-        return "–"
-    shown = [f"{value:.1%}" if percent else f"{value:.3g}" for value in figure.values() if value is not None]
-    return f"{shown[0]} [{shown[1]}, {shown[2]}]" if len(shown) == 3 else "".join(shown[:1]) or "–"
-
-
-def _number(value: float | None, metric: str) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.2%}" if metric == "violation_rate" else f"{value:.4g}"
+    return "–" if figure is None else bracketed(figure["value"], figure["ci_low"], figure["ci_high"],
+                                                ".1%" if percent else ".3g")

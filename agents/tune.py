@@ -12,6 +12,7 @@ import csv
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from agents.environments import Window, group, make_env, plain, split_seeds, win
 from agents.extras import require
 from agents.ranges import ranges_of
 from agents.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
+from agents.tune_page import markdown, show
 from ooco_gym.cli.progress import progress
 from ooco_gym.envs import job as j
 from ooco_gym.errors import UserError, unknown
@@ -59,7 +61,8 @@ def main(cfg: Any) -> dict[str, Any]:
         temporary.write_text(yaml.safe_dump(kept, sort_keys=False, width=120), encoding="utf-8")
     with atomic_write(out / "tune.md") as temporary:
         temporary.write_text(markdown(report), encoding="utf-8")
-    _show(report, out)
+    show(report)
+    print(f"policy: {out / POLICY_FILE}")
     return report
 
 
@@ -97,10 +100,11 @@ def _check(config: dict[str, Any]) -> None:
 
 def is_plain(env_config: Mapping[str, Any], name: str) -> bool:
     """Whether a name is one of the environment's heuristics without parameters."""
-    try:
-        by_name(make_env(env_config).unwrapped, name)
-    except UserError:
-        return False
+    with closing(make_env(env_config)) as env:
+        try:
+            by_name(env.unwrapped, name)
+        except UserError:
+            return False
     return True
 
 
@@ -129,8 +133,10 @@ class Windows:
             UserError: the policy cannot play here.
         """
         config, name = seated(self.config, policy, self.env)
-        env = self.env if config == self.config else make_env(config).unwrapped
-        return [_play(env, name, window) for window in self.games]
+        if config == self.config:
+            return [_play(self.env, name, window) for window in self.games]
+        with closing(make_env(config)) as env:
+            return [_play(env.unwrapped, name, window) for window in self.games]
 
 
 def _play(env: Any, name: str, window: Window) -> dict[str, Any]:
@@ -175,7 +181,9 @@ class _Search:
         steps = [{**self.default, one.name: value} for one in self.ranges for value in one.steps()]
         self.starts = [self.default, *steps] if all(one.holds(one.default) for one in self.ranges) else []
         self.study = self._study()
-        self.played: dict[str, dict[str, float]] = {}
+        # By policy, what it came to on the training windows: also before a search that goes on.
+        self.played = {trial.user_attrs["policy"]: {key: trial.user_attrs[key] for key in FIGURES}
+                       for trial in self.done() if "service" in trial.user_attrs}
 
     def spell(self, searched: Mapping[str, Any]) -> str:
         """The policy with parameters: those given with its name, and those searched."""
@@ -238,16 +246,21 @@ class _Search:
         policy = self.spell({one.name: one.suggest(trial) for one in self.ranges})
         trial.set_user_attr("policy", policy)
         try:
-            found = self.played.get(policy) or figures(self.windows.play(policy))
+            found = self._figures(policy)
         except UserError as error:
             trial.set_user_attr("refused", str(error))
             self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             return
-        self.played[policy] = found
         for key, value in found.items():
             trial.set_user_attr(key, value)
         trial.set_constraint("violation_upper_limit", found["violation_upper_limit"] - self.limit)
         self.study.tell(trial, found["service"])
+
+    def _figures(self, policy: str) -> dict[str, float]:
+        """What a policy comes to on the training windows, which are played once."""
+        if policy not in self.played:
+            self.played[policy] = figures(self.windows.play(policy))
+        return self.played[policy]
 
     def _order(self, found: Mapping[str, float]) -> tuple[bool, float]:
         return feasible_first(found["violation_upper_limit"], found["service"], self.limit)
@@ -290,13 +303,13 @@ class _Search:
                 bar.advance()
         found = {name: figures(one) for name, one in records.items()}
         kept = max(records, key=lambda name: self._order(found[name]))  # of equals the policy as it ships
-        shorter = self._shorter(kept)
-        if kept != default and held.play(shorter) == records[kept]:  # alike on validation windows, too
+        shorter = kept if kept == default else self._shorter(kept)
+        if shorter != kept and held.play(shorter) == records[kept]:  # alike on validation windows, too
             records = {shorter if name == kept else name: one for name, one in records.items()}
             found[shorter], kept = found[kept], shorter
         rows = [{"policy": name, "as_it_ships": name == default, "kept": name == kept, **found[name],
                  **_intervals(records[name], records[default])} for name in records]
-        searched = {name: figures(self.windows.play(name)) for name in dict.fromkeys((default, kept))}
+        searched = {name: self._figures(name) for name in dict.fromkeys((default, kept))}
         return {"command": "tune", "env": self.config["env"]["id"], "policy": kept, "default": default,
                 "trials": len(self.done()), "stopped_by": "interrupt" if interrupted else "trials",
                 "validation": rows, "provenance": self._provenance(kept, default, rows, searched)}
@@ -339,55 +352,3 @@ def _write_trials(path: Path, search: _Search) -> None:
         for place, trial in enumerate(search.done()):
             writer.writerow([place, *(trial.user_attrs.get(key) for key in keys),
                              *(trial.params.get(one.name) for one in search.ranges)])
-
-
-def markdown(report: Mapping[str, Any]) -> str:
-    """What was searched, on what, and how the policy that is kept compares with the one that ships."""
-    origin = report["provenance"]
-    config, training = origin["config"], origin["training"]
-    lines = [
-        f"# {config['policy'].partition(':')[0]} tuned for {report['env']}", "",
-        f"It plays {origin['plays']}. {report['trials']} trials of Optuna's TPE (seed {config['seed']}), of which "
-        f"{origin['feasible_trials']} were feasible, each on the same {training['windows']} training windows of "
-        f"{training['window_s']:g} s; the first is the policy as it ships, then each parameter alone. Feasible first: "
-        f"the upper 95 % limit of the violation rate is at most {config['violation_limit']:.1%}; then by offline "
-        "service.", "",
-        "```", report["policy"], "```", "",
-        f"The best trials on {config['validation']['windows']} validation windows. Intervals: 95 %, over seeds and "
-        "their windows; the difference to the policy as it ships is taken window by window.", "",
-        "| policy | offline ref. GPU-s/s | difference | violations | upper limit | |", "|---|---|---|---|---|---|"]
-    ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
-    for place, row in enumerate(ordered):
-        name = "as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}"
-        lines.append(f"| {name} | {_with(row['service'], row['service_interval'])} | "
-                     f"{_with(row['difference'], row['difference_interval'])} | "
-                     f"{_with(row['violation_rate'], row['violation_interval'], '.2%')} | "
-                     f"{row['violation_upper_limit']:.2%} | {'kept' if row['kept'] else ''} |")
-    lines += ["", "| searched | from |", "|---|---|"]
-    lines += [f"| `{name}` | {text} |" for name, text in origin["searched"].items()]
-    if origin["not_searched"]:
-        lines += ["", "Not searched: " + "; ".join(f"`{name}` ({why})" for name, why in origin["not_searched"].items())
-                  + "."]
-    return "\n".join(lines) + "\n"
-
-
-def _with(value: float, ends: Sequence[float | None], spec: str = ".4g") -> str:
-    low, high = ends
-    return f"{value:{spec}}" if low is None or high is None else f"{value:{spec}} [{low:{spec}}, {high:{spec}}]"
-
-
-def _show(report: Mapping[str, Any], out: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    rows = {row["policy"]: row for row in report["validation"]}
-    kept, default = rows[report["policy"]], rows[report["default"]]
-    console = Console(soft_wrap=True)
-    console.print(f"{report['trials']} trials, {report['provenance']['feasible_trials']} of them feasible; offline "
-                  f"service on validation windows {kept['service']:.4g} reference GPU-s/s, as it ships "
-                  f"{default['service']:.4g}; violations {kept['violation_rate']:.2%} and "
-                  f"{default['violation_rate']:.2%}")
-    if report["stopped_by"] == "interrupt":
-        console.print("stopped by Ctrl-C: the same command goes on where the search stands")
-    console.print(escape(report["policy"]))
-    console.print(f"policy: {escape(str(out / POLICY_FILE))}")

@@ -16,6 +16,7 @@ from agents.learned import kept, runs_of
 from agents.load import read_config
 from agents.play import BatchPlayer, play
 from agents.scoring import HEADLINE, VIOLATION_LIMIT, feasible_first, grid, mean_interval, upper_violation_limit
+from agents.tables import bracketed, markdown_table
 from agents.zoo import SUMMARY_FILE
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
@@ -198,14 +199,14 @@ def markdown(card: Mapping[str, Any]) -> str:
         f"{training['chosen_by']}, as it was after {training['validation']['timesteps']:,} decisions"
         f"{' (the copy itself)' if not training['validation']['timesteps'] and training['imitates'] else ''}.",
         f"* **Scores** on {scores['n_windows']} held-out windows of {scores['window_s']:g} s, with 95 % intervals.",
-        "", "| policy | offline ref. GPU-s/s | violations | upper limit |", "|---|---|---|---|",
-        _row("this policy", scores["this_policy"])]
+        ""]
+    rows = [_row("this policy", scores["this_policy"])]
     if scores["all_seeds"]:
         seeds = f"all {scores['n_seeds']} training seeds" if scores["n_seeds"] > 1 else "its one training seed"
-        lines.append(_row(seeds, scores["all_seeds"]))
-    lines += [_row(f"`{name}`{' (best tuned)' if name == scores['best_tuned'] else ''}", row)
-              for name, row in ranked]
-    lines += ["", f"Learned (every seed) minus the best tuned heuristic, `{scores['best_tuned']}`: "
+        rows.append(_row(seeds, scores["all_seeds"]))
+    rows += [_row(f"`{name}`{' (best tuned)' if name == scores['best_tuned'] else ''}", row) for name, row in ranked]
+    lines += [markdown_table(["policy", "offline ref. GPU-s/s", "violations", "upper limit"], rows), "",
+              f"Learned (every seed) minus the best tuned heuristic, `{scores['best_tuned']}`: "
               f"{_figure(gain)} reference GPU-s/s: {scores['verdict']}."
               + (f" It closes {_figure(closed)} of the gap to the clairvoyant rollout." if closed else "")
               + (" The clairvoyant rollout itself shows no headroom here." if scores["no_headroom"] else "")]
@@ -219,17 +220,14 @@ def markdown(card: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _row(name: str, row: Mapping[str, Any]) -> str:
+def _row(name: str, row: Mapping[str, Any]) -> list[str]:
     limit = row["violation_rate"].get("upper_limit")
-    return (f"| {name} | {_figure(row['service'])} | {_figure(row['violation_rate'], '.2%')} | "
-            f"{'–' if limit is None else f'{limit:.2%}'} |")
+    return [name, _figure(row["service"]), _figure(row["violation_rate"], ".2%"),
+            "–" if limit is None else f"{limit:.2%}"]
 
 
 def _figure(figure: Mapping[str, Any] | None, spec: str = ".4g") -> str:
-    if figure is None or figure["mean"] is None:
-        return "–"
-    mean, low, high = (figure[key] for key in _INTERVAL)
-    return f"{mean:{spec}}" if low is None or high is None else f"{mean:{spec}} [{low:{spec}}, {high:{spec}}]"
+    return "–" if figure is None else bracketed(*(figure[key] for key in _INTERVAL), said=spec)
 
 
 def _span(seeds: Sequence[int]) -> str:

@@ -150,6 +150,27 @@ def test_a_search_goes_on_where_it_was_stopped(searched, tmp_path, monkeypatch):
     assert yaml.safe_load((tmp_path / "policy.yaml").read_text()) == yaml.safe_load((out / "policy.yaml").read_text())
 
 
+def test_no_policy_is_played_twice_on_the_training_windows(tmp_path, monkeypatch):
+    """Also where a search goes on: what was played before is known from its trials."""
+    calls = []
+    settings_ = config(tmp_path, trials=3, params=["interrupt"], space={"interrupt": ["always", "slack"]},
+                       storage=f"sqlite:///{tmp_path / 'tune.db'}")
+    tune.main(settings_)
+    true = tune.Windows.play
+
+    def counted(self, policy):
+        calls.append(policy)
+        return true(self, policy)
+
+    monkeypatch.setattr(tune.Windows, "play", counted)
+    search = tune._Search({**settings_, "trials": 6})
+    assert not search.run() and len(search.done()) == 6 and not calls
+    monkeypatch.setattr(tune._Search, "_order", lambda self, found: (False, 0.0))  # all alike: it stays as it ships
+    report = search.report(False)
+    assert report["policy"] == report["default"] == "ooco"
+    assert calls.count("ooco") == 2 and len(calls) == 1 + 1 + 2  # training; validation, there beside two finalists
+
+
 def test_where_only_the_clock_asks_the_policy_takes_the_partners_seat(tmp_path):
     report = tune.main(config(tmp_path, "packing", trials=3, params=["slo_margin"], space={"slo_margin": [0.2, 0.5]}))
     assert report["provenance"]["plays"] == "as the partner"
