@@ -26,6 +26,7 @@ from ooco_gym.cli.progress import progress
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.resources import conf_root
+from ooco_gym.resources import names as known
 
 TRAIN, TUNE = "train", "tune"
 TUNED = "tuned:"  # in a training configuration: the policy that this environment's search of the one named came to
@@ -115,6 +116,8 @@ def chosen(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         check_keys(f"environments.{name}", entry, _ENTRY_KEYS)
     asked = config.get("envs")
     names = list(entries) if asked is None else [asked] if isinstance(asked, str) else list(asked)
+    if not names:
+        raise UserError(f"envs={asked} names no environment; expected some of {', '.join(entries)}, or null for all")
     for name in names:
         if name not in entries:
             raise unknown("environment of the zoo", name, entries)
@@ -131,15 +134,23 @@ def planned(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]],
     for name, entry in entries.items():
         seconds = plain(entry.get("estimate_s") or {})
         jobs += [Job(TUNE, name, f"tuned/{one['policy'].partition(':')[0]}",
-                     out / name / "tuned" / one["policy"].partition(":")[0], one, float(seconds.get(TUNE, 0.0)))
+                     out / name / "tuned" / one["policy"].partition(":")[0], one,
+                     float(seconds.get(TUNE, 0.0)) * smaller(config, "trials", plain(entry.get(TUNE) or {})))
                  for one in searches(config, name, entry, out)]
         runs = trainings(config, name, entry)
         named = {f"seed_{one['seed']}": one for one in runs}
         if config.get(VARIANTS) and runs:
             named |= {f"{VARIANTS}/{variant}": one for variant, one in variants(name, entry, runs[0]).items()}
         jobs += [Job(TRAIN, name, label, out / name / label, {**one, "out": str(out / name / label)},
-                     float(seconds.get(TRAIN, 0.0))) for label, one in named.items()]
+                     float(seconds.get(TRAIN, 0.0)) * smaller(config, "total_timesteps", plain(entry.get(TRAIN) or {})))
+                 for label, one in named.items()]
     return jobs
+
+
+def smaller(config: Mapping[str, Any], key: str, planned_for: Mapping[str, Any]) -> float:
+    """By how much a budget given for all jobs makes one shorter than its estimate, which is for its own."""
+    own = planned_for.get(key) or composed(TUNE if key == "trials" else TRAIN)[key]
+    return 1.0 if config.get(key) is None else whole(config, key, 1) / float(own)
 
 
 def resolved(job: Job) -> Job:
@@ -161,6 +172,8 @@ def resolved(job: Job) -> Job:
 
 def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any]) -> list[dict[str, Any]]:
     """The configuration of each training run of an environment, as `ooco-gym train` would have it, but for `out`."""
+    if entry["agent"] not in known("agent"):
+        raise unknown(f"environments.{name}.agent", entry["agent"], known("agent"))
     base = composed(TRAIN, f"env={name}", f"agent={entry['agent']}")
     made = merged(base, plain(entry.get(TRAIN) or {}), f"environments.{name}.train")
     if config.get("total_timesteps") is not None:

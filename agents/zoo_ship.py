@@ -41,6 +41,8 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     zoo, table = Path(str(config.get("zoo"))), _table(config.get("table"))
     if not zoo.is_dir():
         raise UserError(f"zoo={config.get('zoo')} does not exist; expected the 'out' of 'ooco-gym zoo'")
+    if config.get("into") and Path(config["into"]).is_file():
+        raise UserError(f"into={config['into']} is a file; expected the folder that gets one folder a policy")
     into = Path(config["into"]) if config.get("into") else Path(ooco_gym.zoo.__file__).parent
     shipped = {}
     for env, entry in entries.items():

@@ -84,6 +84,25 @@ def test_the_plan_that_ships_is_of_all_environments_with_ten_seeds_each():
     assert seconds / 2 <= 3 * 3600, "three hours on two cores"
 
 
+def test_what_names_nothing_is_refused_before_anything_is_made(tmp_path):
+    plan = config(tmp_path)
+    with pytest.raises(UserError, match="names no environment"):
+        zoo.main({**plan, "envs": []})
+    plan["environments"]["preemption"]["agent"] = "maskable_pop"
+    with pytest.raises(UserError, match="maskable_ppo"):
+        zoo.main(plan)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="is a file"):
+        zoo.main(config("", ship=True, zoo=str(tmp_path), table=str(table(tmp_path)), into=str(tmp_path / "file")))
+
+
+def test_smaller_budgets_take_less_time_by_the_plan(tmp_path):
+    plan = config(tmp_path)
+    jobs = zoo.planned(plan, zoo.chosen(plan), tmp_path)
+    halves = zoo.planned({**plan, "total_timesteps": 40, "trials": 1}, zoo.chosen(plan), tmp_path)
+    assert [one.estimate_s for one in halves] == pytest.approx([job.estimate_s / 2 for job in jobs])
+
+
 def test_a_variant_is_the_first_seeds_run_with_one_thing_changed(tmp_path):
     plan = config(tmp_path)
     plan["environments"]["preemption"]["variants"] = {"attention": {"agent": {"network": "attention"}}}
