@@ -6,7 +6,9 @@ keyword arguments of the environment. A window is one episode: a seed of a split
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -18,6 +20,9 @@ from ooco_gym.policy import policy_of
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
+
+
+_UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
 class Window(NamedTuple):
@@ -72,8 +77,28 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     except gym.error.Error as error:
         known = [name for name in gym.registry if name.startswith("ooco_gym/")]
         raise unknown("environment", spec["id"], known) from error
+    except TypeError as error:
+        name = _UNKNOWN_ARGUMENT.search(str(error))
+        if name is None:
+            raise
+        raise UserError(f"the environment '{spec['id']}' takes no argument '{name[1]}'; expected one of ooco_gym, or "
+                        "in env=mine.yaml its id, splits and own arguments alone") from error
     except ModuleNotFoundError as error:
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
+
+
+def check_ours(config: Mapping[str, Any], purpose: str) -> None:
+    """Refuses an `env` configuration of an environment that this package does not simulate.
+
+    Raises:
+        UserError: it is somebody else's; `purpose` says what cannot be done with it.
+    """
+    from ooco_gym.envs.base import DecisionEnv
+
+    with closing(make_env(config)) as env:
+        if not isinstance(env.unwrapped, DecisionEnv):
+            raise UserError(f"{purpose} is for environments that ooco_gym simulates, not for '{config.get('id')}'; "
+                            "expected such as ooco_gym/Gating-v0")
 
 
 def decision_names(env: Any) -> tuple[str, ...]:

@@ -6,15 +6,17 @@ import csv
 import multiprocessing
 import os
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.checks import number, whole
 from agents.checks import seeds as checked_seeds
 from agents.contenders import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
-from agents.environments import Window, group, make_env, plain, split_seeds, windows
+from agents.environments import Window, check_ours, group, make_env, plain, split_seeds, windows
 from agents.learned import check_fit, kept, runs_of
 from agents.play import BatchPlayer, play
 from agents.scoring import score
@@ -52,6 +54,13 @@ class Job(NamedTuple):
     games: list[Window]
 
 
+class Bounded(NamedTuple):
+    """A window whose fluid bound is asked for."""
+
+    env: dict[str, Any]
+    game: Window
+
+
 def main(cfg: Any) -> dict[str, Any]:
     """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of several runs.
 
@@ -67,12 +76,17 @@ def main(cfg: Any) -> dict[str, Any]:
     entrants = _entrants(config.get("policies"))
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
+    _warn_of_seen(env, seeds)
     games = windows(seeds, whole(config, "episodes", 1))
+    if config.get("bound"):
+        check_ours(env, "bound=true")
     suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
-    found = _results(config, [job for some in jobs.values() for job in some])
+    bounded = {shift: [Bounded(suite, game) for game in games] if config.get("bound") else []
+               for shift, suite in suites.items()}
+    found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some])
     played = {shift: _gathered(some, found) for shift, some in jobs.items()}
-    bounds = {shift: _bounds(suite, games) if config.get("bound") else None for shift, suite in suites.items()}
+    bounds = {shift: [next(found) for _ in some] or None for shift, some in bounded.items()}
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
                "window_s": env.get("window_s"), **_scored(env, entrants, played, bounds, len(games)),
                "wall_s": time.monotonic() - started}
@@ -92,6 +106,15 @@ def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
         if config.get(key) is not None:
             env[key] = number(config, key)
     return env
+
+
+def _warn_of_seen(env: Mapping[str, Any], seeds: Sequence[int]) -> None:
+    """Says so where windows are of seeds that policies learn from."""
+    seen = sorted(set(seeds) & set(plain(env.get("splits") or {}).get("train") or []))
+    if seen:
+        warnings.warn("some seeds are of the training split, whose windows learned and tuned policies have met: "
+                      f"{', '.join(map(str, seen))}; seeds=null takes the held-out test split", UserWarning,
+                      stacklevel=2)
 
 
 def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
@@ -130,8 +153,8 @@ def _entrants(policies: Any) -> list[Entrant]:
 
 def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:
     """What is to be played in one suite, after a look at whether each policy can play there."""
-    env, jobs = make_env(config), []
-    try:
+    jobs = []
+    with closing(make_env(config)) as env:
         for entrant in entrants:
             if entrant.learned:
                 for folder in entrant.runs.values():
@@ -142,8 +165,6 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                 players = [(*seated(config, entrant.policy, env), None)]
             jobs += [Job(entrant.label, where, policy, entrant.learned, run, list(games[i : i + SIDE_BY_SIDE]))
                      for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
-    finally:
-        env.close()
     return jobs
 
 
@@ -165,7 +186,7 @@ def check_heuristic(policy: str, env: Any) -> None:
             if "=" in policy or policy.startswith("level "):
                 raise  # it says what there is instead
     raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
-                    f"known: {', '.join(rules)}")
+                    f"known: {', '.join(rules) or 'none in this environment'}")
 
 
 def rule_names(env: Any) -> list[str]:
@@ -174,18 +195,28 @@ def rule_names(env: Any) -> list[str]:
 
     inside = env.unwrapped
     more = [one.name for one in heuristics_of(inside, [])] + [RANDOM] if hasattr(inside, "episodes") else []
-    return sorted({*inside.rules, *more})
+    return sorted({*getattr(inside, "rules", ()), *more})
 
 
-def _results(config: Mapping[str, Any], jobs: Sequence[Job]) -> Iterator[list[dict[str, Any]]]:
-    """Plays all jobs, in `workers` processes if more than one, and yields their records in order."""
-    workers = min(whole({"workers": 1, **config}, "workers", 1), len(jobs))
+def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded]) -> Iterator[Any]:
+    """Does all of it, in `workers` processes if more than one, and yields records and bounds in order."""
+    workers = min(whole({"workers": 1, **config}, "workers", 1), len(work))
     if workers <= 1:
-        yield from track(map(play_job, jobs), "evaluating", len(jobs))
+        yield from track(map(_result, work), "evaluating", len(work))
         return
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from track(pool.map(play_job, jobs), "evaluating", len(jobs))
+        yield from track(pool.map(_result, work), "evaluating", len(work))
+
+
+def _result(work: Job | Bounded) -> Any:
+    """The records of a job, or the bound of a window: offline service that no policy can exceed."""
+    if isinstance(work, Job):
+        return play_job(work)
+    from agents.headroom import bound_of
+
+    with closing(make_env(work.env)) as env:
+        return bound_of(env.unwrapped, (work.game.seed, work.game.number))
 
 
 def play_job(job: Job) -> list[dict[str, Any]]:
@@ -199,20 +230,12 @@ def play_job(job: Job) -> list[dict[str, Any]]:
     return [{**record, "run": job.run} for record in play(job.env, player, job.games, side_by_side=SIDE_BY_SIDE)]
 
 
-def _gathered(jobs: Sequence[Job], found: Iterator[list[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+def _gathered(jobs: Sequence[Job], found: Iterator[Any]) -> dict[str, list[dict[str, Any]]]:
     """The records of one suite by policy, taken from the results in the order of the jobs."""
     played: dict[str, list[dict[str, Any]]] = {}
     for job in jobs:
         played.setdefault(job.label, []).extend(next(found))
     return played
-
-
-def _bounds(config: Mapping[str, Any], games: Sequence[Window]) -> list[float]:
-    """The fluid bound of each window: offline service that no policy can exceed."""
-    from agents.headroom import bound_of
-
-    env = make_env(config).unwrapped
-    return [bound_of(env, (game.seed, game.number)) for game in track(games, "bounding")]
 
 
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],

@@ -14,9 +14,9 @@ from agents.explain_record import UNKNOWN, Recording
 from agents.explain_rules import ANOTHER, BESIDE, NO, PARTNER, Tree, answer
 from agents.scoring import METRICS
 from agents.tables import TITLES, bracketed, markdown_table
-from ooco_gym.envs.features import CANDIDATES, CLUSTER
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
 from ooco_gym.envs.job import FIXED, PARTNER_ACTION
-from ooco_gym.envs.words import WORDS, actual
+from ooco_gym.envs.words import WORDS, in_unit, is_flag
 from ooco_gym.render.page import Section
 from ooco_gym.render.page import page as html_page
 from ooco_gym.render.style import layout, percent
@@ -157,22 +157,21 @@ def _binned(column: np.ndarray, figures: np.ndarray, one: Importance) -> tuple[n
     edges = distinct if len(distinct) <= _BINS else np.unique(np.quantile(column, np.linspace(0, 1, _BINS + 1))[:-1])
     bins = np.searchsorted(edges, column, side="right") - 1
     inside = np.unique(bins)
-    feature = {f.name: f for f in (CLUSTER if one.part == "cluster" else CANDIDATES)}.get(one.feature)
+    feature = _feature(one)
     middle = [float(column[bins == b].mean()) for b in inside]
-    factor = 100.0 if feature is not None and _in_percent(feature) else 1.0
-    at = [value if feature is None else factor * actual(feature, value) for value in middle]
+    at = [value if feature is None else in_unit(feature, value)[0] for value in middle]
     return np.array(at), np.array([float(figures[bins == b].mean()) for b in inside])
 
 
-def _in_percent(feature: Any) -> bool:
-    return feature.unit == "share" and feature.limit <= 2.0 and not feature.meaning.startswith("1 where")
+def _feature(one: Importance) -> Feature | None:
+    """None where it is one of another environment."""
+    return {f.name: f for f in (CLUSTER if one.part == "cluster" else CANDIDATES)}.get(one.feature)
 
 
 def _axis(one: Importance) -> str:
-    feature = {f.name: f for f in (CLUSTER if one.part == "cluster" else CANDIDATES)}.get(one.feature)
-    if feature is None or not feature.unit:
-        return one.feature
-    return f"{one.feature} ({'%' if _in_percent(feature) else 'yes is 1' if feature.unit == 'share' else feature.unit})"
+    feature = _feature(one)
+    unit = "" if feature is None else "yes is 1" if is_flag(feature) else in_unit(feature, 0.0)[1]
+    return f"{one.feature} ({unit})" if unit else one.feature
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------

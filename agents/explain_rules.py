@@ -19,7 +19,7 @@ import numpy as np
 from agents.explain_importance import names_of
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION
-from ooco_gym.envs.words import WORDS, actual
+from ooco_gym.envs.words import WORDS, in_unit, is_flag
 from ooco_gym.errors import UserError
 
 SCHEMA, TREE_FILE = "ooco-gym/tree/1", "tree.json"
@@ -27,8 +27,6 @@ NO, PARTNER, ANOTHER = "no", "partner", "another"
 ANSWERS = (NO, PARTNER, ANOTHER)
 OFFERED, OF_PARTNER, LEAST, MOST = "candidates offered", "partner's ", "least ", "most "
 _FEATURES = {feature.name: feature for feature in (*CLUSTER, *CANDIDATES)}
-_FLAG = "1 where"
-_MOST_SHARE = 2.0  # limit above which a share is a count over its limit: evictions, interruptions
 BESIDE = "   # "  # what follows on a line is about the rule, not of it
 Node = Mapping[str, Any]
 
@@ -204,11 +202,9 @@ def condition(node: Node) -> str:
     feature = feature_of(name)
     if feature is None:
         return f"{name} ≤ {at:.4g}"
-    if feature.meaning.startswith(_FLAG):
+    if is_flag(feature):
         return f"{name} is no"
-    figure, unit = actual(feature, at), feature.unit
-    if unit == "share":
-        figure, unit = (100.0 * figure, "%") if feature.limit <= _MOST_SHARE else (figure, "")
+    figure, unit = in_unit(feature, at)
     return f"{name} ≤ {_digits(figure)} {unit}".rstrip()
 
 
@@ -223,8 +219,3 @@ def feature_of(name: str) -> Feature | None:
     for prefix in (OF_PARTNER, LEAST, MOST):
         name = name.removeprefix(prefix)
     return _FEATURES.get(name)
-
-
-def leaves(node: Node) -> int:
-    """How many leaves a tree has."""
-    return 1 if "feature" not in node else leaves(node["below"]) + leaves(node["above"])

@@ -16,7 +16,7 @@ from agents.bound import fluid_bound
 from agents.checks import number, positive_or_null, whole
 from agents.checks import seeds as checked_seeds
 from agents.contenders import Contender, contenders, heuristics_of, rule_names
-from agents.environments import group, make_env, plain, split_seeds
+from agents.environments import check_ours, group, make_env, plain, split_seeds
 from agents.gaps import markdown, score, show
 from ooco_gym.cli.progress import Bar, progress, track
 from ooco_gym.errors import UserError, is_number
@@ -37,6 +37,7 @@ def main(cfg: Any) -> dict[str, Any]:
     started = time.monotonic()
     config["env"] = {**group(config, "env"), "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
     _check(config)
+    check_ours(config["env"], "headroom")
     seeds = checked_seeds(config["seeds"]) or split_seeds(config["env"], "test")
     windows = [(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(config["episodes"])]
     env = _bare(config)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from gymnasium import spaces
 
 from agents.environments import OBSERVATION_KEYS, decision_names
 from ooco_gym.errors import UserError
@@ -106,7 +107,9 @@ def check_fit(label: str, folder: str, env: Any) -> None:
         UserError: it does not fit, or the folder is no policy.
     """
     policy = kept(os.fspath(folder))
-    expected = {key: tuple(env.observation_space[key].shape) for key in OBSERVATION_KEYS}
+    space: Any = env.observation_space
+    ours = isinstance(space, spaces.Dict) and set(OBSERVATION_KEYS) <= set(space)
+    expected = {key: tuple(space[key].shape or ()) for key in OBSERVATION_KEYS} if ours else space
     if policy.shapes != expected:
         raise UserError(f"policy '{label}' was trained on observations {policy.shapes}, but the environment gives "
                         f"{expected}; evaluate it on the environment it was trained on")

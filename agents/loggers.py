@@ -168,6 +168,11 @@ def _wandb_mode(options: Mapping[str, Any]) -> str:
     return "offline" if mode == "online" and not wandb.login(prompt=False, verify=False) else mode
 
 
+def logger_settings(options: Any) -> dict[str, Any]:
+    """The `logger` configuration as a mapping with a `name`: of a mapping, a name, or nothing."""
+    return {"name": options} if isinstance(options, str) else {"name": "none", **plain(options or {})}
+
+
 def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed: bool = False) -> Logger:
     """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
 
@@ -176,8 +181,8 @@ def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed:
     Raises:
         UserError: unknown name or mode, or the package behind it is not installed.
     """
-    settings = {"name": options} if isinstance(options, str) else plain(options or {"name": "none"})
-    name = settings.get("name", "none")
+    settings = logger_settings(options)
+    name = settings["name"]
     if name not in LOGGERS:
         raise unknown("logger", name, LOGGERS)
     outputs: list[KVWriter] = []

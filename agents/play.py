@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, Window, is_partner, make_env
+from agents.environments import OBSERVATION_KEYS, Window, make_env
 from agents.history import ClusterStack
 from ooco_gym.errors import UserError
 
@@ -28,26 +28,6 @@ class Player(Protocol):
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Returns one action for each environment, which stands at the observation of the same place."""
         ...
-
-
-class RulePlayer:
-    """A heuristic by name, asked through the environment, so that it sees what the compiled rule sees.
-
-    The partner itself does what it would do anyway, to the bit; any other rule's answer is put in terms of the
-    candidates that are offered.
-    """
-
-    learned = False
-
-    def __init__(self, rule: str) -> None:
-        self.name = rule
-
-    def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
-        """Asks each environment what the rule would do now."""
-        return [self._ask(env.unwrapped) for env in envs]
-
-    def _ask(self, env: Any) -> Any:
-        return env.partner_action() if is_partner(self.name, env) else env.rule_action(self.name)
 
 
 class BatchPlayer:

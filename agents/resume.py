@@ -104,7 +104,7 @@ def write_state(trainer: Any) -> None:
         "random": _random_state(model),
         "callbacks": {name: callback.state_dict() for name, callback in _stateful(trainer)},
         "logged": _logged(trainer.logger),
-        "trainer": {"imitation": trainer.imitation},
+        "trainer": {"imitation": trainer.imitation, "judged": trainer.judged},
     }
     with atomic_write(trainer.out / STATE_FILE) as temporary:
         temporary.write_bytes(zlib.compress(cloudpickle.dumps(state), 1))

@@ -15,7 +15,7 @@ from stable_baselines3.common.logger import Image
 
 from agents.checks import is_number, number, whole
 from agents.environments import plain
-from agents.loggers import Table
+from agents.loggers import Table, logger_settings
 from agents.play import Player
 from agents.tracking_picture import Moment, timeline
 from agents.tracking_series import ACTIONS, TIMELINE, WINDOWS
@@ -43,8 +43,8 @@ class Tracking(BaseCallback):
 
     def __init__(self, options: Any) -> None:
         super().__init__()
-        settings = {"name": options} if isinstance(options, str) else plain(options or {})
-        self.active = settings.get("name", "none") != "none"
+        settings = logger_settings(options)
+        self.active = settings["name"] != "none"
         regret = plain(settings.get("regret") or {"decisions": 0})
         self.looks = whole(regret, "decisions", 0, name="logger.regret.decisions")
         self.horizon_s = number(regret, "horizon_s", 1e-3, name="logger.regret.horizon_s") if self.looks else 0.0
@@ -144,7 +144,6 @@ class Watch:
 
     def __init__(self, player: Player, windows: Sequence[Any], looks: int, horizon_s: float, drawn: bool) -> None:
         self.name, self._player, self.horizon_s, self._drawn = player.name, player, horizon_s, drawn
-        self.history = getattr(player, "history", 1)
         self.history = getattr(player, "history", 1)
         self.first = (int(windows[0][0]), int(windows[0][1]))
         self.moments: list[Moment] = []

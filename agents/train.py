@@ -68,9 +68,7 @@ def _hand_back(cfg: Any, config: dict[str, Any]) -> None:
 def _check_unfinished(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
     """Refuses a run that has learned all it should, unless its last validation was interrupted."""
     done, total = int(state["model"]["num_timesteps"]), int(config["total_timesteps"])
-    validation = state["callbacks"].get("Validation_0")
-    judged = validation is None or (validation["history"] and validation["history"][-1]["timesteps"] == done)
-    if done >= total and judged:
+    if done >= total and state["trainer"].get("judged", True):
         raise UserError(f"the run in '{config['out']}' has learned from {done} decisions, and total_timesteps={total}; "
                         f"expected more, such as total_timesteps={2 * done}")
 

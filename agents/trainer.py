@@ -164,7 +164,7 @@ class Trainer:
         left = int(self.config["total_timesteps"]) - self.model.num_timesteps
         with suppress(Stop):
             self.model.learn(left, callback=self.callbacks, log_interval=1, reset_num_timesteps=False)
-        if self.validation is not None and self._unjudged() and not self.interrupts.asked:
+        if self.validation is not None and not self.judged and not self.interrupts.asked:
             with suppress(Stop):
                 self.validation.validate()
 
@@ -172,10 +172,13 @@ class Trainer:
         if self.config.get("resumable", True):
             write_state(self)
 
-    def _unjudged(self) -> bool:
-        """True if the policy learned on since it was last validated."""
-        history = self.validation.history if self.validation is not None else []
-        return not history or history[-1]["timesteps"] != self.model.num_timesteps
+    @property
+    def judged(self) -> bool:
+        """Whether the policy as it stands has been validated, or never is."""
+        if self.validation is None:
+            return True
+        history = self.validation.history
+        return bool(history) and history[-1]["timesteps"] == self.model.num_timesteps
 
     def _save(self) -> None:
         from agents.callbacks import save
@@ -194,6 +197,8 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """The machine-readable account of the run; seconds and decisions per second are those of this call."""
+        from agents.loggers import logger_settings
+
         steps, between = int(self.model.num_timesteps), self.between
         reason = "interrupt" if self.interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
         return {
@@ -203,7 +208,7 @@ class Trainer:
             "updates": int(self.model._n_updates), **self._times(),
             "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
             "validation": self.validation.history if self.validation is not None else [],
-            "logger": plain(self.config.get("logger") or {"name": "none"})["name"],
+            "logger": logger_settings(self.config.get("logger"))["name"],
             "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
         }
 

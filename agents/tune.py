@@ -21,7 +21,7 @@ import yaml
 
 from agents.checks import LARGEST_SEED, number, whole
 from agents.contenders import by_name, seated
-from agents.environments import Window, group, make_env, plain, split_seeds, windows
+from agents.environments import Window, check_ours, group, make_env, plain, split_seeds, windows
 from agents.extras import require
 from agents.ranges import ranges_of
 from agents.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
@@ -84,6 +84,7 @@ def read_tuned(path: str | Path) -> dict[str, Any]:
 
 def _check(config: dict[str, Any]) -> None:
     config["env"] = group(config, "env")
+    check_ours(config["env"], "tune")
     validation = config["validation"] = plain(config.get("validation") or {})
     for place, key, least in ((config, "trials", 1), (config, "windows", 2), (validation, "windows", 2),
                               (validation, "finalists", 1)):

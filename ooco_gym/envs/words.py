@@ -53,21 +53,34 @@ def actual(feature: Feature, value: float) -> float:
     return value * feature.limit if feature.scale == "linear" else value
 
 
+def is_flag(feature: Feature) -> bool:
+    """Whether a feature says yes or no, as 1 or 0."""
+    return feature.meaning.startswith(_FLAG)
+
+
+def in_unit(feature: Feature, value: float) -> tuple[float, str]:
+    """The figure behind an observed value, and its unit as people read it: of shares '%', of counts and flags ''."""
+    figure = actual(feature, value)
+    if feature.unit != "share":
+        return figure, feature.unit
+    return (100.0 * figure, "%") if feature.limit <= _MOST_SHARE and not is_flag(feature) else (figure, "")
+
+
 def shown(feature: Feature, value: float) -> str:
     """An observed value for people, times and rates with their unit; `>` and `<` where it was cut at its limit."""
-    figure, cut = actual(feature, value), ""
+    (figure, unit), cut = in_unit(feature, value), ""
     if feature.limit != 1.0 and value >= feature.high:
         cut = "> "
     elif feature.low < 0.0 and value <= feature.low:
         cut = "< "
-    if feature.meaning.startswith(_FLAG):
+    if is_flag(feature):
         return "yes" if value else "no"
-    if feature.unit == "share" and feature.limit <= _MOST_SHARE:
-        return f"{cut}{100 * figure:.0f} %"
+    if unit == "%":
+        return f"{cut}{figure:.0f} %"
     if feature.unit in ("share", "tokens", "requests"):
         return f"{cut}{figure:,.0f}"
     text = f"{figure:,.0f}" if abs(figure) >= 10 else f"{figure:.2f}"
-    return f"{cut}{text} {feature.unit}"
+    return f"{cut}{text} {unit}"
 
 
 def figures_of(decision: str, candidate: np.ndarray) -> dict[str, str]:

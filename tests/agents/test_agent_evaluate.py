@@ -2,6 +2,7 @@
 
 import csv
 import json
+import warnings
 
 import numpy as np
 import pytest
@@ -10,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents import evaluate, scoring, tables
+from agents.contenders import HeuristicPlayer
 from agents.environments import Window, windows
-from agents.play import RulePlayer, play
+from agents.play import play
 from ooco_gym.errors import UserError
 
 SEEDS = [21, 22, 23, 24, 25, 26]
+CARTPOLE = {"id": "CartPole-v1", "splits": {"test": [1, 2]}}
 RULES = ["best", "ooco", "always", "never", "random"]
 
 
@@ -165,7 +168,7 @@ def test_shifts_are_suites_with_a_plain_word_on_the_budget(tmp_path):
 
 def test_records_keep_the_order_of_windows_however_many_run_side_by_side():
     games = windows([21, 22, 23], 6)
-    one, many = (play(CONFIG, RulePlayer("best"), games, side_by_side=n) for n in (1, 4))
+    one, many = (play(CONFIG, HeuristicPlayer("best"), games, side_by_side=n) for n in (1, 4))
     assert one == many and [(r["seed"], r["window"]) for r in one] == games
 
 
@@ -242,11 +245,24 @@ def test_interval_covers_the_spread_of_windows():
     ({"seeds": [21, 21]}, "names 21 twice"),
     ({"shift": []}, "shift=[] names none"),
     ({"episodes": 7}, "cannot spread 7 windows over 6 seeds"),
+    ({"episodes": 0}, "episodes must be a whole number of at least 1, got 0"),
+    ({"env": {**CARTPOLE, "partner": "ooco"}}, "the environment 'CartPole-v1' takes no argument 'partner'"),
+    ({"env": CARTPOLE, "episodes": 2, "seeds": None}, "nor a run folder; known: none in this environment"),
+    ({"env": CARTPOLE, "policies": ["gating-ppo-v1"], "episodes": 2, "seeds": None}, "but the environment gives Box"),
+    ({"bound": True}, "bound=true is for environments that ooco_gym simulates, not for 'gating_double"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):
     with pytest.raises(UserError) as error:
         evaluate.main(config(tmp_path, **change))
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+def test_windows_that_policies_have_learned_from_are_noted(tmp_path):
+    with pytest.warns(UserWarning, match="of the training split.*: 1"):
+        evaluate.main(config(tmp_path, seeds=[1, 21], episodes=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        evaluate.main(config(tmp_path, episodes=6))
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
