@@ -99,6 +99,18 @@ def _check_start(agent: Mapping[str, Any]) -> None:
                         "1, or another agent.imitate.rule")
 
 
+def recipe_of(agent: Mapping[str, Any]) -> str:
+    """What an agent's configuration is called in conf/agent: several recipes there are built on one algorithm, whose
+    name is all that loading needs and `agent.name` says."""
+    multiplier, rule = agent.get("lagrangian"), (agent.get("imitate") or {}).get("rule")
+    if multiplier:
+        damped = multiplier.get("proportional") or multiplier.get("derivative")
+        return "pid_lagrangian" if damped else "ppo_lagrangian"
+    if agent.get("input_baseline"):
+        return "ppo_input"
+    return str(agent["name"]) if teacher_named(rule) is None else f"ppo_{rule}"
+
+
 def history_of(agent: Mapping[str, Any]) -> int:
     """How many of the last cluster vectors an agent sees in one."""
     return int(agent.get("history") or 1)

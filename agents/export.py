@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from agents.actions import action_meanings, action_names
+from agents.algorithms import recipe_of
 from agents.checks import whole
 from agents.environments import OBSERVATION_KEYS, decision_names, make_env, plain
 from agents.extras import require
@@ -206,7 +207,7 @@ def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> 
         "actions_by_decision": {} if parts else action_meanings(decisions, places, actions - places),
         "inside_the_graph": ["scaling of features", "mask", "arg-max"],
         "versions": {name: _version(name) for name in _VERSIONS}, "opset": OPSET,
-        "training": {"agent": plain(run.config["agent"])["name"], "seed": run.config.get("seed"),
+        "training": {"agent": recipe_of(plain(run.config["agent"])), "seed": run.config.get("seed"),
                      "timesteps": int(run.model.num_timesteps), "config": config},
         "agreement": dict(agreement),
         "files": {MODEL_FILE: {"sha256": file_digest(model_path), "bytes": model_path.stat().st_size}},

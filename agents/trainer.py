@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from agents.algorithms import algorithm_of, history_of
+from agents.algorithms import algorithm_of, history_of, recipe_of
 from agents.environments import plain, split_seeds, training_env, windows
 from agents.hooks import extra_callbacks
 from agents.interrupts import Interrupts, Stop
@@ -202,7 +202,7 @@ class Trainer:
         steps, between = int(self.model.num_timesteps), self.between
         reason = "interrupt" if self.interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
         return {
-            "command": "train", "agent": self.agent["name"], "network": self.agent["network"],
+            "command": "train", "agent": recipe_of(self.agent), "network": self.agent["network"],
             "env": self.config["env"]["id"], "seed": int(self.config["seed"]), "timesteps": steps,
             "resumed": self.resumed, "stopped_by": reason, "episodes": self.figures.episodes,
             "updates": int(self.model._n_updates), **self._times(),

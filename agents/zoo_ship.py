@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from agents.algorithms import recipe_of
 from agents.environments import plain, split_seeds, windows
 from agents.learned import kept, runs_of
 from agents.load import read_config
@@ -167,7 +168,7 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
                  "validation_seeds_of_windows": split_seeds(config["env"], "validation"),
                  "test_seeds_of_windows": split_seeds(config["env"], "test"),
                  "training_window_s": config.get("window_s") or config["env"].get("window_s")},
-        "training": {"agent": config["agent"]["name"], "imitates": imitates, "decisions": config["total_timesteps"],
+        "training": {"agent": recipe_of(config["agent"]), "imitates": imitates, "decisions": config["total_timesteps"],
                      "seeds": seeds, **choice},
         "scores": {"this_policy": own,
                    "all_seeds": {key: learned[key] for key in ("service", "violation_rate", "reward")

@@ -3,15 +3,17 @@
 `learned:ZOO/gating/seed_3+ZOO/eviction/seed_1` is the partner that they were trained beside, with these decisions taken
 by the network of the folder that was trained on them; names of the zoo stand for its folders. They decide in the
 measured window; warm-up and drain are the partner's, as in the environments. `…@ooco:interrupt=slack` at the end says
-beside whom, instead of the partner of their training. Where a folder holds several training
-runs, the first is taken.
+beside whom, instead of the partner of their training. Where a folder holds several training runs, as `seed_<n>`, the
+one that was best on validation is taken, as the zoo ships it, and a note says which.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import time
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from functools import lru_cache
@@ -67,7 +69,27 @@ def _folders(policy: str) -> list[str]:
     folders = [part.strip() for part in named.split(JOIN) if part.strip()]
     if not folders:
         raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
-    return [next(iter(runs_of(placed(folder)).values())) for folder in folders]
+    return [_run_of(placed(folder)) for folder in folders]
+
+
+@lru_cache(maxsize=64)
+def _run_of(folder: str) -> str:
+    """The one policy that a folder stands for.
+
+    Raises:
+        UserError: it holds several training runs, none of them with a validation.
+    """
+    runs = runs_of(folder)
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    from agents.zoo_ship import best_run
+
+    best, validation, _ = best_run(Path(folder))
+    if multiprocessing.parent_process() is None:  # said once, not by every worker
+        warnings.warn(f"{LEARNED}{folder} holds {len(runs)} training runs; {best.name} is taken, the best on "
+                      f"validation (reward {validation['reward']:.4g}, violations {validation['violation_rate']:.2%})",
+                      UserWarning, stacklevel=2)
+    return str(best)
 
 
 @lru_cache(maxsize=4)

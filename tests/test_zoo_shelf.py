@@ -30,6 +30,8 @@ def test_what_is_no_trained_policy_is_named():
         ooco_gym.load_policy("ooco:slo_margin=0.8")
     with pytest.raises(UserError, match="unknown trained policy 'gating-pp-v1'"):
         ooco_gym.load_policy("gating-pp-v1")
+    with pytest.raises(UserError, match="unknown trained policy 'no/such', and there is no such folder; expected the"):
+        ooco_gym.load_policy(Path("no/such"))
     with pytest.raises(UserError, match="manifest.json is missing"):
         ooco_gym.load_policy(Path(__file__).parent)
 

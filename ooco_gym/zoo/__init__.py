@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, nearest, unknown
 
 if TYPE_CHECKING:
     from ooco_gym.runtime import Policy
@@ -109,7 +109,9 @@ def load_policy(name: str | Path, threads: int = 1) -> Policy:
         if str(name).partition(":")[0] in rules():
             raise UserError(f"'{name}' is a rule, which ooco_gym.get_policy finds; load_policy loads trained policies: "
                             f"{', '.join(names()) or 'none comes with this installation'}")
-        folder(str(name))
+        raise UserError(f"unknown trained policy '{name}'{nearest(str(name), names())}, and there is no such folder; "
+                        "expected the 'out' of 'ooco-gym export', or one of: "
+                        f"{', '.join(names()) or 'none comes with this installation'}")
     policy = Policy.load(path, threads)
     policy.card = read_card(path)
     return policy

@@ -41,6 +41,16 @@ def test_who_starts_from_a_heuristic_sees_the_past_too(tmp_path):
     assert summary["imitation"]["agreement"] > 0.8
 
 
+def test_every_agent_is_called_by_the_name_it_is_chosen_by():
+    from agents.algorithms import ALGORITHMS, recipe_of
+    from agents.zoo import composed
+    from ooco_gym.resources import names
+
+    agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
+    assert {name: recipe_of(agent) for name, agent in agents.items()} == {name: name for name in agents}
+    assert {agent["name"] for agent in agents.values()} == set(ALGORITHMS)
+
+
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
     from agents.algorithms import check_agent
     from agents.zoo import composed

@@ -117,7 +117,7 @@ def test_a_lagrangian_run_logs_its_multiplier_and_charges_no_violation_to_the_re
 
     config = lagrangian_config(tmp_path, budget=1e-4, integral=0.01, most=1e6)
     assert config["env"]["reward"] == "constrained"
-    train.main(config)
+    assert train.main(config)["agent"] == "pid_lagrangian"
     rows = [row for row in csv.DictReader((tmp_path / "progress.csv").open()) if row["lagrangian/multiplier"]]
     multipliers = [float(row["lagrangian/multiplier"]) for row in rows]
     rates = [float(row["lagrangian/violation_rate"]) for row in rows]

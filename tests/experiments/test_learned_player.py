@@ -1,7 +1,10 @@
 """Learned policies in their seats: the rest is the partner's, and the sustainable rate is searched with them."""
 
+import shutil
+
 import numpy as np
 import pytest
+import yaml
 
 from agents.learned import Kept
 from experiments import learned_player, policies
@@ -9,6 +12,7 @@ from experiments.capacity import main as capacity
 from experiments.jobs import policy_identity, simulate_summary
 from experiments.learned_player import Team, team_of
 from ooco_gym.errors import UserError
+from ooco_gym.files import write_json
 from ooco_gym.scenario import Scenario
 
 SCENARIO = Scenario(workload="azure_conv", cluster="pair_7b", offline={"mode": "rate", "rate": 3.0}, duration_s=60.0,
@@ -66,8 +70,6 @@ def test_names_that_are_none_are_refused(tmp_path):
 def runs(tmp_path_factory):
     """Two runs of a few decisions, of a gate and of evictions."""
     pytest.importorskip("sb3_contrib")
-    import yaml
-
     from agents.train import main
     from ooco_gym.resources import conf_root, load_yaml
 
@@ -97,6 +99,24 @@ def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
     assert len({policy_identity(one)["learned"] for one in (name, other)}) == 1
     with pytest.raises(UserError, match="two of its policies were trained to gate"):
         team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
+
+
+def test_of_several_training_runs_the_best_on_validation_is_taken_and_named(runs, tmp_path):
+    """Feasible first: seed_2 has less reward than seed_1, which breaks the budget, and seed_10 less than it."""
+    found = {"seed_1": (9.0, 0.05), "seed_2": (5.0, 0.01), "seed_10": (4.0, 0.0)}
+    for name, (reward, rate) in found.items():
+        shutil.copytree(runs / "gating", tmp_path / name)
+        config = yaml.safe_load((tmp_path / name / "config.yaml").read_text(encoding="utf-8"))
+        config["validation"] = {"windows": 1, "violation_limit": 0.03}
+        (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+        write_json(tmp_path / name / "summary.json", {"best": {"reward": reward, "violation_rate": rate}})
+    with pytest.warns(UserWarning, match="holds 3 training runs; seed_2 is taken"):
+        assert learned_player._folders(f"learned:{tmp_path}@ooco") == [str(tmp_path / "seed_2")]
+    for name in found:
+        (tmp_path / name / "summary.json").unlink()
+    learned_player._run_of.cache_clear()
+    with pytest.raises(UserError, match="no complete run with a validation"):
+        learned_player._folders(f"learned:{tmp_path}")
 
 
 def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):
