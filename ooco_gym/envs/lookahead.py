@@ -179,7 +179,7 @@ def bring_up(handle):
 
 @jit(types.void(types.int64))
 def change_lengths(handle):
-    """After output lengths have been changed: runs that counted on the old ones end with the step in progress."""
+    """After output lengths have been changed: runs end with the step in progress, and none counts on the old ones."""
     state = state_at(handle)
     for slot in range(state.counters[NEXT_ARRIVAL]):
         request = state.requests[slot]
@@ -187,6 +187,7 @@ def change_lengths(handle):
             first_step(state, slot, request.first_decode_ps)
     for instance in range(state.instances.size):
         spec = state.instances[instance]
+        spec.carried = 0  # what the last run left to the next one counts on the old lengths
         if spec.activity != DECODE:
             continue
         settle(state, instance)

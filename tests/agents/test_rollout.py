@@ -144,6 +144,19 @@ def test_drawn_futures_play_out_to_their_end(name):
     assert (clone.requests["generated_tokens"] <= clone.requests["output_tokens"]).all()
 
 
+def test_nobody_makes_more_tokens_than_the_length_that_was_drawn():
+    env = make("Migration")  # asked on an idle instance, to which its last run has left what it knew of true lengths
+    env.reset(**WINDOW)
+    honest = Rollout(env, samples=1, seed=9)
+    for decision in range(9):
+        if decision % 4 == 0:
+            actions, _, _ = honest.values()
+            for clone in honest._clones._states[: len(actions)]:
+                requests = clone.requests
+                assert (requests["generated_tokens"] <= requests["output_tokens"]).all()
+        env.step(env.partner_action())
+
+
 def test_the_honest_one_is_deterministic_and_blind_to_the_true_future():
     env = make("Gating")
     first = play(env, Rollout(env, samples=2, every=4, seed=1).act)
