@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +101,10 @@ def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
     for key in ("shift", "window_s", "warmup_s"):
         if config.get(key) is not None:
             env[key] = config[key]
-    made = make_env(env)
-    try:
-        expected = make_env(thinker.env)
+    with closing(make_env(env)) as made, closing(make_env(thinker.env)) as expected:
         if made.observation_space != expected.observation_space or made.action_space != expected.action_space:
             raise UserError(f"'{folder}' was trained on {thinker.env['id']}, whose observations or actions are not "
                             f"those of {env['id']}; leave env=null for its own")
-        expected.close()
         episodes: Any = getattr(made.unwrapped, "episodes", None)
         controls = None if episodes is None else episodes.controls
         if controls is None:
@@ -114,8 +112,6 @@ def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
         counts = tuple(int(count) for count in controls.counts)
         return env, {name: controls.levels[part, : counts[part]].tolist()
                      for part, name in enumerate(controls.names)}, counts
-    finally:
-        made.close()
 
 
 def _heuristics(env: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
@@ -123,13 +119,10 @@ def _heuristics(env: Mapping[str, Any], config: Mapping[str, Any]) -> list[str]:
     given = config.get("heuristics")
     if given is not None:
         return list(dict.fromkeys([given] if isinstance(given, str) else [str(name) for name in given]))
-    made = make_env(env)
-    try:
+    with closing(make_env(env)) as made:
         if hasattr(made.unwrapped, "episodes"):
             return [one.name for one in heuristics_of(made.unwrapped, None)]
         return [made.unwrapped.config.partner]  # type: ignore[attr-defined]
-    finally:
-        made.close()
 
 
 def _tree_document(env: Mapping[str, Any], fitted: Sequence[Recording], config: Mapping[str, Any],

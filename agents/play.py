@@ -84,6 +84,9 @@ def play(
                 records[episode.place] = episode.record()
                 free.append(episode.env)
         active = [episode for episode in active if not episode.done]
+    if envs is None:
+        for env in pool:
+            env.close()
     return [records[place] for place in range(len(windows))]
 
 
