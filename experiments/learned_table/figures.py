@@ -81,8 +81,9 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
                              "optimality_gap": _named(estimate(shares, optimality_gap))}
     if looking is not None and gap is not None and gap["mean"] is not None and gap["mean"] > 0.0 and not touches:
         n = service[looking].shape[1]
-        found["share_of_gap_closed"] = _named(estimate(service[learned][:, :n], _closed,
-                                                       [service[best][:, :n], service[looking]]))
+        mine, others = service[learned][:, :n], [service[best][:, :n], service[looking]]
+        share = float(_closed(mine, *others))  # to the first order it varies as mine - (1 - share) best - share most
+        found["share_of_gap_closed"] = _named(estimate(mine, _closed, others, weights=(1.0 - share, share)))
     upper = upper_violation_limit(played[learned])
     found["verdict"] = _verdict(difference, upper is not None and upper <= VIOLATION_LIMIT, few)
     return found

@@ -69,7 +69,7 @@ def performance_profile(values: np.ndarray, thresholds: Any) -> np.ndarray:
 
 
 def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (), n_boot: int = RESAMPLES,
-             seed: int = 0, confidence: float = 0.95) -> Estimate:
+             seed: int = 0, confidence: float = 0.95, weights: Sequence[float] | None = None) -> Estimate:
     """A statistic of figures (runs, windows) with its bootstrap interval.
 
     Args:
@@ -79,19 +79,24 @@ def estimate(values: Any, statistic: Statistic = mean, others: Sequence[Any] = (
         n_boot: resamples.
         seed: key of the resampling; equal keys give equal intervals.
         confidence: share of the interval.
+        weights: how much of each of `others` is taken from `values` in a window, so that what is left varies between
+            runs and between windows as the statistic does; None: the whole of a single other.
 
     Raises:
-        ValueError: no figure, or not as many windows in each.
+        ValueError: no figure, not as many windows in each, or not as many weights as others.
     """
     arrays = [_grid(one) for one in (values, *others)]
     if len({array.shape[1] for array in arrays}) > 1:
         raise ValueError(f"figures of the same windows are needed, got shapes {[array.shape for array in arrays]}")
+    weights = (1.0,) * min(1, len(others)) if weights is None else weights
+    if len(weights) != len(others):
+        raise ValueError(f"figures of {len(others)} others need a weight each, got {list(weights)}")
     value = float(statistic(*arrays))
     if not all(np.isfinite(array).all() for array in arrays) or all(array.size == 1 for array in arrays):
         return Estimate(value, math.nan, math.nan)
     drawn = resampled(arrays, statistic, n_boot, seed)
-    difference = arrays[0] - sum((other.mean(axis=0) for other in arrays[1:]), np.zeros(arrays[0].shape[1]))
-    tail = crossed_tail(difference, confidence)
+    taken = [weight * other.mean(axis=0) for weight, other in zip(weights, arrays[1:], strict=True)]
+    tail = crossed_tail(arrays[0] - sum(taken, np.zeros(arrays[0].shape[1])), confidence)
     return Estimate(value, float(np.quantile(drawn, tail)), float(np.quantile(drawn, 1 - tail)))
 
 

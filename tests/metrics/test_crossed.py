@@ -86,6 +86,27 @@ def test_intervals_cover_what_runs_and_windows_have_in_common():
     assert naive < 150
 
 
+def test_a_share_of_two_others_has_the_freedom_of_its_runs():
+    """Load differs much between windows, and is common to all; what a share varies by is five runs."""
+    random = np.random.default_rng(0)
+    load, gap, runs = random.normal(50, 10, (1, 30)), random.gamma(4, 0.5, (1, 30)), random.normal(0, 1, (5, 1))
+    mine, most = load + 0.5 * gap + runs, load + gap
+
+    def share(mine, best, most):
+        return (crossed.mean(mine) - crossed.mean(best)) / (crossed.mean(most) - crossed.mean(best))
+
+    value = float(share(mine, load, most))
+    got = crossed.estimate(mine, share, [load, most], weights=(1 - value, value))
+    drawn = crossed.resampled([mine, load, most], share)
+    freedom_4 = stats.norm.cdf(-stats.t.ppf(0.975, 4) * np.sqrt(5 / 4))
+    assert (got.low, got.high) == pytest.approx(tuple(np.quantile(drawn, [freedom_4, 1 - freedom_4])), rel=0.02)
+    by_windows = np.quantile(drawn, [expanded_tail(30), 1 - expanded_tail(30)])
+    assert got.high - got.low > 1.2 * (by_windows[1] - by_windows[0])
+    for weights in (None, (1.0,)):
+        with pytest.raises(ValueError, match="weight each"):
+            crossed.estimate(mine, share, [load, most], weights=weights)
+
+
 def test_the_same_windows_are_drawn_for_all():
     """What all share in a window cancels: policies that differ by a constant differ by it in every resample."""
     random = np.random.default_rng(5)
