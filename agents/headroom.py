@@ -59,11 +59,23 @@ def main(cfg: Any) -> dict[str, Any]:
 
 
 def _check(config: Mapping[str, Any]) -> None:
-    for key, least in (("episodes", 2), ("every", 1), ("samples", 0), ("workers", 1)):
+    for key, least in (("episodes", 2), ("workers", 1)):
+        whole(config, key, least)
+    number(config, "violation_budget", most=1.0)
+    check_looking(config)
+
+
+def check_looking(config: Mapping[str, Any]) -> None:
+    """Checks what a look-ahead is made with, and the windows on which it is.
+
+    Raises:
+        UserError: a count that is none, a number out of range, or weights that are no list of different numbers.
+    """
+    for key, least in (("every", 1), ("samples", 0)):
         whole(config, key, least)
     if config["honest_every"] is not None:
         whole(config, "honest_every", 1)
-    for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0), ("violation_budget", 1.0)):
+    for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0)):
         number(config, key, most=most)
     positive_or_null(config, "horizon_s", "the end of the episode")
     weights = config["weights"]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -9,9 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import yaml
 from gymnasium import spaces
 
-from agents.environments import OBSERVATION_KEYS, decision_names
+from agents.environments import OBSERVATION_KEYS, decision_names, plain
 from ooco_gym.errors import UserError
 
 SEEDS = "seed_*"  # folders of the training runs of one group
@@ -55,6 +58,28 @@ def files_of(folder: str | Path) -> list[Path]:
     names: Iterable[str] = ((POLICY_FILE,) if (path / POLICY_FILE).is_file()
                             else (MANIFEST_FILE, MODEL_FILE, TREE_FILE))
     return [path / name for name in names if (path / name).is_file()]
+
+
+def digest_of(folder: str | Path) -> str:
+    """Digest of what a policy of one run does."""
+    digest = hashlib.sha256()
+    for path in files_of(folder):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def environment_of(folder: str | Path) -> dict[str, Any]:
+    """The `env` configuration that a policy was trained under: by the manifest of an export, by the configuration of a
+    run; empty where its folder does not say, as that of a rule of `explain`."""
+    from agents.load import CONFIG_FILE
+    from ooco_gym.runtime import MANIFEST_FILE
+
+    manifest, config = Path(folder) / MANIFEST_FILE, Path(folder) / CONFIG_FILE
+    if manifest.is_file():
+        found = json.loads(manifest.read_text(encoding="utf-8")).get("training", {}).get("config", {})
+    else:
+        found = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
+    return plain((found or {}).get("env") or {})
 
 
 @lru_cache(maxsize=16)

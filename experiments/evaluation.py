@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from agents.environments import plain
 from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
+
+OTHERS = ("policies", "episodes", "seeds", "window_s", "warmup_s", "shift", "bound")  # that the learned table has not
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -23,6 +27,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if cfg.get("zoo") is None or cfg.get("table") is None:
         raise UserError("zoo and table belong together; expected 'ooco-gym evaluate +experiment=learned_table "
                         "zoo=FOLDER', the working folder of 'ooco-gym zoo'")
+    config = plain(cfg)
+    given = [key for key, default in load_yaml("", "evaluate").items()
+             if key in OTHERS and config.get(key, default) != default]
+    if given:
+        raise UserError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} not for the learned table; its "
+                        "windows and policies are set by table.episodes, table.environments.<env>.window_s and the "
+                        "like (docs/evaluation.md)")
     from experiments.learned_table import main as learned_table
 
     return learned_table(cfg)

@@ -122,7 +122,7 @@ class Jobs:
             context = multiprocessing.get_context(method)
             if method == "forkserver":
                 context.set_forkserver_preload(["ooco_gym", "experiments.jobs"])
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=_begin)
+            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=begin)
         return self._pool
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
@@ -139,7 +139,7 @@ class Jobs:
             answer.set_result(computed.result())
 
 
-def _begin() -> None:
+def begin() -> None:
     """A worker begins: its warnings look as those of the command line."""
     plain_warnings()
     _end_with_the_parent()

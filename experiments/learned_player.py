@@ -9,8 +9,6 @@ one that was best on validation is taken, as the zoo ships it, and a note says w
 
 from __future__ import annotations
 
-import hashlib
-import json
 import multiprocessing
 import time
 import warnings
@@ -22,15 +20,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, plain
+from agents.environments import OBSERVATION_KEYS
 from agents.history import ClusterStack
-from agents.learned import Kept, files_of, is_policy, kept, runs_of
+from agents.learned import Kept, digest_of, environment_of, is_policy, kept, runs_of
 from experiments.policies import LEARNED
+from experiments.source_code import PLAYED_BY_SEATS, code_digest
 from ooco_gym.envs import job as j
 from ooco_gym.envs.colocation import ColocationEnv
 from ooco_gym.envs.config import EpisodeConfig, episode_config
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
+from ooco_gym.policy import spelled
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.driver import SUMS, Run
 from ooco_gym.workload import workload_peak_start_s
@@ -39,15 +39,14 @@ from ooco_gym.zoo import placed
 JOIN = "+"
 BESIDE = "@"  # what follows is the partner
 DEFAULT_PARTNER = "ooco"
+CLOCKED = ("levels", "interval_s")  # of `conf/env`
 
 
 def identity_of(policy: str) -> dict[str, Any]:
-    """What the answers of learned policies depend on beside the partner: the files of each."""
-    digest = hashlib.sha256()
-    for folder in _folders(policy):
-        for path in files_of(folder):
-            digest.update(path.read_bytes())
-    return {"learned": digest.hexdigest(), "decisions": list(team_of(policy).seats)}
+    """What the answers of learned policies depend on beside the partner: the files of each, and the code that observes
+    and decides (the simulator's own is in the key of every answer)."""
+    return {"learned": [digest_of(folder) for folder in _folders(policy)], "decisions": list(team_of(policy).seats),
+            "code": code_digest(PLAYED_BY_SEATS)}
 
 
 class Team(NamedTuple):
@@ -55,6 +54,7 @@ class Team(NamedTuple):
 
     partner: str
     seats: dict[str, Kept]
+    clocks: dict[str, Any]  # levels and interval that who packs was trained with
 
 
 class _Whole(EpisodeConfig):
@@ -100,7 +100,8 @@ def team_of(policy: str) -> Team:
         UserError: a folder that is no policy, a decision that two of them take, or different partners.
     """
     seats: dict[str, Kept] = {}
-    partners = []
+    partners: list[str] = []
+    clocks: dict[str, Any] = {}
     for folder in _folders(policy):
         if not is_policy(Path(folder)):
             raise UserError(f"'{policy}': '{folder}' is no learned policy; expected the out of train or export, joined "
@@ -110,25 +111,25 @@ def team_of(policy: str) -> Team:
             if decision in seats:
                 raise UserError(f"'{policy}': two of its policies were trained to {decision}; leave one of them out")
             seats[decision] = one
-        partners.append(_partner_of(folder))
+        trained = environment_of(folder)
+        partners.append(_partner_of(trained))
+        if "pack" in one.decisions:
+            clocks = {key: trained[key] for key in CLOCKED if key in trained}
     asked = policy.partition(BESIDE)[2].strip()
     if len(set(partners)) > 1 and not asked:
         raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}; "
                         f"name the one they are to play beside, as {BESIDE}{partners[0]} at the end")
     if "control" in seats:
         raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others")
-    return Team(asked or partners[0], seats)
+    return Team(asked or partners[0], seats, clocks)
 
 
-def _partner_of(folder: str) -> str:
-    """The partner of a policy's training: by the manifest of an export, by the configuration of a run."""
-    from agents.load import read_config
-    from ooco_gym.runtime import MANIFEST_FILE
-
-    manifest = Path(folder) / MANIFEST_FILE
-    config = (json.loads(manifest.read_text(encoding="utf-8")).get("training", {}).get("config", {})
-              if manifest.is_file() else read_config(Path(folder)))
-    return str(plain(config.get("env") or {}).get("partner") or DEFAULT_PARTNER)
+def _partner_of(trained: Mapping[str, Any]) -> str:
+    """The partner of a policy's training, spelled; the default where nothing is said."""
+    partner = trained.get("partner") or DEFAULT_PARTNER
+    if isinstance(partner, Mapping):
+        return spelled(str(partner["name"]), {key: value for key, value in partner.items() if key != "name"})
+    return str(partner)
 
 
 def simulate_learned(scenario: Scenario, policy: str) -> Run:
@@ -164,7 +165,7 @@ def _episodes(scenario: Scenario, team: Team) -> Episodes:
         start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
     sizes = {one.shapes["candidates"][0] for one in team.seats.values()}
     config = episode_config("colocation", scenario=scenario.with_(start_s=start_s), partner=team.partner,
-                            window_s=scenario.duration_s, candidates=max(sizes))
+                            window_s=scenario.duration_s, candidates=max(sizes), **team.clocks)
     whole = _Whole(**{field.name: getattr(config, field.name) for field in fields(EpisodeConfig)})
     episodes = Episodes(whole, decisions, 1)
     shapes = {"cluster": episodes.job.cluster[0].shape, "candidates": episodes.job.candidates[0].shape,
@@ -172,7 +173,8 @@ def _episodes(scenario: Scenario, team: Team) -> Episodes:
     for name, one in team.seats.items():
         if {key: tuple(shape) for key, shape in shapes.items()} != one.shapes:
             raise UserError(f"the policy that was trained to {name} expects observations {one.shapes}, but side by "
-                            f"side these policies see {shapes}; train them with the same number of candidates")
+                            f"side these policies see {shapes}; train them with the same number of candidates, and of "
+                            "levels")
     return episodes
 
 

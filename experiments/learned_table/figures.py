@@ -62,11 +62,12 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
     gap = None if looking is None else figure(lead(played[looking], played[best]))
     low = None if gap is None else gap["ci_low"]
     touches = low is None or low <= 0.0
-    few = too_few(service[looking or best].shape[1], "windows")
+    few = too_few(service[best].shape[1], "windows")
+    looked_few = few or too_few(service[looking or best].shape[1], "windows")
     found: dict[str, Any] = {
         "clairvoyant": looking, "clairvoyant_minus_best_tuned": gap,
-        "no_headroom": None if few or not _looked(played) else touches,
-        "no_headroom_reason": _reason(looking, touches, few, _looked(played)),
+        "no_headroom": None if looked_few or not _looked(played) else touches,
+        "no_headroom_reason": _reason(looking, touches, looked_few, _looked(played)),
         "learned_minus_best_tuned": None, "share_of_gap_closed": None, "verdict": "no learned policy"}
     if learned not in played:
         return found

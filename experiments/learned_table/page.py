@@ -10,10 +10,13 @@ from typing import Any
 from agents.scoring import VIOLATION_LIMIT
 from agents.tables import markdown_table
 from experiments.marked_page import merged
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 
 BEGIN = "<!-- results: written by ooco-gym evaluate +experiment=learned_table; what stands outside is not touched -->"
 END = "<!-- end of results -->"
+SCHEMA = "ooco-gym/learned-table/1"
+BY_OTHER_CODE = "windows_by_other_code"
 HEAD = ["environment", "best tuned heuristic", "its service", "learned", "its violations", "learned − best tuned",
         "clairvoyant − best tuned", "of the gap", "verdict"]
 VARIANT_HEAD = ["variant", "service", "violations", "service − the recipe's"]
@@ -75,8 +78,9 @@ def markdown(summary: Mapping[str, Any]) -> str:
             parts += [f"One thing changed in the recipe, one run each with the same seed, on "
                       f"{one['variants'][0]['n_windows']} validation windows:",
                       markdown_table(VARIANT_HEAD, variants(one))]
-    if summary.get("windows_by_other_code"):
-        parts.append(f"{summary['windows_by_other_code']} of the records were played by another version of the code.")
+    others = sum(one.get(BY_OTHER_CODE, 0) for one in summary["environments"].values())
+    if others:
+        parts.append(f"{others} of the records were played by another version of the code.")
     return "\n\n".join(parts)
 
 
@@ -85,14 +89,31 @@ def write_docs(page: Path, summary: Mapping[str, Any]) -> None:
 
     Environments that this run has not measured stay as the page has them: the whole table takes an hour and more.
     """
-    figures = page.with_suffix(".json")
-    if figures.is_file():
-        kept = json.loads(figures.read_text(encoding="utf-8"))["environments"]
-        summary = {**summary, "environments": {**kept, **summary["environments"]}}
+    kept = measured_before(page)
+    summary = {**summary, "environments": {**kept.get("environments", {}), **summary["environments"]}}
     text = merged(page, "Learned policies on held-out windows", markdown(summary), (BEGIN, END))
     with atomic_write(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    write_json(figures, summary)
+    write_json(page.with_suffix(".json"), summary)
+
+
+def measured_before(page: Path) -> dict[str, Any]:
+    """The figures that lie beside a page, under its name; empty where none do.
+
+    Raises:
+        UserError: a file of that name is there that is no learned table.
+    """
+    figures = page.with_suffix(".json")
+    if not figures.is_file():
+        return {}
+    try:
+        found = json.loads(figures.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("schema_of_table") != SCHEMA:
+        raise UserError(f"page={page}: '{figures.name}' beside it is no learned table, and would be overwritten; name "
+                        "another page")
+    return found
 
 
 def show(summary: Mapping[str, Any]) -> None:

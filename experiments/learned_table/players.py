@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import multiprocessing
@@ -12,22 +11,17 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-
 from agents.contenders import HeuristicPlayer, looking, play_heuristic
 from agents.environments import Window, make_env
-from agents.learned import files_of, kept
+from agents.learned import digest_of, kept
 from agents.play import BatchPlayer, play
-from experiments.cache import GROUPS, Cache
-from ooco_gym.resources import conf_root
+from experiments.cache import Cache
+from experiments.jobs import begin
+from experiments.source_code import NETWORKS, PLAYED, code_digest
+from ooco_gym.peak import file_stamps
 
 CHUNK = 8  # windows that one job plays side by side; fixed, so that a network's batches are, too
 HEURISTIC, LEARNED, LOOKING, BOUND = "heuristic", "learned", "looking", "bound"
-_CODE = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
-         "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/bound.py",
-         "agents/clones.py", "agents/contenders.py", "agents/futures.py", "agents/play.py", "agents/rollout.py")
-_NETWORKS = ("agents/networks.py", "agents/load.py", "agents/learned.py")
-_NO_FIGURES = ("document.py", "picture.py", "rule_agent.py", "vector.py", "words.py")  # nothing is played by them
 
 
 class Task(NamedTuple):
@@ -84,7 +78,7 @@ class Store:
         """
         size = CHUNK if kind in (HEURISTIC, LEARNED) else 1
         parts = [list(games[i : i + size]) for i in range(0, len(games), size)]
-        code = code_digest(_CODE + _NETWORKS if kind == LEARNED else _CODE)
+        code = code_digest(PLAYED + NETWORKS if kind == LEARNED else PLAYED)
         tasks = [Task(kind, dict(config), player, part, [_key(kind, config, player, game) for game in part],
                       self.folder, code) for part in parts]
         return Asked([self._known(task) or self._submit(task) for task in tasks])
@@ -103,7 +97,8 @@ class Store:
         if self._workers <= 1:
             return played(task)
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=multiprocessing.get_context("spawn"))
+            self._pool = ProcessPoolExecutor(self._workers, mp_context=multiprocessing.get_context("spawn"),
+                                             initializer=begin)
         return self._pool.submit(played, task)
 
 
@@ -158,6 +153,9 @@ def _key(kind: str, config: Mapping[str, Any], player: Any, game: Window) -> str
     conditions = {key: value for key, value in config.items() if key not in ("splits", "description", "name", "shifts")}
     if config.get("shift"):
         conditions["shifted"] = config["shifts"][config["shift"]]
+    stamps = file_stamps(conditions)
+    if stamps:
+        conditions["files"] = stamps
     who = _digest_of(str(player)) if kind == LEARNED else player
     text = json.dumps([kind, conditions, who, list(game)], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()
@@ -165,37 +163,4 @@ def _key(kind: str, config: Mapping[str, Any], player: Any, game: Window) -> str
 
 @lru_cache(maxsize=256)
 def _digest_of(folder: str) -> str:
-    digest = hashlib.sha256()
-    for path in files_of(folder):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
-
-
-@lru_cache(maxsize=4)
-def code_digest(parts: tuple[str, ...]) -> str:
-    """Digest of what the code of files and folders says, without comments and docstrings, and of the configuration."""
-    import ooco_gym
-
-    root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()
-    places = [root / part for part in parts]
-    groups = (*GROUPS, "env", "reward")
-    files = [path for place in places for path in ([place] if place.suffix == ".py" else sorted(place.rglob("*.py")))]
-    for path in files:
-        if path.name not in _NO_FIGURES:
-            digest.update(f"{path.name}\0{code_of(path.read_text(encoding='utf-8'))}\0".encode())
-    for path in sorted(path for group in groups for path in (conf_root() / group).glob("*.yaml")):
-        digest.update(f"{path.name}\0{yaml.safe_load(path.read_text(encoding='utf-8'))}\0".encode())
-    return digest.hexdigest()
-
-
-def code_of(text: str) -> str:
-    """What a source file does: its syntax tree without docstrings."""
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
-        body = getattr(node, "body", None)
-        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and isinstance(body, list) and body:
-            first = body[0]
-            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(
-                    first.value.value, str):
-                node.body = body[1:]
-    return ast.dump(tree)
+    return digest_of(folder)

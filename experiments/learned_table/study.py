@@ -13,13 +13,14 @@ import numpy as np
 from agents.checks import number, whole
 from agents.contenders import CLAIRVOYANT, RANDOM, heuristics_of, looking
 from agents.environments import Window, make_env, plain, split_seeds, windows
-from agents.learned import SEEDS, check_fit, is_policy, runs_of
-from agents.load import CONFIG_FILE, read_config
+from agents.headroom import check_looking
+from agents.learned import SEEDS, check_fit, environment_of, is_policy, runs_of
 from agents.scoring import VIOLATION_LIMIT, best_heuristic
 from agents.tune import POLICY_FILE, read_tuned
-from agents.zoo import VARIANTS
+from agents.zoo import JOB_FILE, SUMMARY_FILE, VARIANTS
 from experiments.learned_table.figures import compared, row_of, shifted, variant_of
 from experiments.learned_table.players import BOUND, HEURISTIC, LEARNED, LOOKING, Asked, Store
+from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
 
 LABEL = "learned"
@@ -56,16 +57,16 @@ class Setting:
             UserError: settings that are none, or a file of the zoo that cannot be read.
         """
         own = {**table, **plain(table["environments"][name] or {})}
-        for key, least in (("episodes", 2), ("validation_episodes", 2), ("shift_episodes", 0), ("samples", 0),
-                           ("every", 1), ("rollout_episodes", 2)):
+        for key, least in (("episodes", 2), ("validation_episodes", 2), ("shift_episodes", 0), ("rollout_episodes", 2)):
             whole(own, key, least, f"table.{key}")
+        check_looking(own)
+        if not isinstance(own.get("also") or [], list):
+            raise UserError(f"table.environments.{name}.also={own['also']!r} must be a list of heuristics' names")
         runs = runs_of(folder) if is_policy(folder) or any(folder.glob(SEEDS)) else {}
-        runs = {run: path for run, path in runs.items() if is_policy(Path(path))}
-        beside = {path.name: str(path) for path in sorted(folder.glob(f"{VARIANTS}/*")) if is_policy(path)}
-        config = load_yaml("env", name)
-        for path in list(runs.values())[:1]:
-            if (Path(path) / CONFIG_FILE).is_file():
-                config = plain(read_config(Path(path))["env"])
+        runs = {run: path for run, path in runs.items() if _whole(Path(path))}
+        beside = {path.name: str(path) for path in sorted(folder.glob(f"{VARIANTS}/*")) if _whole(path)}
+        trained = next(iter(map(environment_of, runs.values())), None)
+        config = {key: value for key, value in (trained or load_yaml("env", name)).items() if key != "shift"}
         for key in ("window_s", "warmup_s"):
             config[key] = number(own, key, name=f"table.{key}")
         found = [read_tuned(path) for path in sorted(folder.glob(f"tuned/*/{POLICY_FILE}"))]
@@ -75,6 +76,11 @@ class Setting:
     def games(self, split: str, count: int) -> list[Window]:
         """The first windows of a split."""
         return windows(split_seeds(self.config, split), count)
+
+
+def _whole(folder: Path) -> bool:
+    """Whether a policy is trained to its end: a job of the zoo that was stopped has no summary yet."""
+    return is_policy(folder) and ((folder / SUMMARY_FILE).is_file() or not (folder / JOB_FILE).is_file())
 
 
 def measured(setting: Setting, store: Store) -> dict[str, Any]:

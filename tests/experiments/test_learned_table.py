@@ -9,6 +9,8 @@ import yaml
 
 from experiments.evaluation import main
 from experiments.learned_table import figures, players
+from experiments.learned_table.study import Setting
+from experiments.source_code import code_of
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -125,8 +127,45 @@ def test_other_code_plays_again_unless_it_is_trusted(table, zoo, tmp_path, monke
 
 
 def test_what_is_said_about_code_is_no_code():
-    one = players.code_of('"""Says."""\n\ndef f(x):\n    """Adds."""\n    return x + 1  # one\n')
-    assert one == players.code_of("def f(x):\n\n    return x + 1\n") != players.code_of("def f(x):\n    return x + 2\n")
+    one = code_of('"""Says."""\n\ndef f(x):\n    """Adds."""\n    return x + 1  # one\n')
+    assert one == code_of("def f(x):\n\n    return x + 1\n") != code_of("def f(x):\n    return x + 2\n")
+
+
+def test_a_run_that_was_stopped_is_no_run_yet(zoo, tmp_path):
+    other = tmp_path / "zoo"
+    shutil.copytree(zoo, other)
+    (other / "gating" / "seed_2" / "job.yaml").write_text("kind: train\n")
+    table = config(other, tmp_path)["table"]
+    assert list(Setting.of("gating", other / "gating", table).runs) == ["seed_1"]
+    (other / "gating" / "seed_2" / "summary.json").write_text("{}")
+    assert list(Setting.of("gating", other / "gating", table).runs) == ["seed_1", "seed_2"]
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"weights": 1.0}, "weights"), ({"honest_every": 0}, "honest_every"), ({"also": "ooco"}, "also"),
+    ({"progress": "x"}, "progress"), ({"rollout_episodes": 1}, "rollout_episodes")])
+def test_settings_that_are_none_are_refused(zoo, tmp_path, changes, words):
+    asked = config(zoo, tmp_path)
+    asked["table"]["environments"]["gating"].update(changes)
+    with pytest.raises(UserError, match=words):
+        main(asked)
+
+
+def test_what_would_be_ignored_or_overwritten_is_refused_before_anything_is_played(zoo, tmp_path):
+    with pytest.raises(UserError, match="episodes, shift are not for the learned table"):
+        main({**config(zoo, tmp_path), "episodes": 10, "shift": "all"})
+    (tmp_path / "page.json").write_text('{"environments": {}}')
+    with pytest.raises(UserError, match="is no learned table"):
+        main({**config(zoo, tmp_path), "page": str(tmp_path / "page.md")})
+    with pytest.raises(UserError, match="workers"):
+        main({**config(zoo, tmp_path), "workers": "two"})
+
+
+def test_few_windows_of_look_ahead_take_no_verdict_from_those_who_played_more():
+    played = {"best": records([1.0, 1.1, 0.9, 1.0, 1.2, 1.0]), "learned": records([1.3, 1.4, 1.2, 1.3, 1.5, 1.3]),
+              "clairvoyant rollout": records([1.5, 1.6, 1.4])}
+    one = figures.compared(played, "best", "learned", None)
+    assert one["verdict"] == "better" and one["no_headroom"] is None and "too few" in one["no_headroom_reason"]
 
 
 def records(service, rate=0.0, runs=(None,)):

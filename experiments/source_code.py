@@ -1,0 +1,53 @@
+"""Digests of the code that played figures depend on, so that kept ones are known to be of other code."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from functools import lru_cache
+from pathlib import Path
+
+import yaml
+
+from experiments.cache import GROUPS
+from ooco_gym.resources import conf_root
+
+# What plays windows of an environment, and what else does where networks, exports and rules of `explain` decide.
+PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
+          "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/bound.py",
+          "agents/clones.py", "agents/contenders.py", "agents/environments.py", "agents/futures.py",
+          "agents/headroom.py", "agents/play.py", "agents/rollout.py")
+NETWORKS = ("agents/explain_rules.py", "agents/history.py", "agents/learned.py", "agents/load.py", "agents/networks.py",
+            "agents/policies.py", "agents/scorers.py", "ooco_gym/runtime")
+PLAYED_BY_SEATS = (*NETWORKS, "ooco_gym/envs", "experiments/learned_player.py")
+_NO_FIGURES = ("document.py", "picture.py", "rule_agent.py", "vector.py", "words.py")  # nothing is played by them
+
+
+@lru_cache(maxsize=4)
+def code_digest(parts: tuple[str, ...]) -> str:
+    """Digest of what the code of files and folders says, without comments and docstrings, and of the configuration."""
+    import ooco_gym
+
+    root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()
+    places = [root / part for part in parts]
+    configured = [path for group in (*GROUPS, "env", "reward") for path in (conf_root() / group).glob("*.yaml")]
+    files = [path for place in places for path in ([place] if place.suffix == ".py" else sorted(place.rglob("*.py")))]
+    for path in files:
+        if path.name not in _NO_FIGURES:
+            digest.update(f"{path.name}\0{code_of(path.read_text(encoding='utf-8'))}\0".encode())
+    for path in [*sorted(configured), *conf_root().glob("peak_factors.yaml")]:
+        digest.update(f"{path.name}\0{yaml.safe_load(path.read_text(encoding='utf-8'))}\0".encode())
+    return digest.hexdigest()
+
+
+def code_of(text: str) -> str:
+    """What a source file does: its syntax tree without docstrings."""
+    tree = ast.parse(text)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and isinstance(body, list) and body:
+            first = body[0]
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(
+                    first.value.value, str):
+                node.body = body[1:]
+    return ast.dump(tree)
