@@ -130,13 +130,16 @@ class DecisionVectorEnv(VectorEnv):
                 `reset_mask`: bool (N,).
 
         Raises:
-            UserError: an unknown option, or one that is none of the above.
+            UserError: an unknown option, one that is none of the above, or a first reset of some places only.
         """
         options = reset_options(options, ("window", "reset_mask"))
         chosen = self._reset_mask(options.get("reset_mask"))
         numbers = self._numbers(options.get("window"))
         seeds = self._seeds(seed)
-        if not self._started and chosen.all():
+        if not self._started:
+            if not chosen.all():
+                raise UserError("options['reset_mask'] leaves episodes out that have not begun: make the first reset "
+                                "one of all of them")
             self._randoms = [np.random.default_rng() for _ in range(self.num_envs)]
         for i in np.flatnonzero(chosen):
             self._start(int(i), seeds[i], numbers[i])

@@ -193,6 +193,9 @@ def test_what_is_no_batch_of_actions_is_refused():
     env = native("ooco_gym/Gating-v0", 2, AutoresetMode.DISABLED)
     with pytest.raises(UserError, match="before step"):
         env.step(np.zeros(2, int))
+    with pytest.raises(UserError, match="reset_mask.*first reset"):
+        env.reset(seed=1, options={"reset_mask": np.array([True, False])})
+    env.reset(options={"reset_mask": np.ones(2, bool)})
     env.reset(seed=1)
     for wrong in (np.zeros(3, int), np.zeros(2), 1, None, np.zeros((2, 1), int), ["a", "b"], [10**30, 1]):
         with pytest.raises(UserError, match="actions of shape"):
