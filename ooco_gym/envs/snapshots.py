@@ -16,6 +16,7 @@ from ooco_gym.envs import job as j
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
+from ooco_gym.policy import Policy
 from ooco_gym.sim import state as s
 
 _ROW = s.REQUEST.itemsize
@@ -112,11 +113,20 @@ class Snapshots:
 
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:
+    """What an environment was made of, as plain values: they are compared across processes."""
     config: EpisodeConfig = episodes.config
-    partner = config.partner if isinstance(config.partner, str) else getattr(config.partner, "name", None)
     shapes = tuple(getattr(episodes.job, name).shape[1:] for name in j.ROWS)
-    return (tuple(decision.name for decision in episodes.decisions), partner, config.window_s, config.warmup_s,
-            config.interval_s, repr(config.scenario), repr(dict(config.vary)), shapes)
+    return (tuple(decision.name for decision in episodes.decisions), _partner_key(episodes._partner), config.window_s,
+            config.warmup_s, config.interval_s, repr(config.scenario), repr(dict(config.vary)), shapes,
+            tuple(config.weights.tolist()), tuple(config.levels), repr(dict(config.controls)))
+
+
+def _partner_key(partner: Policy) -> tuple[Any, ...]:
+    """Its name, its rules and its parameters; those that only a scenario sets are left out."""
+    rules = tuple((getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "")) for rule in partner.hooks())
+    numbers = tuple((param.name, param.number(partner.values[param.name], partner.name))
+                    for param in partner.params if param.name in partner.values)
+    return partner.name, partner.class_blind, rules, numbers
 
 
 def _bytes(array: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import ooco_gym
+from ooco_gym.policy import get_policy
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
 NAMES = ("Gating", "Eviction", "Migration", "Packing", "Control", "Colocation", "Routing")
@@ -144,3 +146,26 @@ def test_what_cannot_be_restored_is_refused_in_a_sentence() -> None:
     for other in (gym.make("ooco_gym/Eviction-v0", **SHORT), gym.make("ooco_gym/Gating-v0", window_s=30.0)):
         with pytest.raises(ooco_gym.UserError, match="configuration"):
             other.unwrapped.restore(env.snapshot())
+
+
+def _pulls_as_slack() -> Any:
+    return replace(get_policy("ooco"), pull=get_policy("slack").pull)
+
+
+@pytest.mark.parametrize(("name", "mine", "others"), [
+    ("Gating", {"partner": {"name": "ooco"}}, [
+        {"partner": {"name": "slack"}}, {"partner": "ooco:gate_gain=2.0"}, {"partner": _pulls_as_slack()},
+        {"reward": {"service": 2.0}}]),
+    ("Packing", {}, [{"levels": [0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]}]),
+    ("Control", {"controls": {"gate_gain": "x4"}}, [{"controls": {"gate_gain": "x3"}}]),
+])
+def test_a_snapshot_belongs_to_its_partner_levels_and_weights(name: str, mine: dict[str, Any],
+                                                              others: list[dict[str, Any]]) -> None:
+    env: Any = gym.make(f"ooco_gym/{name}-v0", **SHORT, **mine).unwrapped
+    env.reset(seed=1)
+    state = env.snapshot()
+    for arguments in others:
+        with pytest.raises(ooco_gym.UserError, match="configuration"):
+            gym.make(f"ooco_gym/{name}-v0", **SHORT, **arguments).unwrapped.restore(state)
+    same: Any = gym.make(f"ooco_gym/{name}-v0", **SHORT, **{**mine, "partner": "ooco"}).unwrapped
+    same.restore(pickle.loads(pickle.dumps(state)))  # the same partner, however it is written
