@@ -116,6 +116,7 @@ class RevealLengthsVector(VectorWrapper):
 
     def __init__(self, env: VectorEnv, error: float = 0.3) -> None:
         super().__init__(env)
+        self._error = error
         self._predictor = LengthPredictor(_episodes_of(env), error)
         self.single_observation_space = _with_key(env.single_observation_space, self._predictor.episodes)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -132,6 +133,14 @@ class RevealLengthsVector(VectorWrapper):
             if last is not None:
                 last[KEY] = np.zeros(last["candidates"].shape[0], np.float32)
         return self._with(observations), rewards, terminated, truncated, infos
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All but the predictor, which is drawn anew from the windows."""
+        return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._predictor = LengthPredictor(_episodes_of(self.env), self._error)
 
     def _with(self, observations: Any) -> dict[str, Any]:
         return {**observations, KEY: np.stack([self._predictor.observe(i) for i in range(self.num_envs)])}

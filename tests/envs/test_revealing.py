@@ -86,6 +86,16 @@ def test_a_vector_says_the_same_and_has_the_key_at_the_end() -> None:
     assert truncated[1] and KEY in infos["final_obs"][1]
 
 
+def test_a_vector_pickles_and_goes_on_alike() -> None:
+    vector: Any = RevealLengthsVector(gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point",
+                                                   **SHORT), error=0.4)
+    vector.reset(seed=6)
+    copy: Any = pickle.loads(pickle.dumps(vector))
+    for _ in range(5):
+        mine, other = (one.step(np.ones(2, int))[0] for one in (vector, copy))
+        assert np.array_equal(mine[KEY], other[KEY]) and mine[KEY].any()
+
+
 def test_it_flattens_and_pickles_and_its_spec_can_be_made_again() -> None:
     env = RevealLengths(make("Gating"), error=0.2)
     other = pickle.loads(pickle.dumps(env))
