@@ -24,7 +24,7 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, i
     hashes = trace.prefix_hashes
     sizes = {"front": min(settings.get(s.GATE_WINDOW, s.DEFAULT_GATE_WINDOW), max_batch)}
     if n and hashes is not None and (caching or order):
-        sizes = {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
+        sizes |= {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
     if order and n:
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
     if caching:
