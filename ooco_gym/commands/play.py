@@ -12,6 +12,7 @@ from ooco_gym.cli.progress import progress
 from ooco_gym.commands import play_screen as screen
 from ooco_gym.envs.words import asked
 from ooco_gym.errors import UserError, whole_number
+from ooco_gym.policy import spelling_of
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -101,8 +102,7 @@ class Game:
 
     def wanted(self) -> Any:
         """The candidate (or the *no*) that the partner would take; its own action where it has no name for it."""
-        partner = self.env.config.partner
-        return self.env.rule_action(partner if isinstance(partner, str) else self.partner)
+        return self.env.rule_action(spelling_of(self.env.config.partner))
 
     def _ask(self) -> Any:
         """Shows the decision and reads lines until one answers it.

@@ -19,7 +19,7 @@ from ooco_gym.envs.controls import Controls, control_levels, pack_levels, pack_p
 from ooco_gym.envs.decision import Asked, Decision, address
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
-from ooco_gym.policy import policy_of
+from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.bundle import Policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, facts_of
@@ -283,7 +283,7 @@ class Episodes:
         assert simulation is not None
         if name not in rules:
             policy = policy_of(name)
-            if name == self.config.partner:
+            if name == spelling_of(self.config.partner):
                 policy = simulation.policy
             elif policy.prepare is not None:
                 policy = prepared(policy, _facts(simulation))

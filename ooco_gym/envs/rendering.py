@@ -227,7 +227,7 @@ def _slo(canvas: Canvas, top: int, samples: Sequence[Sample], held: np.ndarray, 
     part = canvas.plot(top, _SLOS)
     part[:] = 250
     rates = np.array([sample.violations / max(1, sample.arrived) for sample in samples])
-    most = max(2 * budget, float(rates.max()))
+    most = max(2 * budget, float(rates.max())) or 1.0
     missed = np.diff([sample.violations for sample in samples], prepend=samples[0].violations) > 0
     times = np.array([sample.time_ps for sample in samples])[missed]
     part[-8:, np.clip(np.searchsorted(edges, times, "right") - 1, 0, part.shape[1] - 1)] = _rgb(LIMIT_COLOUR)

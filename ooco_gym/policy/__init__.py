@@ -4,6 +4,6 @@ Compiled rules are imported with the policy that needs them, so that `import ooc
 """
 
 from ooco_gym.policy.bundle import Param, Policy, slots
-from ooco_gym.policy.registry import get_policy, list_policies, policy_of, spelled
+from ooco_gym.policy.registry import get_policy, list_policies, policy_of, spelled, spelling_of
 
-__all__ = ["Param", "Policy", "get_policy", "list_policies", "policy_of", "slots", "spelled"]
+__all__ = ["Param", "Policy", "get_policy", "list_policies", "policy_of", "slots", "spelled", "spelling_of"]

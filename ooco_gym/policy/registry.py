@@ -71,10 +71,28 @@ def spelled(name: str, values: Mapping[str, Any]) -> str:
         return name
     base, _, text = name.partition(":")
     pairs = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
-    # Quoted where YAML would read something else than the text: on, off, null, a number.
-    pairs |= {key: f"'{value}'" if isinstance(value, str) and yaml.safe_load(value) != value else str(value)
-              for key, value in values.items()}
+    pairs |= {key: _written(value) for key, value in values.items()}
     return f"{base}:" + ",".join(f"{key}={value}" for key, value in pairs.items())
+
+
+def _written(value: Any) -> str:
+    """A value as YAML reads it back: to it 1e-05 is text (1.0e-05 is a number), and on, off, null are not."""
+    if isinstance(value, float):
+        return yaml.safe_dump(float(value)).split()[0]
+    return f"'{value}'" if isinstance(value, str) and yaml.safe_load(value) != value else str(value)
+
+
+def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
+    """What `policy_of` accepts, as a name: `name` or `name:param=value,…`.
+
+    Raises:
+        UserError: a mapping without a name.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, Policy):
+        return spelled(value.name, value.values)
+    return spelled(*_named(value))
 
 
 def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
@@ -83,9 +101,14 @@ def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
         return value
     if isinstance(value, str):
         return get_policy(value)
+    return get_policy(*_named(value))
+
+
+def _named(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The name in a mapping, and the parameters in it."""
     values = dict(value)
     name = values.pop("name", None)
     if name is None:
         raise UserError("policy: a mapping needs the key 'name'")
     values.pop("source", None)
-    return get_policy(name, values)
+    return name, values

@@ -45,6 +45,13 @@ def test_enter_and_p_are_the_partner(play: Any, env: str) -> None:
     assert "ooco alone" in out
 
 
+def test_a_partner_of_other_parameters_is_asked_as_it_is(play: Any) -> None:
+    """One whose gate stays shut: what it would do is decline, and not what the policy of its name would."""
+    spelled = play("0\n" * 6, "env=gating", "partner=ooco:gate=never")[1]
+    _, out, _, summary = play("0\n" * 6, "env=gating", "partner={name: ooco, gate: never}")
+    assert summary["partner"] == "ooco" and out == spelled
+
+
 def test_migration_goes_on_picking_as_the_partner_does(play: Any) -> None:
     """In the midst of picks the partner's own action is not legal: Enter takes its next pick."""
     _, _, _, summary = play("2\n" + "\n" * 12, "env=migration", "window_s=10")

@@ -119,6 +119,15 @@ def test_a_picture_shows_the_work_of_its_time() -> None:
         assert pixels * scale == pytest.approx(wanted, rel=0.15)  # lines are drawn over it
 
 
+def test_a_budget_of_nothing_is_the_line_at_the_bottom() -> None:
+    env = make("Gating", trace=True)
+    env.reset(seed=1, options={"window": 1})
+    recording = env.unwrapped._watch.recorder.recording(0)
+    assert recording.samples[-1].violations == 0
+    picture = rendering.frame(recording, "Gating", 0, 0.0, 0.0)
+    assert picture.shape == rendering.frame(recording, "Gating", 0, 0.03, 0.0).shape
+
+
 def test_colours_are_those_of_the_reports() -> None:
     for name, colour in zip(WORK, rendering.COLOURS, strict=False):
         assert style.WORK_COLOURS.get(name, colour) == colour

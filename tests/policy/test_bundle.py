@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
-from ooco_gym.policy import Param, Policy, get_policy, list_policies, policy_of
+from ooco_gym.policy import Param, Policy, get_policy, list_policies, policy_of, spelled, spelling_of
 from ooco_gym.sim import state as s
 
 SHIPPED = ("always", "base_pd", "never", "online_priority", "ooco", "ooco_xllm", "random")
@@ -30,6 +33,31 @@ def test_parameters_reach_the_rules_as_numbers() -> None:
     assert vector[names.index("interrupt")] == 2.0, "the position of a choice"
     assert policy.settings()[s.LAYER_RESUME] == 1
     assert get_policy("ooco").settings()[s.PREFILL_TOKENS] == 2048
+
+
+@given(value=st.floats(0.0, 1e6), low=st.floats(1e-300, 1e-4), kind=st.sampled_from(["always", "slack", "never"]),
+       number=st.one_of(st.booleans(), st.integers(1, 64)))
+@settings(deadline=None, max_examples=60)
+def test_what_is_spelled_is_read_to_the_last_bit(value: float, low: float, kind: str, number: int) -> None:
+    wanted = {"gate_gain": value, "slack_factor": 1.0 + value, "interrupt": kind, "pull_margin": low}
+    known = get_policy("ooco")
+    wanted = {name: one for name, one in wanted.items() if _can_have(known, name, one)}
+    text = spelled("ooco:random_tries=3", {**wanted, "random_tries": number})
+    assert {name: get_policy(text).values[name] for name in wanted} == wanted
+    assert get_policy(text).values["random_tries"] == number
+    assert spelling_of({"name": "ooco", **wanted, "source": "somewhere"}) == spelled("ooco", wanted)
+    assert spelling_of(text) == text
+
+
+@given(st.one_of(st.floats(allow_nan=False), st.floats(allow_nan=False).map(np.float64)))
+@settings(deadline=None)
+def test_any_number_is_spelled_as_the_configuration_language_reads_it(value: float) -> None:
+    assert yaml.safe_load(spelled("mine", {"rate": value}).partition("=")[2]) == value
+
+
+def _can_have(policy: Policy, name: str, value: object) -> bool:
+    param = next(one for one in policy.params if one.name == name)
+    return isinstance(value, str) or (isinstance(value, float) and param.low <= value <= param.high)
 
 
 def test_whole_bounds_make_a_whole_number() -> None:
