@@ -23,6 +23,7 @@ from experiments.field_page import write_results
 from experiments.field_tables import field_table
 from experiments.jobs import Jobs
 from experiments.options import baseline_of, names_of, seeds_of
+from experiments.policies import bundle_of, is_learned
 from experiments.search import Limits, Plan, Point
 from experiments.sustain import Bench, Sustained, placed, sustain
 from experiments.tables import show_notes, waiting
@@ -64,7 +65,12 @@ class Cell:
     params: Mapping[str, Any] = field(default_factory=dict)
 
     def full_name(self, policy: str) -> str:
-        """The policy with the cell's own parameters, as it is simulated; its own setting of one stays."""
+        """The policy with the cell's own parameters, as it is simulated; its own setting of one stays.
+
+        Learned ones play beside the partner that they name, as it is.
+        """
+        if is_learned(policy):
+            return policy
         base, _, text = policy.partition(":")
         own = {pair.partition("=")[0] for pair in text.split(",")}
         known = {param.name for param in get_policy(base).params} - own
@@ -203,7 +209,7 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
     return {
         "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
-        "kind": "mixed" if get_policy(entry.policy).mixed else "pools",
+        "kind": "mixed" if bundle_of(entry.policy).mixed else "pools",
         "feasible": within(crossing.points[0].violations, budget),
         "limited_by": _limit(crossing.failed, crossing.reason, headline),
         **{f"max_offline_rate{'' if definition == headline else '_' + definition}": _crossing(one, seeds)

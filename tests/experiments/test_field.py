@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from experiments import learned_player
 from experiments.field import Cell, Entry, figures_of, rows_of
 from experiments.field_page import BEGIN, END, body, write_results
 from experiments.field_plot import field_figure, field_svg
@@ -72,6 +73,12 @@ def rows():
                    "online_priority", 0.03)
 
 
+def test_learned_policies_have_the_kind_of_their_partner(monkeypatch):
+    monkeypatch.setattr(learned_player, "team_of", lambda policy: learned_player.Team("ooco", {}, {}))
+    found = [entry(name, sustained([4.0, 4.0, 4.0])) for name in ("online_priority", "learned:ZOO/gating")]
+    assert [row["kind"] for row in rows_of(found, "online_priority", 0.03)] == ["pools", "pools"]
+
+
 def test_rows_are_ranked_within_a_cell_and_paired_with_the_tuned_baseline(rows):
     assert [row["tuned_as"] or row["policy"] for row in rows] == [
         "vllm_priority", "online_priority:cap_share=0.7", "online_priority", "base_pd", "vllm_fcfs"]
@@ -113,6 +120,7 @@ def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open
     assert caching.full_name("base_pd") == "base_pd"
     assert caching.full_name("vllm_fcfs") == "vllm_fcfs:prefix_caching='on'"
     assert caching.full_name("vllm_fcfs:prefix_caching='off'") == "vllm_fcfs:prefix_caching='off'"
+    assert caching.full_name("learned:ZOO/gating+ZOO/eviction@ooco") == "learned:ZOO/gating+ZOO/eviction@ooco"
     full = caching.full_name("vllm_fcfs:max_num_seqs=8")
     assert get_policy(full).values["prefix_caching"] == "on" and get_policy(full).values["max_num_seqs"] == 8
     assert spelled("ooco:interrupt=slack,max_pull=4", {"max_pull": 2}) == "ooco:interrupt=slack,max_pull=2"
