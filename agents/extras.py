@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 
 from ooco_gym.errors import UserError
+from ooco_gym.extras import extras_of
 
 _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
@@ -15,8 +16,6 @@ _PACKAGES = {
     "dashboard": ("wandb", "wandb_workspaces"),
     "explain": ("sklearn",),
 }
-_EXTRA = {"train": "train", "export": "train,export", "tune": "tune", "wandb": "train", "tensorboard": "train",
-          "dashboard": "train", "explain": "explain"}
 
 
 def require(purpose: str) -> None:
@@ -30,7 +29,7 @@ def require(purpose: str) -> None:
         return
     verb = "is" if len(missing) == 1 else "are"
     raise UserError(f"{', '.join(missing)} {verb} not installed, which '{purpose}' needs; install with: "
-                    f"pip install 'ooco-gym[{_EXTRA[purpose]}]'")
+                    f"pip install 'ooco-gym[{extras_of(_PACKAGES[purpose])}]'")
 
 
 def limit_torch_threads() -> None:

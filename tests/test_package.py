@@ -41,6 +41,28 @@ def test_no_scipy_is_allowed_that_cannot_seed_a_bootstrap() -> None:
     assert scipy.specifier.contains("1.15.0")
 
 
+def test_an_extra_brings_what_it_is_said_to_bring() -> None:
+    """One table says it to the command line and to agents; what is needed for a purpose comes with the extras named."""
+    import tomllib
+
+    from packaging.requirements import Requirement
+
+    from agents import extras as of_agents
+    from ooco_gym.cli import task
+    from ooco_gym.extras import EXTRAS, extras_of
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    brought = {name: {Requirement(line).name for line in lines}
+               for name, lines in project["optional-dependencies"].items()}
+    called = {"PIL": "pillow", "sklearn": "scikit-learn"}
+    for package, extra in EXTRAS.items():
+        assert called.get(package, package.replace("_", "-")) in brought[extra], package
+    assert task.EXTRAS is EXTRAS and EXTRAS["optuna"] == "tune" and EXTRAS["PIL"] == "render"
+    assert {purpose: extras_of(packages) for purpose, packages in of_agents._PACKAGES.items()} == {
+        "train": "train", "export": "train,export", "tune": "tune", "wandb": "train", "tensorboard": "train",
+        "dashboard": "train", "explain": "explain"}
+
+
 def test_list_of_commands_needs_no_heavy_import(tmp_path: Path) -> None:
     script = ("import sys; from ooco_gym.cli import main; main(['simulate', '--help']); main([]); "
               f"print([name for name in {HEAVY} if name in sys.modules])")

@@ -15,13 +15,10 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ooco_gym.cli.choices import PLAIN
 from ooco_gym.errors import UserError
+from ooco_gym.extras import EXTRAS
 from ooco_gym.files import atomic_write, write_json
 
 OK, BUG, MISTAKE = 0, 1, 2        # exit codes
-# What brings packages that the core does without.
-EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
-          "wandb_workspaces": "train", "tensorboard": "train", "PIL": "train", "sklearn": "explain", "ray": "sweep",
-          "optuna": "sweep", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
 
 
 @dataclass(frozen=True)

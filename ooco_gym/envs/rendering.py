@@ -24,6 +24,7 @@ from ooco_gym.envs.recording import (
     names_of,
 )
 from ooco_gym.errors import UserError
+from ooco_gym.extras import EXTRAS
 from ooco_gym.sim.state import PS_PER_S
 
 SPAN_S = 180.0  # of the past that is shown
@@ -71,7 +72,7 @@ def pillow() -> tuple[tuple[Any, Any], Any]:
     try:
         from PIL import Image, ImageDraw, ImageFont
     except ImportError as error:
-        raise UserError("render_mode='rgb_array' needs Pillow: pip install 'ooco-gym[render]'") from error
+        raise UserError(f"render_mode='rgb_array' needs Pillow: pip install 'ooco-gym[{EXTRAS['PIL']}]'") from error
     return (Image, ImageDraw), lambda size: ImageFont.load_default(size=size)
 
 
