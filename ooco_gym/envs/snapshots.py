@@ -1,8 +1,7 @@
 """Copies of an episode in microseconds: where it stands, and how it goes on from there.
 
 Requests are nearly all of an episode's memory, and those that have not arrived yet stand as they were built: a copy has
-the rows of those that have, and shares one array of the others with all copies of the same window. Arrays are copied as
-bytes; NumPy copies records field by field, ten times slower.
+the rows of those that have, and shares one array of the others with all copies of the same window.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy
 from ooco_gym.sim import state as s
+from ooco_gym.sim.reference import bytes_of
 
 _ROW = s.REQUEST.itemsize
 _APART = (*s.SHARED, "requests", "log")  # the log belongs to whoever records
@@ -69,7 +69,7 @@ class Snapshots:
             raise UserError("call reset() before snapshot(): there is no episode yet")
         state, job = simulation.state, self.episodes.job
         arrived = int(state.counters[s.NEXT_ARRIVAL])
-        views = [_bytes(state.requests)[: arrived * _ROW], *_views(state)]
+        views = [bytes_of(state.requests)[: arrived * _ROW], *_views(state)]
         size = sum(view.size for view in views)
         buffer = into.buffer if into is not None and into.buffer.size >= size else np.empty(size, np.uint8)
         _pack(views, buffer)
@@ -80,7 +80,7 @@ class Snapshots:
         """All rows of requests as they stood when fewer than now had arrived in this window; shared by its copies."""
         known = self._built
         if known is None or known[0] != window or known[1] > arrived:
-            known = self._built = (window, arrived, _bytes(state.requests).copy())
+            known = self._built = (window, arrived, bytes_of(state.requests).copy())
         return known[2]
 
     def put_back(self, snapshot: Snapshot) -> None:
@@ -102,7 +102,7 @@ class Snapshots:
         assert simulation is not None
         state, first = simulation.state, snapshot.arrived * _ROW
         last = int(state.counters[s.NEXT_ARRIVAL]) * _ROW if same else snapshot.built.size
-        requests = _bytes(state.requests)
+        requests = bytes_of(state.requests)
         if first < last:
             requests[first:last] = snapshot.built[first:last]
         _unpack(snapshot.buffer, [requests[:first], *_views(state)])
@@ -129,13 +129,8 @@ def _partner_key(partner: Policy) -> tuple[Any, ...]:
     return partner.name, partner.class_blind, rules, numbers
 
 
-def _bytes(array: np.ndarray) -> np.ndarray:
-    """An array as it lies in memory: uint8 (n,)."""
-    return array.reshape(-1).view(np.uint8)
-
-
 def _views(state: s.State) -> list[np.ndarray]:
-    return [_bytes(array) for name in _COPIED if (array := getattr(state, name)).size]
+    return [bytes_of(array) for name in _COPIED if (array := getattr(state, name)).size]
 
 
 def _pack(views: list[np.ndarray], buffer: np.ndarray) -> None:

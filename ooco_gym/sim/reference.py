@@ -157,3 +157,15 @@ def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     room = np.zeros(size + CACHE_LINE, np.uint8)
     start = -room.ctypes.data % CACHE_LINE
     return room[start : start + size].view(dtype).reshape(shape)
+
+
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """A contiguous array as it lies in memory: uint8 (n,)."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def copy_of(array: np.ndarray) -> np.ndarray:
+    """Copies a contiguous array as bytes: NumPy copies records field by field, some thirty times slower."""
+    copy = np.empty(array.shape, array.dtype)
+    bytes_of(copy)[:] = bytes_of(array)
+    return copy

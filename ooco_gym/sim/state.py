@@ -11,7 +11,7 @@ from numba import typeof, types
 
 from ooco_gym.compile import function_at
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
-from ooco_gym.sim.reference import Handle, Reference, aligned_zeros, layer, reference_at
+from ooco_gym.sim.reference import Handle, Reference, aligned_zeros, copy_of, layer, reference_at
 
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
@@ -371,7 +371,7 @@ def share_tables(state: State, other: State) -> State:
 
 def copy_state(state: State) -> State:
     """Copies an episode: every array but those of `SHARED`."""
-    return State(*(value if name in SHARED else value.copy() for name, value in zip(State._fields, state, strict=True)))
+    return State(*(value if name in SHARED else copy_of(value) for name, value in state._asdict().items()))
 
 
 STATE_TYPE = typeof(empty_state(1, 1, 1, 1, 1, 1, 2))
