@@ -148,7 +148,7 @@ def _words(one: Mapping[str, Any]) -> str:
         how = one["rollout"]
         text += (f" Look-ahead at every {how['every']}. decision, the honest one ({how['samples']} futures) at every "
                  f"{how['honest_every'] or how['every']}.; they and the bound on the first "
-                 f"{min(how['rollout_episodes'], one['n_windows'])} windows.")
+                 f"{min(how['rollout_episodes'], one['n_windows'])} windows, over which their differences are taken.")
     if one["no_headroom_reason"]:
         text += f" Headroom: {one['no_headroom_reason']}."
     chance = one.get("probability_of_improvement")
