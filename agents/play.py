@@ -30,6 +30,11 @@ class Player(Protocol):
         ...
 
 
+def history_seen(decide: Callable[..., Any]) -> int:
+    """How many cluster vectors a policy's decision sees in one: what it is a method of says so."""
+    return getattr(getattr(decide, "__self__", None), "history", 1)
+
+
 class BatchPlayer:
     """A learned policy: `decide(cluster, candidates, action_mask, decision) -> actions` over a batch.
 
@@ -40,7 +45,7 @@ class BatchPlayer:
 
     def __init__(self, name: str, decide: Callable[..., np.ndarray], history: int | None = None) -> None:
         self.name, self._decide = name, decide
-        self.history = getattr(getattr(decide, "__self__", None), "history", 1) if history is None else history
+        self.history = history_seen(decide) if history is None else history
 
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> Sequence[Any]:
         """Stacks the observations and decides for all of them at once."""

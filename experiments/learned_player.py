@@ -23,6 +23,7 @@ import numpy as np
 from agents.environments import OBSERVATION_KEYS
 from agents.history import ClusterStack
 from agents.learned import Kept, digest_of, environment_of, is_policy, kept, runs_of
+from agents.play import history_seen
 from experiments.policies import LEARNED
 from experiments.source_code import PLAYED_BY_SEATS, code_digest
 from ooco_gym.envs import job as j
@@ -30,7 +31,7 @@ from ooco_gym.envs.colocation import ColocationEnv
 from ooco_gym.envs.config import EpisodeConfig, episode_config
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
-from ooco_gym.policy import spelled
+from ooco_gym.policy import spelling_of
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim.driver import SUMS, Run
 from ooco_gym.workload import workload_peak_start_s
@@ -126,10 +127,7 @@ def team_of(policy: str) -> Team:
 
 def _partner_of(trained: Mapping[str, Any]) -> str:
     """The partner of a policy's training, spelled; the default where nothing is said."""
-    partner = trained.get("partner") or DEFAULT_PARTNER
-    if isinstance(partner, Mapping):
-        return spelled(str(partner["name"]), {key: value for key, value in partner.items() if key != "name"})
-    return str(partner)
+    return spelling_of(trained.get("partner") or DEFAULT_PARTNER)
 
 
 def simulate_learned(scenario: Scenario, policy: str) -> Run:
@@ -200,7 +198,7 @@ class _Player:
 
     def _seen(self, kind: int, one: Kept, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
         """The observation as its policy takes it, with the last cluster vectors where it looks back."""
-        history = getattr(getattr(one.decide, "__self__", None), "history", 1)
+        history = history_seen(one.decide)
         if history > 1:
             stack = self._stacks.get(kind)
             if stack is None:
