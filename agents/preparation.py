@@ -75,4 +75,15 @@ def _search(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return learn_searched(trainer, settings)
 
 
-TEACHERS = {"hindsight": Teacher(_hindsight, _check_hindsight), "search": Teacher(_search, _check_search)}
+def _check_best(settings: Mapping[str, Any]) -> None:
+    whole(settings, "windows", 2, name="agent.imitate.windows")
+
+
+def _best(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    from agents.best_start import learn_best
+
+    return learn_best(trainer, settings)
+
+
+TEACHERS = {"best": Teacher(_best, _check_best), "hindsight": Teacher(_hindsight, _check_hindsight),
+            "search": Teacher(_search, _check_search)}

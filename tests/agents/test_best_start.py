@@ -1,0 +1,63 @@
+"""The best heuristic on training windows as the one to start from."""
+
+from contextlib import closing
+
+import numpy as np
+import pytest
+import yaml
+
+pytest.importorskip("sb3_contrib")
+from agents.best_start import best_on_training
+from agents.contenders import heuristics_of, play_heuristic
+from agents.environments import Window, make_env, split_seeds
+from agents.scoring import HEADLINE, best_heuristic
+from agents.train import main
+from ooco_gym.envs.vector import WINDOWS
+from ooco_gym.errors import UserError
+from ooco_gym.resources import conf_root, load_yaml
+
+SHORT = {"window_s": 20.0, "warmup_s": 10.0}
+
+
+def config(name):
+    return {**load_yaml("env", name), **SHORT}
+
+
+def test_it_is_the_one_that_serves_most_on_windows_of_the_training_split():
+    found = best_on_training(config("gating"), 4, 7)
+    with closing(make_env(config("gating"))) as env:
+        names = [one.name for one in heuristics_of(env.unwrapped, None)]
+    random = np.random.default_rng((7, 13))
+    games = [Window(seed, int(random.integers(WINDOWS))) for seed in split_seeds(config("gating"), "train")[:4]]
+    played = {name: play_heuristic(config("gating"), name, games) for name in names}
+    assert found["rule"] == best_heuristic(played) and found["among"] == len(names)
+    mean = np.mean([record["summary"][HEADLINE] for record in played[found["rule"]]])
+    assert found["service"] == pytest.approx(mean) and 0.0 <= found["violation_rate"] <= 1.0
+
+
+def test_constants_play_beside_the_partner_and_no_one_takes_its_seat():
+    found = best_on_training(config("control"), 2, 1)
+    assert "=" in found["rule"] or found["rule"] == "partner"
+    with closing(make_env(config("control"))) as env:
+        listed = [one.name for one in heuristics_of(env.unwrapped, None)]
+    assert 1 < found["among"] < len(listed) or all("=" in name or name == "partner" for name in listed)
+
+
+def asked(out, **imitate):
+    settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
+    del settings["defaults"]
+    agent = {**load_yaml("agent", "maskable_ppo"), "n_envs": 2, "n_steps": 32, "batch_size": 64, "n_epochs": 1}
+    agent["imitate"] = {**agent["imitate"], "rule": "best", "decisions": 300, "epochs": 2, **imitate}
+    return {**settings, "env": config("gating"), "agent": agent, "logger": {"name": "none"}, "total_timesteps": 64,
+            "window_s": 20.0, "validation": {"windows": 0}, "out": str(out)}
+
+
+def test_an_agent_copies_it_and_says_whom(tmp_path):
+    imitation = main(asked(tmp_path, windows=2))["imitation"]
+    assert imitation["rule"] == best_on_training({**config("gating"), "window_s": 20.0}, 2, 1)["rule"]
+    assert imitation["agreement"] > 0.5 and imitation["among"] > 1
+
+
+def test_too_few_windows_are_refused_before_anything_is_built(tmp_path):
+    with pytest.raises(UserError, match="agent.imitate.windows"):
+        main(asked(tmp_path, windows=1))
