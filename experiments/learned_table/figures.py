@@ -90,6 +90,13 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
     return found
 
 
+def beside_searched(played: Mapping[str, Records], searched: str | None, learned: str) -> dict[str, Any] | None:
+    """The learned policy against the best that `tune` came to; None without one of them."""
+    if searched is None or learned not in played:
+        return None
+    return {"policy": searched, "learned_minus": figure(lead(played[learned], played[searched]))}
+
+
 def clairvoyant(played: Mapping[str, Records], best: str) -> str | None:
     """The clairvoyant look-ahead with the most service at no more violations than the best heuristic, or None."""
     fair = [name for name in _looked(played)

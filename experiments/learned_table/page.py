@@ -18,7 +18,7 @@ END = "<!-- end of results -->"
 SCHEMA = "ooco-gym/learned-table/1"
 BY_OTHER_CODE = "windows_by_other_code"
 HEAD = ["environment", "best tuned heuristic", "its service", "learned", "its violations", "learned − best tuned",
-        "clairvoyant − best tuned", "of the gap", "verdict"]
+        "learned − searched", "clairvoyant − best tuned", "of the gap", "verdict"]
 VARIANT_HEAD = ["variant", "service", "violations", "service − the recipe's"]
 ROW_HEAD = ["policy", "service", "violations", "at most", "reward", "wasted tokens/s", "service − best tuned"]
 
@@ -34,6 +34,7 @@ def overview(summary: Mapping[str, Any]) -> list[list[str]]:
         found.append([one["name"], f"`{one['best_tuned']}`", _cell(best["service"]), _cell(learned.get("service")),
                       _cell(learned.get("violation_rate"), "{:.2%}"),
                       _cell(one["learned_minus_best_tuned"], "{:+.4f}"),
+                      _cell((one.get("searched") or {}).get("learned_minus"), "{:+.4f}"),
                       _cell(one["clairvoyant_minus_best_tuned"], "{:+.4f}"), shown, one["verdict"]])
     return found
 
@@ -136,8 +137,9 @@ def _intro() -> str:
             "held-out windows; differences are taken window by window. Intervals (95 %) resample the windows and, of "
             "the learned policy, its training runs crossed with them. *At most* is the upper limit of the violation "
             f"rate; ✗ where it is over {VIOLATION_LIMIT:.0%}. The best tuned heuristic is chosen on validation windows "
-            "among all heuristics and the tuned ones. *Of the gap*: how much of what the clairvoyant rollout has "
-            "beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero.")
+            "among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* is the "
+            "best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant rollout "
+            "has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero.")
 
 
 def _words(one: Mapping[str, Any]) -> str:

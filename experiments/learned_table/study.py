@@ -18,7 +18,7 @@ from agents.learned import SEEDS, check_fit, environment_of, is_policy, runs_of
 from agents.scoring import VIOLATION_LIMIT, best_heuristic
 from agents.tune import POLICY_FILE, read_tuned
 from agents.zoo import JOB_FILE, SUMMARY_FILE, VARIANTS
-from experiments.learned_table.figures import compared, row_of, shifted, variant_of
+from experiments.learned_table.figures import beside_searched, compared, row_of, shifted, variant_of
 from experiments.learned_table.players import BOUND, HEURISTIC, LEARNED, LOOKING, Asked, Store
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
@@ -91,7 +91,7 @@ def measured(setting: Setting, store: Store) -> dict[str, Any]:
         check_fit(setting.name, folder, env)
     listed: list[str] = [*(one.name for one in heuristics_of(env, None)), *(table.get("also") or []), *setting.tuned]
     names = list(dict.fromkeys(listed))
-    best = _chosen(setting, store, names)
+    best, searched = _chosen(setting, store, names)
     games = setting.games("test", table["episodes"])
     played, bounds = _played(setting, store, names, games)
     kinds = {name: "tuned" if name in setting.tuned else "heuristic" for name in names}
@@ -103,7 +103,8 @@ def measured(setting: Setting, store: Store) -> dict[str, Any]:
             "seeds": split_seeds(setting.config, "test"), "window_s": setting.config["window_s"],
             "warmup_s": setting.config["warmup_s"], "best_tuned": best,
             "chosen_on": {"split": "validation", "n_windows": table["validation_episodes"], "among": len(names)},
-            "tuned": setting.tuned, **compared(played, best, LABEL, bounds), "rows": rows, "shifts": shifts,
+            "tuned": setting.tuned, "searched": beside_searched(played, searched, LABEL),
+            **compared(played, best, LABEL, bounds), "rows": rows, "shifts": shifts,
             "rollout": {key: table[key] for key in ("rollout_episodes", *_LOOKING)} if table["rollouts"] else None,
             "tried": tried(setting.name), VARIANTS: beside(setting, store), "wall_s": time.monotonic() - started}
 
@@ -114,13 +115,14 @@ def _kind(name: str) -> str:
     return "clairvoyant" if name.startswith(CLAIRVOYANT) else "honest"
 
 
-def _chosen(setting: Setting, store: Store, names: Sequence[str]) -> str:
-    """The best of the heuristics, tuned ones among them, on validation windows."""
+def _chosen(setting: Setting, store: Store, names: Sequence[str]) -> tuple[str, str | None]:
+    """The best of the heuristics, tuned ones among them, on validation windows; and the best tuned one."""
     games = setting.games("validation", setting.table["validation_episodes"])
     asked = {name: store.ask(HEURISTIC, setting.config, name, games) for name in names}
-    best = best_heuristic({name: one.records() for name, one in asked.items()}, VIOLATION_LIMIT)
+    played = {name: one.records() for name, one in asked.items()}
+    best = best_heuristic(played, VIOLATION_LIMIT)
     assert best is not None  # the partner is always among them
-    return best
+    return best, best_heuristic({name: played[name] for name in setting.tuned}, VIOLATION_LIMIT)
 
 
 def _played(setting: Setting, store: Store, names: Sequence[str],

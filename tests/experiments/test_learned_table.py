@@ -74,6 +74,10 @@ def test_every_kind_of_policy_has_its_row(table):
     difference = rows["learned"]["service"]["mean"] - rows[one["best_tuned"]]["service"]["mean"]
     assert one["learned_minus_best_tuned"]["mean"] == pytest.approx(difference)
     assert {"ci_low", "ci_high"} <= set(one["learned_minus_best_tuned"])
+    searched = one["searched"]
+    assert searched["policy"] == "ooco_xllm:stop_share=0.9"
+    assert searched["learned_minus"]["mean"] == pytest.approx(
+        rows["learned"]["service"]["mean"] - rows[searched["policy"]]["service"]["mean"])
     assert isinstance(one["no_headroom"], bool) and isinstance(one["tried"], list)
     looked = ("honest", "clairvoyant", "bound")
     assert {row["n_windows"] for row in one["rows"] if row["kind"] in looked} == {5}
