@@ -15,7 +15,7 @@ import numpy as np
 from agents.contenders import heuristics_of, play_heuristic, seated
 from agents.environments import Window, make_env, split_seeds
 from agents.imitation import learn_rule, training_config
-from agents.scoring import HEADLINE, best_heuristic
+from agents.scoring import HEADLINE, best_heuristic, values
 from ooco_gym.envs.vector import WINDOWS
 
 
@@ -31,7 +31,7 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
         seed: which.
 
     Returns:
-        `rule`, the name of the best (feasible first, then by service), its `service` (reference GPU-seconds a second)
+        `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service` (reference GPU-seconds a second)
         and `violation_rate` in the mean, and `among` how many.
     """
     seeds, random = split_seeds(config, "train"), np.random.default_rng((seed, 13))
@@ -40,11 +40,11 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
         listed = [one.name for one in heuristics_of(env.unwrapped, None)]
         names = [name for name in listed if seated(config, name, env.unwrapped) == (dict(config), name)]
     played = {name: play_heuristic(config, name, games) for name in names}
-    best = best_heuristic(played)
+    rates = {name: float(values(records, "violation_rate").mean()) for name, records in played.items()}
+    best = best_heuristic(played, limits=rates)  # in the mean: of so few windows the upper limits only favour caution
     assert best is not None  # the partner is always among them
-    found = {key: float(np.mean([record["summary"][metric] for record in played[best]]))
-             for key, metric in (("service", HEADLINE), ("violation_rate", "violation_rate"))}
-    return {"rule": best, **found, "among": len(names)}
+    return {"rule": best, "service": float(values(played[best], HEADLINE).mean()), "violation_rate": rates[best],
+            "among": len(names)}
 
 
 def learn_best(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
