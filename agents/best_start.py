@@ -31,8 +31,8 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
         seed: which.
 
     Returns:
-        `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service` (reference GPU-seconds a second)
-        and `violation_rate` in the mean, and `among` how many.
+        `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service`
+        (reference GPU-seconds a second) and `violation_rate` in the mean, and `among` how many.
     """
     seeds, random = split_seeds(config, "train"), np.random.default_rng((seed, 13))
     games = [Window(int(seeds[i % len(seeds)]), int(random.integers(WINDOWS))) for i in range(count)]
