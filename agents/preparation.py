@@ -85,5 +85,5 @@ def _best(trainer: Any, settings: dict[str, Any]) -> dict[str, Any]:
     return learn_best(trainer, settings)
 
 
-TEACHERS = {"best": Teacher(_best, _check_best), "hindsight": Teacher(_hindsight, _check_hindsight),
+TEACHERS = {"best_heuristic": Teacher(_best, _check_best), "hindsight": Teacher(_hindsight, _check_hindsight),
             "search": Teacher(_search, _check_search)}

@@ -48,7 +48,7 @@ def asked(out, **imitate):
     settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
     del settings["defaults"]
     agent = {**load_yaml("agent", "maskable_ppo"), "n_envs": 2, "n_steps": 32, "batch_size": 64, "n_epochs": 1}
-    agent["imitate"] = {**agent["imitate"], "rule": "best", "decisions": 300, "epochs": 2, **imitate}
+    agent["imitate"] = {**agent["imitate"], "rule": "best_heuristic", "decisions": 300, "epochs": 2, **imitate}
     return {**settings, "env": config("gating"), "agent": agent, "logger": {"name": "none"}, "total_timesteps": 64,
             "window_s": 20.0, "validation": {"windows": 0}, "out": str(out)}
 
