@@ -13,7 +13,7 @@ from typing import Any
 
 from agents.algorithms import recipe_of
 from agents.environments import plain, split_seeds, windows
-from agents.learned import kept, runs_of
+from agents.learned import SEEDS, kept, runs_of
 from agents.load import read_config
 from agents.play import BatchPlayer, play
 from agents.scoring import HEADLINE, VIOLATION_LIMIT, feasible_first, grid, mean_interval, upper_violation_limit
@@ -45,12 +45,10 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
     if config.get("into") and Path(config["into"]).is_file():
         raise UserError(f"into={config['into']} is a file; expected the folder that gets one folder a policy")
     into = Path(config["into"]) if config.get("into") else Path(ooco_gym.zoo.__file__).parent
-    shipped = {}
-    for env, entry in entries.items():
-        if not (zoo / env).is_dir() and config.get("envs") is None:
-            continue
-        folder = into / str(entry["name"])
-        shipped[str(entry["name"])] = shipped_one(env, entry, zoo / env, _of_table(table, env), folder)
+    there = [env for env in entries if config.get("envs") is not None or any((zoo / env).glob(SEEDS))]
+    measured = {env: _of_table(table, env) for env in there}  # all of them, before the first is exported
+    shipped = {str(entries[env]["name"]): shipped_one(env, entries[env], zoo / env, one, into / entries[env]["name"])
+               for env, one in measured.items()}
     if not shipped:
         raise UserError(f"zoo={zoo} has none of the environments {', '.join(entries)}; expected the 'out' of "
                         "'ooco-gym zoo'")
