@@ -148,6 +148,7 @@ class Blocks:
         kept = []
         for place in self.chains[request]:
             block = self.blocks[place]
+            changed = block.lost > 0  # a block where it has lost nothing stays where it is among equals
             while block.lost and block.empty():
                 self._write_right(block)
                 block.lost -= 1
@@ -155,8 +156,9 @@ class Blocks:
             if block.used(request):
                 kept.append(place)
             else:
-                block.offline = None
-            self._touch(place)
+                block.offline, changed = None, True
+            if changed:
+                self._touch(place)
         self.chains[request][:] = kept
         self.swapped += self.host.pop(request)
 
