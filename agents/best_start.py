@@ -8,15 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
-import numpy as np
-
 from agents.contenders import heuristics_of, play_heuristic, seated
-from agents.environments import Window, make_env, split_seeds
-from agents.imitation import learn_rule, training_config
+from agents.environments import Window, make_env
+from agents.imitation import learn_rule, training_config, training_windows
 from agents.scoring import HEADLINE, best_heuristic, values
-from ooco_gym.envs.vector import WINDOWS
 
 
 def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[str, Any]:
@@ -34,8 +32,7 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
         `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service`
         (reference GPU-seconds a second) and `violation_rate` in the mean, and `among` how many.
     """
-    seeds, random = split_seeds(config, "train"), np.random.default_rng((seed, 13))
-    games = [Window(int(seeds[i % len(seeds)]), int(random.integers(WINDOWS))) for i in range(count)]
+    games = [Window(*place) for place in islice(training_windows(config, (seed, 13)), count)]
     with closing(make_env(config)) as env:
         listed = [one.name for one in heuristics_of(env.unwrapped, None)]
         names = [name for name in listed if seated(config, name, env.unwrapped) == (dict(config), name)]

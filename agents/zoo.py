@@ -149,8 +149,10 @@ def planned(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]],
 
 def smaller(config: Mapping[str, Any], key: str, planned_for: Mapping[str, Any]) -> float:
     """By how much a budget given for all jobs makes one shorter than its estimate, which is for its own."""
+    if config.get(key) is None:
+        return 1.0
     own = planned_for.get(key) or composed(TUNE if key == "trials" else TRAIN)[key]
-    return 1.0 if config.get(key) is None else whole(config, key, 1) / float(own)
+    return whole(config, key, 1) / float(own)
 
 
 def resolved(job: Job) -> Job:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from agents.scoring import VIOLATION_LIMIT
-from agents.tables import markdown_table
+from agents.tables import bracketed, markdown_table
 from experiments.marked_page import merged
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
@@ -30,12 +30,12 @@ def overview(summary: Mapping[str, Any]) -> list[list[str]]:
         rows = {row["policy"]: row for row in one["rows"]}
         learned, best = rows.get("learned", {}), rows[one["best_tuned"]]
         gap = one["share_of_gap_closed"]
-        shown = "no headroom" if one["no_headroom"] else _cell(gap, "{:.0%}") if gap else "–"
+        shown = "no headroom" if one["no_headroom"] else _cell(gap, ".0%") if gap else "–"
         found.append([one["name"], f"`{one['best_tuned']}`", _cell(best["service"]), _cell(learned.get("service")),
-                      _cell(learned.get("violation_rate"), "{:.2%}"),
-                      _cell(one["learned_minus_best_tuned"], "{:+.4f}"),
-                      _cell((one.get("searched") or {}).get("learned_minus"), "{:+.4f}"),
-                      _cell(one["clairvoyant_minus_best_tuned"], "{:+.4f}"), shown, one["verdict"]])
+                      _cell(learned.get("violation_rate"), ".2%"),
+                      _cell(one["learned_minus_best_tuned"], "+.4f"),
+                      _cell((one.get("searched") or {}).get("learned_minus"), "+.4f"),
+                      _cell(one["clairvoyant_minus_best_tuned"], "+.4f"), shown, one["verdict"]])
     return found
 
 
@@ -53,17 +53,17 @@ def rows(one: Mapping[str, Any]) -> list[list[str]]:
         name += " (tuned)" if row["kind"] == "tuned" else ""
         name += " (best)" if row["policy"] == one["best_tuned"] else ""
         difference = None if row["policy"] == one["best_tuned"] else row.get("minus_best_tuned", {}).get("service")
-        found.append([name, _cell(row["service"]), _cell(rate, "{:.2%}") if rate else "", limit,
-                      _cell(row.get("reward"), "{:.4g}") if "reward" in row else "",
-                      _cell(row.get("waste"), "{:.4g}") if "waste" in row else "",
-                      _cell(difference, "{:+.4f}") if difference else ""])
+        found.append([name, _cell(row["service"]), _cell(rate, ".2%") if rate else "", limit,
+                      _cell(row.get("reward"), ".4g") if "reward" in row else "",
+                      _cell(row.get("waste"), ".4g") if "waste" in row else "",
+                      _cell(difference, "+.4f") if difference else ""])
     return found
 
 
 def variants(one: Mapping[str, Any]) -> list[list[str]]:
     """One row for each thing that was tried, as in `VARIANT_HEAD`; the recipe first."""
-    return [[row["variant"], _cell(row["service"]), _cell(row["violation_rate"], "{:.2%}"),
-             _cell(row["minus_recipe"], "{:+.4f}") if place else ""] for place, row in enumerate(one["variants"])]
+    return [[row["variant"], _cell(row["service"]), _cell(row["violation_rate"], ".2%"),
+             _cell(row["minus_recipe"], "+.4f") if place else ""] for place, row in enumerate(one["variants"])]
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
@@ -148,22 +148,19 @@ def _words(one: Mapping[str, Any]) -> str:
             f"{one['chosen_on']['among']} on {one['chosen_on']['n_windows']} validation windows.")
     if one["rollout"]:
         how = one["rollout"]
-        text += (f" Look-ahead at every {how['every']}. decision, the honest one ({how['samples']} futures) at every "
-                 f"{how['honest_every'] or how['every']}.; they and the bound on the first "
+        text += (f" Look-ahead at one decision in {how['every']}, the honest one ({how['samples']} futures) at one in "
+                 f"{how['honest_every'] or how['every']}; both and the bound have the first "
                  f"{min(how['rollout_episodes'], one['n_windows'])} windows, over which their differences are taken.")
     if one["no_headroom_reason"]:
         text += f" Headroom: {one['no_headroom_reason']}."
     chance = one.get("probability_of_improvement")
     if chance:
         text += (" A learned run has more service than it in the same window with probability "
-                 f"{_cell(chance, '{:.0%}')}.")
+                 f"{_cell(chance, '.0%')}.")
     return text
 
 
-def _cell(figure: Mapping[str, Any] | None, form: str = "{:.4f}") -> str:
+def _cell(figure: Mapping[str, Any] | None, form: str = ".4f") -> str:
     """`mean [low, high]`; a dash where there is none."""
-    if figure is None or figure.get("mean") is None:
-        return "–"
-    if figure["ci_low"] is None or figure["ci_high"] is None:
-        return form.format(figure["mean"])
-    return f"{form.format(figure['mean'])} [{form.format(figure['ci_low'])}, {form.format(figure['ci_high'])}]"
+    found = figure or {}
+    return bracketed(found.get("mean"), found.get("ci_low"), found.get("ci_high"), form)

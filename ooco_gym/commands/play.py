@@ -62,7 +62,7 @@ class Game:
 
     def play(self, steps: int | None) -> None:
         """Asks until the window ends, the input does, or `steps` decisions were taken; the partner plays the rest."""
-        left = 0  # decisions that the partner takes for now
+        left = 0  # decisions that the partner was told to take
         while not self.over and (steps is None or len(self.actions) < steps) and asked(self.observation):
             if left:
                 left -= 1
