@@ -12,7 +12,6 @@ from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hoo
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import (
     all_fit,
-    already,
     blocks_for,
     decodable,
     length,
@@ -25,6 +24,7 @@ from ooco_gym.policy.rules import (
     settle,
     shortest,
     sort_ascending,
+    sum_of_smallest,
     tpot_bound,
     write_urgent,
 )
@@ -187,47 +187,50 @@ def preferred_length(state, instance, source, batch, context, bound):
 
 
 @inner
-def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
-    """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
-    spec, count = state.instances[source], 0
-    for i in range(spec.offline_members):
+def gather_pullable(state, source):
+    """Writes lengths and slots of the decoding offline requests of an instance to State.scratch; returns how many."""
+    count, lengths, slots_ = 0, state.scratch[0], state.scratch[1]
+    for i in range(state.instances[source].offline_members):
         slot = state.members[OFFLINE, source, i]
         if state.requests[slot].status == RESIDENT:
-            state.scratch[0, count] = length(state, slot)
-            state.scratch[1, count] = slot
+            lengths[count] = length(state, slot)
+            slots_[count] = slot
             count += 1
+    return count
+
+
+@inner
+def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
+    """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
+    count = gather_pullable(state, source)
     if count < group:
         return False
-    sort_ascending(state.scratch[0], state.scratch[1], count)
-    total = 0
-    for i in range(group):
-        total += state.scratch[0, i]
-    return total <= free_tokens and predict_decode(state, instance, batch + group, context + total) <= bound
+    tokens = sum_of_smallest(state.scratch[0], count, group)
+    return tokens <= free_tokens and predict_decode(state, instance, batch + group, context + tokens) <= bound
 
 
 @inner
 def pick_closest(state, instance, source, batch, context, bound, preferred):
     """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
-    spec, chosen = state.instances[source], 0
+    count, chosen, block_tokens = gather_pullable(state, source), 0, state.counters[BLOCK_TOKENS]
+    lengths, slots_ = state.scratch[0], state.scratch[1]
     free = state.instances[instance].free_blocks
-    while chosen < state.params[P.max_pull]:
-        best, distance = -1, NEVER
-        for i in range(spec.offline_members):
-            slot = state.members[OFFLINE, source, i]
-            if state.requests[slot].status != RESIDENT or already(state, slot, chosen):
-                continue
-            away = abs(length(state, slot) - preferred)
-            if away >= distance or blocks_for(state, length(state, slot) + 1) > free:
-                continue
-            if predict_decode(state, instance, batch + 1, context + length(state, slot)) <= bound:
-                best, distance = slot, away
+    most = min(count, int(state.params[P.max_pull]))
+    while chosen < most:
+        best, distance, room = -1, NEVER, free * block_tokens  # tokens, the next one of the request among them
+        for i in range(count):
+            away = abs(lengths[i] - preferred)
+            if away < distance and lengths[i] < room and predict_decode(
+                    state, instance, batch + 1, context + lengths[i]) <= bound:
+                best, distance = i, away
         if best < 0:
             break
-        state.picks[chosen] = best
+        state.picks[chosen] = slots_[best]
         chosen += 1
         batch += 1
-        context += length(state, best)
-        free -= blocks_for(state, length(state, best) + 1)
+        context += lengths[best]
+        free -= blocks_for(state, lengths[best] + 1)
+        lengths[best] = NEVER  # taken: it fits no more
     return chosen
 
 

@@ -165,15 +165,6 @@ def longest_that_fits(state, instance, batch, context, group, bound, most):
 
 
 @inner
-def already(state, slot, chosen):
-    """Whether a request is among the first `chosen` picks."""
-    for i in range(chosen):
-        if state.picks[i] == slot:
-            return True
-    return False
-
-
-@inner
 def sort_ascending(keys, values, count):
     """Sorts the first `count` pairs by key, then by value: Shell sort with Ciura's gaps, no memory taken."""
     for gap in (701, 301, 132, 57, 23, 10, 4, 1):
@@ -183,6 +174,33 @@ def sort_ascending(keys, values, count):
                 keys[j], values[j] = keys[j - gap], values[j - gap]
                 j -= gap
             keys[j], values[j] = key, value
+
+
+@inner
+def sum_of_smallest(keys, count, few):
+    """The sum of the `few` smallest of the first `count` keys, which change places: Hoare's selection."""
+    low, high = 0, count - 1
+    while low < high and few < count:
+        pivot, i, j = keys[(low + high) // 2], low, high
+        while i <= j:
+            while keys[i] < pivot:
+                i += 1
+            while keys[j] > pivot:
+                j -= 1
+            if i <= j:
+                keys[i], keys[j] = keys[j], keys[i]
+                i += 1
+                j -= 1
+        if few - 1 <= j:
+            high = j
+        elif few - 1 >= i:
+            low = i
+        else:
+            break
+    total = 0
+    for i in range(few):
+        total += keys[i]
+    return total
 
 
 # --- The plainest rule for each point -------------------------------------------------------------------------------
