@@ -23,7 +23,7 @@ from experiments.field_page import write_results
 from experiments.field_tables import field_table
 from experiments.jobs import Jobs
 from experiments.options import baseline_of, names_of, seeds_of
-from experiments.policies import bundle_of, is_learned
+from experiments.policies import BESIDE, TUNED, bundle_of, is_learned, tuned_partner
 from experiments.search import Limits, Plan, Point
 from experiments.sustain import Bench, Sustained, placed, sustain
 from experiments.tables import show_notes, waiting
@@ -92,6 +92,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     baseline = baseline_of(options, policies)
+    _check_partners(options, policies)
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
@@ -99,7 +100,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         def measure(cell: Cell, policy: str) -> list[Entry]:
             bench = Bench(jobs, cell.scenario, seeds, definitions[0], limits, cell.plan)
             trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
-            return entries_of(cell, policy, bench, trial, definitions, (tuning["policies"] or {}).get(policy))
+            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {})
 
         pairs = [(cell, policy) for cell in cells for policy in policies]
         with ThreadPoolExecutor(len(pairs)) as threads:
@@ -120,7 +121,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                "tuning": _tuning(options), "results": rows}
     field_table(summary)
     show_notes(summary["notes"])
-    write_results(summary, Path(options["out"]), options["page"])
+    write_results(summary, Path(options["out"]), options["page"], options["glance"])
     return summary
 
 
@@ -155,6 +156,14 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
     return cells
 
 
+def _check_partners(options: Mapping[str, Any], policies: Sequence[str]) -> None:
+    """Refuses learned policies beside one that is to be tuned, but has no settings."""
+    for partner in filter(None, map(tuned_partner, policies)):
+        if not (options["tuning"]["policies"] or {}).get(partner):
+            raise UserError(f"'{BESIDE}{TUNED}{partner}' needs settings to try in tuning.policies, under {partner}, "
+                            f"such as [{{interrupt: slack}}]; or name the partner alone, as {BESIDE}{partner}")
+
+
 def _check_names(where: str, given: Mapping[str, Any]) -> None:
     """Refuses a cell's workload, cluster or SLO that is neither a known name nor a file."""
     for group in ("workload", "cluster", "slo"):
@@ -166,19 +175,27 @@ def _check_names(where: str, given: Mapping[str, Any]) -> None:
 
 
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],
-               settings: Sequence[Mapping[str, Any]] | None) -> list[Entry]:
-    """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds."""
+               settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Entry]:
+    """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds.
+
+    Learned ones beside a policy that is tuned here: beside what that came to, and nothing else.
+    """
 
     def sustained(name: str) -> dict[str, Sustained]:
         return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name))
                 for definition in definitions}
 
+    def tuned(name: str) -> str:
+        return tune(name, candidates_of(name, settings[name]),
+                    lambda one, rate: trial.measure(cell.full_name(one), rate), trial.plan, trial.limits).policy
+
+    partner = tuned_partner(policy)
+    if partner:  # its simulations are done once, whoever asks
+        name = policy.replace(TUNED + partner, tuned(partner))
+        return [Entry(cell, policy, name, sustained(name))]
     entries = [Entry(cell, policy, None, sustained(policy))]
-    if settings:
-        tuning = tune(policy, candidates_of(policy, settings),
-                      lambda name, rate: trial.measure(cell.full_name(name), rate), trial.plan, trial.limits)
-        if tuning.policy != policy:
-            entries.append(Entry(cell, policy, tuning.policy, sustained(tuning.policy)))
+    if settings.get(policy) and (name := tuned(policy)) != policy:
+        entries.append(Entry(cell, policy, name, sustained(name)))
     return entries
 
 

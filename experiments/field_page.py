@@ -14,11 +14,12 @@ from experiments.plots import write_page
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval_words
 
+TITLE = "Sustainable offline load"
 BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
 END = "<!-- end of results -->"
 
 
-def write_results(summary: Mapping[str, Any], out: Path, page: str | None) -> list[Path]:
+def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None) -> list[Path]:
     """Writes `compare.html` into the run folder, and the Markdown page with its plot and figures.
 
     Args:
@@ -26,6 +27,7 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None) -> li
         out: the run folder.
         page: the Markdown file; None: `compare.md` in the run folder. One that is there keeps what stands outside its
             marked part. Plot and figures lie beside it, in a folder of its name.
+        glance: another one, for the table of all cells alone; None: none.
 
     Returns:
         The paths of what was written.
@@ -35,16 +37,23 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None) -> li
     write_page(field_figure(summary), out / "compare.html")
     write_json(beside / "results.json", rounded(summary))
     texts = {beside / "sustained.svg": field_svg(summary),
-             path: merged(path, "Sustainable offline load", body(summary, beside.name), (BEGIN, END))}
+             path: merged(path, TITLE, body(summary, beside.name), (BEGIN, END))}
+    if glance:
+        texts[Path(glance)] = merged(Path(glance), TITLE, at_a_glance(summary), (BEGIN, END))
     for file, text in texts.items():
         with atomic_write(file) as temporary:
             temporary.write_text(text, encoding="utf-8")
-    return [out / "compare.html", path, beside / "sustained.svg", beside / "results.json"]
+    return [out / "compare.html", beside / "results.json", *texts]
+
+
+def at_a_glance(summary: Mapping[str, Any]) -> str:
+    """The table of all cells, and how to read it."""
+    return "\n\n".join(["\n".join(overview(summary)), _legend(summary)])
 
 
 def body(summary: Mapping[str, Any], folder: str) -> str:
     """The marked part of the page."""
-    parts = ["\n".join(overview(summary)), _legend(summary), f"![Sustainable offline load]({folder}/sustained.svg)"]
+    parts = [at_a_glance(summary), f"![Sustainable offline load]({folder}/sustained.svg)"]
     for cell in summary["cells"]:
         mine = [cells(row, summary) for row in summary["results"] if row["cell"] == cell["name"]]
         quoted = [[re.sub(r"^(\S+)", r"`\1`", row[0]), *row[1:]] for row in mine]
@@ -70,8 +79,8 @@ def _legend(summary: Mapping[str, Any]) -> str:
         words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
                      "ranked.")
     if any(row["tuned_as"] for row in summary["results"]):
-        words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; below, as shipped "
-                     "and as tuned.")
+        words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; where no setting "
+                     "did better there, as shipped.")
     return " ".join(words)
 
 

@@ -71,15 +71,24 @@ def others(summary: Mapping[str, Any]) -> list[str]:
 
 
 def overview(summary: Mapping[str, Any]) -> list[str]:
-    """Markdown of the one table: policies in rows, cells in columns; each policy as tuned, where it is."""
+    """Markdown of the one table: policies in rows, cells in columns; who was tuned has a row as it ships, too."""
     rows: Sequence[Row] = summary["results"]
     names = [cell["name"] for cell in summary["cells"]]
-    best = {(row["policy"], row["cell"]): row for row in sorted(rows, key=lambda row: row["tuned_as"] is not None)}
-    policies = sorted(dict.fromkeys(row["policy"] for row in rows),
-                      key=lambda policy: -_mean_ratio([best[policy, name] for name in names]))
-    body = [[f"`{policy}`", {"pools": "pools", "mixed": "mixed"}[best[policy, names[0]]["kind"]],
-             *(_glance(best[policy, name]) for name in names)] for policy in policies]
+    lines = {}
+    for row in sorted(rows, key=lambda row: row["tuned_as"] is not None):  # as shipped first
+        if row["tuned_as"]:
+            shipped = lines.get((row["policy"], False), {})  # where no setting did better, it stays
+            lines.setdefault((row["policy"], True), dict(shipped))[row["cell"]] = row
+        else:
+            lines.setdefault((row["policy"], False), {})[row["cell"]] = row
+    ranked = sorted(lines, key=lambda key: -_mean_ratio([lines[key][name] for name in names]))
+    body = [[_labelled(policy, tuned and (policy, False) in lines), lines[policy, tuned][names[0]]["kind"],
+             *(_glance(lines[policy, tuned][name]) for name in names)] for policy, tuned in ranked]
     return markdown([("policy", True), ("instances", True), *((name, False) for name in names)], body)
+
+
+def _labelled(policy: str, tuned: bool) -> str:
+    return f"`{policy}`, tuned" if tuned else f"`{policy}`"
 
 
 def _mean_ratio(rows: Sequence[Row]) -> float:

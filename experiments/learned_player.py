@@ -4,7 +4,8 @@
 by the network of the folder that was trained on them; names of the zoo stand for its folders. They decide in the
 measured window; warm-up and drain are the partner's, as in the environments. `…@ooco:interrupt=slack` at the end says
 beside whom, instead of the partner of their training. Where a folder holds several training runs, as `seed_<n>`, the
-one that was best on validation is taken, as the zoo ships it, and a note says which.
+one that was best on validation is taken, as the zoo ships it, and a note says which. `…@tuned:ooco` is for
+`compare sustain=true`, which puts OOCO there as it is tuned for each cell.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from agents.environments import OBSERVATION_KEYS
 from agents.history import ClusterStack
 from agents.learned import Kept, digest_of, environment_of, is_policy, kept, runs_of
 from agents.play import history_seen
-from experiments.policies import LEARNED
+from experiments.policies import BESIDE, LEARNED, tuned_partner
 from experiments.source_code import PLAYED_BY_SEATS, code_digest
 from ooco_gym.envs import job as j
 from ooco_gym.envs.colocation import ColocationEnv
@@ -38,7 +39,6 @@ from ooco_gym.workload import workload_peak_start_s
 from ooco_gym.zoo import placed
 
 JOIN = "+"
-BESIDE = "@"  # what follows is the partner
 DEFAULT_PARTNER = "ooco"
 CLOCKED = ("levels", "interval_s")  # of `conf/env`
 
@@ -98,8 +98,12 @@ def team_of(policy: str) -> Team:
     """Who takes which decision under a name.
 
     Raises:
-        UserError: a folder that is no policy, a decision that two of them take, or different partners.
+        UserError: a folder that is no policy, a decision that two of them take, different partners, or one that is
+            still to be tuned.
     """
+    if tuned_partner(policy):
+        raise UserError(f"'{policy}': who is tuned where is known to ooco-gym compare sustain=true alone; name the "
+                        f"partner with its parameters, as {BESIDE}{tuned_partner(policy)}:interrupt=slack")
     seats: dict[str, Kept] = {}
     partners: list[str] = []
     clocks: dict[str, Any] = {}

@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from experiments import learned_player
-from experiments.field import Cell, Entry, figures_of, rows_of
-from experiments.field_page import BEGIN, END, body, write_results
+from experiments.field import Cell, Entry, entries_of, figures_of, rows_of
+from experiments.field_page import BEGIN, END, at_a_glance, body, write_results
 from experiments.field_plot import field_figure, field_svg
 from experiments.search import Limits, Plan, Point, first_crossing
 from experiments.sustain import Bench, sustain
@@ -126,6 +126,32 @@ def test_a_cells_parameters_are_set_where_a_policy_has_them_and_leaves_them_open
     assert spelled("ooco:interrupt=slack,max_pull=4", {"max_pull": 2}) == "ooco:interrupt=slack,max_pull=2"
 
 
+KNEES = {"ooco": 2.0, "ooco:interrupt=slack": 6.0, "learned:A@ooco": 3.0, "learned:A@ooco:interrupt=slack": 8.0}
+
+
+class KneeBench(Bench):
+    """Policies that begin to violate at a knee of their own."""
+
+    def measure(self, policy, rate):
+        return point(rate, [0.01 if rate <= KNEES[policy] else 0.06] * len(self.seeds))
+
+
+def found_by(policy, settings):
+    bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS, plan=PLAN)  # type: ignore[arg-type]
+    return entries_of(cell(), policy, bench, bench, ("first_token",), settings)
+
+
+def test_learned_policies_sit_beside_what_tuning_came_to_in_the_cell():
+    tried = {"ooco": [{"interrupt": "slack"}]}
+    assert [(one.policy, one.tuned_as) for one in found_by("ooco", tried)] == [
+        ("ooco", None), ("ooco", "ooco:interrupt=slack")]
+    beside, = found_by("learned:A@tuned:ooco", tried)
+    assert (beside.policy, beside.tuned_as) == ("learned:A@tuned:ooco", "learned:A@ooco:interrupt=slack")
+    assert beside.found["first_token"].rate == pytest.approx(8.0, rel=0.1)
+    alone, = found_by("learned:A@ooco", tried)
+    assert alone.tuned_as is None and alone.found["first_token"].rate == pytest.approx(3.0, rel=0.1)
+
+
 @pytest.fixture
 def summary(rows):
     return {"baseline": "online_priority", "seeds": [1, 2, 3], "window_s": 14400.0, "tpot_from": "first_token",
@@ -138,7 +164,8 @@ def summary(rows):
 def test_the_page_says_what_it_shows(summary):
     text = body(summary, "field")
     glance, _, detail = text.partition("### ooc on pair_7b")
-    assert glance.index("`vllm_priority` | mixed") < glance.index("`online_priority` | pools")
+    ranks = [glance.index(f"{row} |") for row in ("`vllm_priority`", "`online_priority`, tuned", "`online_priority`")]
+    assert ranks == sorted(ranks), "as tuned and as it ships, each at its place"
     assert "| `vllm_fcfs` | mixed | none |" in glance
     assert "even without offline work: not ranked" in glance and "Tuned on seeds 101, 102" in glance
     assert "`online_priority:cap_share=0.7`" in detail and "`vllm_fcfs` †" in detail
@@ -159,6 +186,11 @@ def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     text = page.read_text()
     assert text.startswith("# Mine\n\nBefore.\n") and text.endswith("\n\nAfter.\n")
     assert "old figures" not in text and "field/sustained.svg" in text
+    readme = tmp_path / "README.md"
+    readme.write_text(f"{BEGIN}\n{END}\nAfter.\n")
+    assert readme in write_results(summary, tmp_path / "out", str(page), str(readme))
+    assert at_a_glance(summary) in readme.read_text() and "After." in readme.read_text()
+    assert "### ooc on pair_7b" not in readme.read_text()
     assert all(path.is_file() for path in written)
     kept = json.loads((tmp_path / "field" / "results.json").read_text())
     assert "curve" not in kept["results"][0] and kept["results"][0]["policy"] == "vllm_priority"

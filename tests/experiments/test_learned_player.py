@@ -99,6 +99,9 @@ def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
     assert policy_identity(name)["learned"] == policy_identity(other)["learned"]
     with pytest.raises(UserError, match="two of its policies were trained to gate"):
         team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
+    with pytest.raises(UserError, match="compare sustain=true alone; name the partner with its parameters"):
+        team_of(f"{name}@tuned:ooco")
+    assert policies.bundle_of(f"{name}@tuned:ooco").name == "ooco"
 
 
 def test_of_several_training_runs_the_best_on_validation_is_taken_and_named(runs, tmp_path):
