@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,10 +85,7 @@ def main(cfg: Any) -> dict[str, Any]:
     for purpose in {job.kind for job in left}:
         require(purpose)
     started = time.monotonic()
-    made, failed, interrupted = run([job for job in left if job.kind == TUNE], workers)
-    if not failed and not interrupted:
-        made_then, failed, interrupted = run([resolved(job) for job in left if job.kind == TRAIN], workers)
-        made |= made_then
+    made, failed, interrupted = run(left, workers)
     summary = {"command": "zoo", "jobs": len(jobs), "skipped": len(jobs) - len(left), "made": made, "failed": failed,
                "left": len(left) - len(made) - len(failed), "stopped_by": "interrupt" if interrupted else "end",
                "wall_s": time.monotonic() - started}
@@ -277,7 +274,7 @@ def minutes(jobs: Sequence[Job], workers: int) -> str:
 
 # --- Making it ----------------------------------------------------------------------------------------------------
 def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], dict[str, str], bool]:
-    """Does jobs in processes.
+    """Does jobs in processes, searches first; an environment's training runs begin once its own searches are over.
 
     Returns:
         (what each came to, by name; why others failed; whether Ctrl-C ended it before all were begun).
@@ -286,30 +283,36 @@ def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], d
     failed: dict[str, str] = {}
     if not jobs:
         return made, failed, False
+    searches = sorted((job for job in jobs if job.kind == TUNE), key=lambda job: -job.estimate_s)
+    runs = [job for job in jobs if job.kind == TRAIN]
     with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
-        waiting = {pool.submit(do, job): job for job in jobs}
+        begun: dict[Future[Any], Job] = {pool.submit(do, job): job for job in searches}
         try:
             with progress("making the zoo", len(jobs)) as bar:
-                for job, done in _ended(waiting):
-                    error = done.exception()
-                    if error is None:
-                        made[job.name] = done.result()
-                    else:
-                        failed[job.name] = " ".join(str(error).split()) or type(error).__name__
-                    _tell(job, made.get(job.name), failed.get(job.name))
-                    bar.advance()
+                while True:
+                    ready = free_of(runs, searches, made)
+                    runs = [job for job in runs if job not in ready]
+                    begun |= {pool.submit(do, resolved(job)): job for job in ready}
+                    if not begun:
+                        return made, failed, False
+                    for done in wait(begun, return_when=FIRST_COMPLETED).done:
+                        job, error = begun.pop(done), done.exception()
+                        if error is None:
+                            made[job.name] = done.result()
+                        else:
+                            failed[job.name] = " ".join(str(error).split()) or type(error).__name__
+                        _tell(job, made.get(job.name), failed.get(job.name))
+                        bar.advance()
         except KeyboardInterrupt:
-            for one in waiting:
+            for one in begun:
                 one.cancel()
             return made, failed, True
-    return made, failed, False
 
 
-def _ended(waiting: Mapping[Future[Any], Job]) -> Iterator[tuple[Job, Future[Any]]]:
-    rest = set(waiting)
-    while rest:
-        done, rest = wait(rest, return_when=FIRST_COMPLETED)
-        yield from ((waiting[one], one) for one in done)
+def free_of(runs: Sequence[Job], searches: Sequence[Job], made: Mapping[str, Any]) -> list[Job]:
+    """The training runs of environments whose searches have all been made."""
+    waited_for = {job.env for job in searches if job.name not in made}
+    return [job for job in runs if job.env not in waited_for]
 
 
 def do(job: Job) -> dict[str, Any]:

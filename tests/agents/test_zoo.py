@@ -192,6 +192,17 @@ def test_only_what_is_not_complete_is_made_again(made):
     assert [job.complete() for job in jobs] == [True, False, False], "another budget is another run"
 
 
+def test_training_waits_for_its_own_environments_searches_alone(tmp_path):
+    plan = load_yaml("", "zoo")
+    jobs = zoo.planned(plan, zoo.chosen({**plan, "envs": ["gating", "migration"]}), tmp_path)
+    searches, runs = ([job for job in jobs if job.kind == kind] for kind in (zoo.TUNE, zoo.TRAIN))
+    assert len([job for job in searches if job.env == "migration"]) == 2
+    free = zoo.free_of(runs, searches, {"gating tuned/ooco": {}, "migration tuned/ooco": {}})
+    assert {job.env for job in free} == {"gating"} and len(free) == len([job for job in runs if job.env == "gating"])
+    assert zoo.free_of(runs, searches, dict.fromkeys(job.name for job in searches)) == runs
+    assert zoo.free_of(runs, [], {}) == runs, "searched before"
+
+
 def test_a_job_that_fails_is_named_and_the_others_are_made(tmp_path):
     broken = config(tmp_path, seeds=[1])
     broken["environments"]["preemption"]["train"]["agent"] = {**SMALL, "network": "nosuch"}
