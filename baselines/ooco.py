@@ -202,10 +202,9 @@ def gather_pullable(state, source):
 @inner
 def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
     """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
-    count = gather_pullable(state, source)
-    if count < group:
+    if decodable(state, source, OFFLINE)[0] < group:
         return False
-    tokens = sum_of_smallest(state.scratch[0], count, group)
+    tokens = sum_of_smallest(state.scratch[0], gather_pullable(state, source), group)
     return tokens <= free_tokens and predict_decode(state, instance, batch + group, context + tokens) <= bound
 
 
