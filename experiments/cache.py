@@ -4,33 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from experiments.source_code import GROUPS, SIMULATED, code_digest
 from ooco_gym.files import write_json
 from ooco_gym.peak import cache_folder
-from ooco_gym.resources import conf_root
-
-SOURCES = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
-           "ooco_gym/metrics", "baselines")
-GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")  # of conf
-SKIPPED = ("statistics.py", "table.py")  # no simulated figure depends on them
-
-
-@lru_cache(maxsize=1)
-def source_digest() -> str:
-    """Digest of everything in the package that a simulated figure can depend on: code and configuration."""
-    import ooco_gym
-
-    root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()
-    folders = [*(root / part for part in SOURCES), *(conf_root() / group for group in GROUPS)]
-    files = sorted(path for folder in folders for path in folder.rglob("*")
-                   if path.suffix in (".py", ".yaml") and path.name not in SKIPPED)
-    for path in [root / "ooco_gym" / "cluster.py", root / "ooco_gym" / "scenario.py", *files]:
-        digest.update(f"{path.name}\0".encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 class Cache:
@@ -45,7 +24,8 @@ class Cache:
 
     def key(self, question: dict[str, Any]) -> str:
         """Digest of a question: all that its answer depends on, with the source."""
-        text = json.dumps({"source": source_digest(), "question": question}, sort_keys=True, default=str)
+        source = code_digest(SIMULATED, GROUPS, peaks=False)
+        text = json.dumps({"source": source, "question": question}, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def get(self, key: str) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Digests of the code that played figures depend on, so that kept ones are known to be of other code."""
+"""Digests of the code that figures depend on, so that kept ones are known to be of other code."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from pathlib import Path
 
 import yaml
 
-from experiments.cache import GROUPS
 from ooco_gym.resources import conf_root
 
+# What a simulation depends on.
+SIMULATED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
+             "ooco_gym/metrics", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines")
+GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")  # of conf
 # What plays windows of an environment, and what else does where networks, exports and rules of `explain` decide.
 PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
           "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/bound.py",
@@ -20,22 +23,32 @@ PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisi
 NETWORKS = ("agents/explain_rules.py", "agents/history.py", "agents/learned.py", "agents/load.py", "agents/networks.py",
             "agents/policies.py", "agents/scorers.py", "ooco_gym/runtime")
 PLAYED_BY_SEATS = (*NETWORKS, "ooco_gym/envs", "experiments/learned_player.py")
-_NO_FIGURES = ("document.py", "picture.py", "rule_agent.py", "vector.py", "words.py")  # nothing is played by them
+PLAYED_GROUPS = (*GROUPS, "env", "reward")
+# No figure depends on them.
+_SKIPPED = tuple(f"ooco_gym/{name}.py" for name in (
+    "envs/document", "envs/picture", "envs/rule_agent", "envs/vector", "envs/words", "metrics/statistics",
+    "metrics/table"))
 
 
 @lru_cache(maxsize=4)
-def code_digest(parts: tuple[str, ...]) -> str:
-    """Digest of what the code of files and folders says, without comments and docstrings, and of the configuration."""
+def code_digest(parts: tuple[str, ...], groups: tuple[str, ...] = PLAYED_GROUPS, peaks: bool = True) -> str:
+    """Digest of what the code of files and folders says, without comments and docstrings, and of the configuration.
+
+    Args:
+        parts: files and folders, from the folder of the packages.
+        groups: of the configuration.
+        peaks: also the stored peak factors: not for what has its load in numbers.
+    """
     import ooco_gym
 
     root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()
     places = [root / part for part in parts]
-    configured = [path for group in (*GROUPS, "env", "reward") for path in (conf_root() / group).glob("*.yaml")]
+    configured = [path for group in groups for path in (conf_root() / group).glob("*.yaml")]
     files = [path for place in places for path in ([place] if place.suffix == ".py" else sorted(place.rglob("*.py")))]
     for path in files:
-        if path.name not in _NO_FIGURES:
+        if path.relative_to(root).as_posix() not in _SKIPPED:
             digest.update(f"{path.name}\0{code_of(path.read_text(encoding='utf-8'))}\0".encode())
-    for path in [*sorted(configured), *conf_root().glob("peak_factors.yaml")]:
+    for path in [*sorted(configured), *(conf_root().glob("peak_factors.yaml") if peaks else ())]:
         digest.update(f"{path.name}\0{yaml.safe_load(path.read_text(encoding='utf-8'))}\0".encode())
     return digest.hexdigest()
 

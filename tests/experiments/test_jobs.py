@@ -145,3 +145,16 @@ def test_policies_are_checked_by_name():
                             (["ooco:slo_margn=1"], "slo_margin")):
         with pytest.raises(UserError, match=sentence):
             names_of({"policies": given, "policy": None}, "policies", "policy")
+
+
+def test_answers_are_of_the_code_that_gave_them_but_for_what_changes_no_figure():
+    """Two files may have one name: that of the cost tables counts, that of the printed table does not."""
+    from experiments.source_code import GROUPS, SIMULATED, code_digest
+
+    def digest(*without):
+        return code_digest(tuple(part for part in SIMULATED if part not in without), GROUPS, False)
+
+    files = {"ooco_gym/perf/table.py", "ooco_gym/metrics/table.py", "ooco_gym/sim/decode.py"}
+    counted = {file for file in files if code_digest((file,), (), False) != code_digest((), (), False)}
+    assert counted == files - {"ooco_gym/metrics/table.py"}
+    assert len({digest(), digest("baselines"), digest("ooco_gym/scenario.py")}) == 3
