@@ -285,7 +285,9 @@ def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], d
         return made, failed, False
     searches = sorted((job for job in jobs if job.kind == TUNE), key=lambda job: -job.estimate_s)
     runs = [job for job in jobs if job.kind == TRAIN]
-    with ProcessPoolExecutor(min(workers, len(jobs)), mp_context=multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("spawn")
+    stopped = context.Event()
+    with ProcessPoolExecutor(min(workers, len(jobs)), context, _heed, (stopped,)) as pool:
         begun: dict[Future[Any], Job] = {pool.submit(do, job): job for job in searches}
         try:
             with progress("making the zoo", len(jobs)) as bar:
@@ -304,9 +306,19 @@ def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], d
                         _tell(job, made.get(job.name), failed.get(job.name))
                         bar.advance()
         except KeyboardInterrupt:
+            stopped.set()
             for one in begun:
                 one.cancel()
             return made, failed, True
+
+
+_stopped: Any = None  # in a worker: the event that no further job is to be begun
+
+
+def _heed(stopped: Any) -> None:
+    """Keeps the event in a worker: jobs that already lie in its queue cannot be cancelled."""
+    global _stopped
+    _stopped = stopped
 
 
 def free_of(runs: Sequence[Job], searches: Sequence[Job], made: Mapping[str, Any]) -> list[Job]:
@@ -316,7 +328,13 @@ def free_of(runs: Sequence[Job], searches: Sequence[Job], made: Mapping[str, Any
 
 
 def do(job: Job) -> dict[str, Any]:
-    """Does one job, in this process; what it prints goes to its log. Returns a few figures of it."""
+    """Does one job, in this process; what it prints goes to its log. Returns a few figures of it.
+
+    Raises:
+        UserError: it was interrupted, or the zoo was before it began.
+    """
+    if _stopped is not None and _stopped.is_set():
+        raise UserError("interrupted")
     goes_on = job.begun()
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / SUMMARY_FILE).unlink(missing_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,17 @@ def test_training_waits_for_its_own_environments_searches_alone(tmp_path):
     assert {job.env for job in free} == {"gating"} and len(free) == len([job for job in runs if job.env == "gating"])
     assert zoo.free_of(runs, searches, dict.fromkeys(job.name for job in searches)) == runs
     assert zoo.free_of(runs, [], {}) == runs, "searched before"
+
+
+def test_a_job_in_the_queue_is_not_begun_after_an_interrupt(tmp_path, monkeypatch):
+    plan = config(tmp_path)
+    job = zoo.planned(plan, zoo.chosen(plan), tmp_path)[0]
+    stopped = threading.Event()
+    monkeypatch.setattr(zoo, "_stopped", stopped)
+    stopped.set()
+    with pytest.raises(UserError, match="interrupted"):
+        zoo.do(job)
+    assert not job.folder.exists()
 
 
 def test_a_job_that_fails_is_named_and_the_others_are_made(tmp_path):
