@@ -98,7 +98,7 @@ def kept(folder: str) -> Kept:
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
         inputs = policy.manifest["inputs"]
-        return Kept(_Bundle(policy).decide, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS},
+        return Kept(policy.decide_unchecked, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS},
                                                     policy.history), tuple(policy.decisions))
     from agents.load import load_run
 
@@ -112,17 +112,6 @@ def _shapes(seen: Mapping[str, Sequence[int]], history: int) -> dict[str, tuple[
     """The shapes of one observation of the environment."""
     shapes = {key: tuple(int(size) for size in shape) for key, shape in seen.items()}
     return {**shapes, "cluster": (shapes["cluster"][0] // history,)}
-
-
-class _Bundle:
-    """An exported policy as what decides for a batch."""
-
-    def __init__(self, policy: Any) -> None:
-        self._policy, self.history = policy, int(policy.history)
-
-    def decide(self, *parts: np.ndarray) -> np.ndarray:
-        """Returns actions (batch,) or (batch, P) for the parts of the observation."""
-        return self._policy.decide_batch(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
 
 
 def check_fit(label: str, folder: str, env: Any) -> None:

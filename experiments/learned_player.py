@@ -198,7 +198,7 @@ class _Player:
         observation = {"cluster": job.cluster[0], "candidates": job.candidates[0], "action_mask": job.mask[0],
                        "decision": job.decision[0]}
         parts = self._seen(kind, one, observation)
-        job.actions[0] = int(np.asarray(one.decide(*(np.array(part)[None] for part in parts)))[0])
+        job.actions[0] = int(one.decide(*(part[None] for part in parts))[0])
 
     def _seen(self, kind: int, one: Kept, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
         """The observation as its policy takes it, with the last cluster vectors where it looks back."""

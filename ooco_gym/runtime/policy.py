@@ -91,6 +91,18 @@ class Policy:
         batch = () if parts is None else np.shape(parts)[:1]
         return self._run(*self._checked(observation, mask, batch or (1,)))
 
+    def decide_unchecked(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
+                         decision: np.ndarray) -> np.ndarray:
+        """As `decide_batch`, in half the time: for arrays that are known to be right, of an environment of ours.
+
+        Args:
+            cluster: float32 (batch, Fc).
+            candidates: float32 (batch, K, F).
+            action_mask: int8 (batch, A), 1 where legal.
+            decision: float32 (batch, D).
+        """
+        return self._run(cluster, candidates, action_mask, decision)
+
     def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
         """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
         parts = self._checked(observation, mask, np.shape(observation["cluster"])[:1])
