@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -12,11 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from agents.algorithms import recipe_of
+from agents.contenders import play_heuristic
 from agents.environments import plain, split_seeds, windows
 from agents.learned import SEEDS, kept, runs_of
 from agents.load import read_config
 from agents.play import BatchPlayer, play
 from agents.scoring import HEADLINE, VIOLATION_LIMIT, feasible_first, grid, mean_interval, upper_violation_limit
+from agents.shift_words import under_shift
 from agents.tables import bracketed, markdown_table
 from agents.zoo import SUMMARY_FILE
 from ooco_gym.errors import UserError, nearest
@@ -56,6 +59,9 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
 
 
 def _table(path: Any) -> dict[str, Any]:
+    if path is None:
+        raise UserError("ship=true needs table=FILE: the learned_table.json of 'ooco-gym evaluate "
+                        "+experiment=learned_table zoo=ZOO'")
     try:
         table = json.loads(Path(str(path)).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
@@ -110,6 +116,7 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
     from agents import export
 
     run, validation, all_runs = best_run(runs)
+    _check_same_runs(env, all_runs, measured)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         new = Path(temporary) / folder.name
@@ -118,6 +125,8 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
         card = card_of(entry, env, read_config(run), measured, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
             "validation_of_all": all_runs}, scores_of(new, read_config(run), measured), exported)
+        card["shifts"] = shifts_of(new, read_config(run), measured)
+        card["not_for"] += [one["words"] for one in card["shifts"] if not one["holds_budget"] or one["behind"]]
         write_json(new / CARD_FILE, card)
         with atomic_write(new / CARD_TEXT) as text:
             text.write_text(markdown(card), encoding="utf-8")
@@ -132,9 +141,18 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
             "not_for": card["not_for"]}
 
 
+def _check_same_runs(env: str, runs: Mapping[str, Any], measured: Mapping[str, Any]) -> None:
+    """Refuses a table that was made of other training runs than the zoo has."""
+    of_table = {one["run"] for one in measured.get("each_run") or []} or None
+    if of_table is not None and of_table != set(runs):
+        raise UserError(f"the table's runs of {env} are {', '.join(sorted(of_table))}, the zoo's "
+                        f"{', '.join(sorted(runs))}; make the table of this zoo: ooco-gym evaluate "
+                        "+experiment=learned_table zoo=ZOO")
+
+
 def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
     """What the exported policy itself scores on the table's windows: service and violations with intervals."""
-    env = {**plain(config["env"]), **{key: measured[key] for key in ("window_s", "warmup_s")}}
+    env = _as_measured(config, measured)
     games = windows(split_seeds(env, "test"), int(measured["n_windows"]))
     records = play(env, BatchPlayer(bundle.name, kept(str(bundle)).decide), games)
     service, violations = (dict(zip(_INTERVAL, mean_interval(grid(records, metric)), strict=True))
@@ -143,16 +161,34 @@ def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
             "n_windows": len(games)}
 
 
+def _as_measured(config: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
+    """The environment of the training, with the table's windows."""
+    return {**plain(config["env"]), **{key: measured[key] for key in ("window_s", "warmup_s")}}
+
+
+def shifts_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What each distribution shift of the table does to the exported policy itself, beside the best heuristic."""
+    found = []
+    for one in measured.get("shifts") or []:
+        env = {**_as_measured(config, measured), "shift": one["shift"]}
+        games = windows(split_seeds(env, "test"), int(one["n_windows"]))
+        mine = play(env, BatchPlayer(bundle.name, kept(str(bundle)).decide), games)
+        other = play_heuristic(env, measured["best_tuned"], games)
+        found.append({"shift": one["shift"], "n_windows": len(games),
+                      **under_shift(one["shift"], mine, other, measured["best_tuned"]),
+                      "service": dict(zip(_INTERVAL, mean_interval(grid(mine, HEADLINE)), strict=True)),
+                      "all_seeds": {key: one.get(key) for key in ("holds_budget", "behind", "words")}})
+    return found
+
+
 def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measured: Mapping[str, Any],
             choice: Mapping[str, Any], own: Mapping[str, Any], exported: Mapping[str, Any]) -> dict[str, Any]:
     """The card: everything that one should know before using a policy."""
     rows = {row["policy"]: row for row in measured["rows"]}
     kinds = {row["kind"]: row for row in measured["rows"]}
-    shifts = [{"shift": one["shift"], "holds_budget": one["holds_budget"], "words": one["words"],
-               "violation_rate": one["learned"]["violation_rate"], "service": one["learned"]["service"],
-               "n_windows": one["n_windows"]} for one in measured.get("shifts") or []]
     learned, imitates = kinds.get("learned", {}), plain(config["agent"].get("imitate") or {}).get("rule")
     seeds = sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"])
+    itself = next((one for one in measured.get("each_run") or [] if one["run"] == choice["run"]), None)
     upper = own["violation_rate"]["upper_limit"]
     doubts = [] if upper is not None and upper <= VIOLATION_LIMIT else [
         "Where the violation budget must hold: on its own held-out windows it is not shown to, at "
@@ -169,17 +205,25 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
         "training": {"agent": recipe_of(config["agent"]), "imitates": imitates, "decisions": config["total_timesteps"],
                      "seeds": seeds, **choice},
         "scores": {"this_policy": own,
+                   "by_itself": itself,
                    "all_seeds": {key: learned[key] for key in ("service", "violation_rate", "reward")
                                  if key in learned},
                    "heuristics": {name: {key: row[key] for key in ("service", "violation_rate", "feasible")}
                                   for name, row in rows.items() if row["kind"] in ("heuristic", "tuned")},
                    **{key: measured.get(key) for key in _OF_TABLE}},
-        "shifts": shifts, "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"]],
+        "plays_as": _alike(own, measured["rows"]), "shifts": [], "not_for": doubts,
         "tried": list(entry.get("tried") or []),
         "reproduce": [f"ooco-gym zoo envs=[{env}] seeds=[{','.join(map(str, seeds))}] out=ZOO",
                       "ooco-gym evaluate +experiment=learned_table zoo=ZOO out=TABLE",
                       f"ooco-gym zoo ship=true envs=[{env}] zoo=ZOO table=TABLE/learned_table.json"],
     }
+
+
+def _alike(own: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The heuristics that serve and miss just as much: in so many windows, what decides as the policy does."""
+    return [row["policy"] for row in rows if row["kind"] in ("heuristic", "tuned") and all(
+        row[key]["mean"] is not None and math.isclose(row[key]["mean"], own[key]["mean"], rel_tol=1e-12, abs_tol=1e-15)
+        for key in ("service", "violation_rate"))]
 
 
 def markdown(card: Mapping[str, Any]) -> str:
@@ -211,6 +255,12 @@ def markdown(card: Mapping[str, Any]) -> str:
               f"{_figure(gain)} reference GPU-s/s: {scores['verdict']}."
               + (f" It closes {_figure(closed)} of the gap to the clairvoyant rollout." if closed else "")
               + (" The clairvoyant rollout itself shows no headroom here." if scores["no_headroom"] else "")]
+    if scores["by_itself"]:
+        own = scores["by_itself"]
+        lines[-1] += f" This one by itself: {_figure(own['service_minus_best_tuned'])}: {own['verdict']}."
+    if card["plays_as"]:
+        lines += ["", "On these windows its figures are, to the last digit, those of "
+                  + ", ".join(f"`{name}`" for name in card["plays_as"]) + ": it does what they do."]
     if card["shifts"]:
         lines += ["", "## Under other conditions", ""] + [f"* {one['words']}" for one in card["shifts"]]
     lines += ["", "## Where not to use it", "", *(f"* {one}" for one in card["not_for"]),

@@ -104,7 +104,7 @@ def _train(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     del settings["defaults"]
     return train({**settings, "env": options["env"], "agent": options["agent"], "logger": options["logger"],
                   "seed": options["train_seed"], "max_wall_s": float(options["train_s"]), "total_timesteps": ENDLESS,
-                  "checkpoint_every_steps": None, "out": str(out / "gate")})
+                  "checkpoint_every_steps": None, "overwrite": True, "out": str(out / "gate")})
 
 
 def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] | None) -> dict[str, Any]:

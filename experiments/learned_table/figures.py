@@ -18,6 +18,7 @@ from agents.scoring import (
     upper_violation_limit,
     without_online,
 )
+from agents.shift_words import under_shift
 from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
 
 METRICS = {"service": HEADLINE, "reward": "episode_reward", "violation_rate": "violation_rate",
@@ -85,6 +86,7 @@ def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.
         mine, others = service[learned][:, :n], [service[best][:, :n], service[looking]]
         share = float(_closed(mine, *others))  # to the first order it varies as mine - (1 - share) best - share most
         found["share_of_gap_closed"] = _named(estimate(mine, _closed, others, weights=(1.0 - share, share)))
+    found["each_run"] = each_run(played[learned], played[best])
     upper = upper_violation_limit(played[learned])
     found["verdict"] = _verdict(difference, upper is not None and upper <= VIOLATION_LIMIT, few)
     return found
@@ -106,25 +108,25 @@ def clairvoyant(played: Mapping[str, Records], best: str) -> str | None:
 
 
 def shifted(shift: str, learned: Records, heuristic: Records, best: str) -> dict[str, Any]:
-    """What a distribution shift does to the learned policy, with a plain statement on the budget."""
+    """What a distribution shift does to the learned policy, with a plain statement on the budget and the service."""
     mine, other = (row_of(name, kind, records, heuristic)
                    for name, kind, records in (("learned", "learned", learned), (best, "heuristic", heuristic)))
-    rate, upper = mine["violation_rate"]["mean"], mine["violation_rate"]["upper_limit"]
-    if rate is None or upper is None:
-        words = f"Under '{shift}' no online request arrived: nothing can be said of the budget."
-    elif mine["feasible"]:
-        words = f"Under '{shift}' it holds the violation budget: {rate:.2%}, upper limit {upper:.2%}."
-    elif rate > VIOLATION_LIMIT:
-        words = (f"Do not use it under '{shift}': it breaks the violation budget of {VIOLATION_LIMIT:.0%}, at "
-                 f"{rate:.2%}.")
-    else:
-        words = (f"Under '{shift}' it is not shown to hold the violation budget: {rate:.2%}, upper limit {upper:.2%}, "
-                 f"over {VIOLATION_LIMIT:.0%}.")
-    theirs = other["violation_rate"]["mean"]
-    if not mine["feasible"] and theirs is not None:
-        words += f" The best heuristic, {best}, has {theirs:.2%} there."
-    return {"shift": shift, "n_windows": grid(learned, HEADLINE).shape[1], "holds_budget": mine["feasible"],
-            "learned": mine, "best_tuned": other, "words": words}
+    return {"shift": shift, "n_windows": grid(learned, HEADLINE).shape[1], "learned": mine, "best_tuned": other,
+            **under_shift(shift, learned, heuristic, best)}
+
+
+def each_run(learned: Records, best: Records) -> list[dict[str, Any]]:
+    """Each training run by itself: whether it holds the budget, and its difference to the best heuristic."""
+    found = []
+    for run in dict.fromkeys(record["run"] for record in learned):
+        records = [record for record in learned if record["run"] == run]
+        upper, difference = upper_violation_limit(records), figure(lead(records, best))
+        feasible = upper is not None and upper <= VIOLATION_LIMIT
+        few = too_few(len(records), "windows")
+        found.append({"run": run, "feasible": feasible, "service_minus_best_tuned": difference,
+                      "violation_rate": {**figure(grid(records, "violation_rate")), "upper_limit": upper},
+                      "verdict": _verdict(difference, feasible, few)})
+    return found
 
 
 def variant_of(name: str, records: Records, recipe: Records) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,15 @@ def overview(summary: Mapping[str, Any]) -> list[list[str]]:
                       _cell(learned.get("violation_rate"), ".2%"),
                       _cell(one["learned_minus_best_tuned"], "+.4f"),
                       _cell((one.get("searched") or {}).get("learned_minus"), "+.4f"),
-                      _cell(one["clairvoyant_minus_best_tuned"], "+.4f"), shown, one["verdict"]])
+                      _cell(one["clairvoyant_minus_best_tuned"], "+.4f"), shown, verdict_of(one)])
     return found
+
+
+def verdict_of(one: Mapping[str, Any]) -> str:
+    """The verdict on the mean, with how many runs hold the budget by themselves where not all do."""
+    runs = one.get("each_run") or []
+    held = sum(run["feasible"] for run in runs)
+    return one["verdict"] + (f"; {held} of {len(runs)} runs hold the budget" if held < len(runs) else "")
 
 
 def rows(one: Mapping[str, Any]) -> list[list[str]]:
@@ -139,7 +147,9 @@ def _intro() -> str:
             f"rate; ✗ where it is over {VIOLATION_LIMIT:.0%}. The best tuned heuristic is chosen on validation windows "
             "among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* is the "
             "best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant rollout "
-            "has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero.")
+            "has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. The aim "
+            "is to be better by an interval clear of zero, within the budget, and to close a third of the gap. The "
+            "verdict is of the mean over the training runs; what each comes to by itself stands below.")
 
 
 def _words(one: Mapping[str, Any]) -> str:
@@ -153,10 +163,25 @@ def _words(one: Mapping[str, Any]) -> str:
                  f"{min(how['rollout_episodes'], one['n_windows'])} windows, over which their differences are taken.")
     if one["no_headroom_reason"]:
         text += f" Headroom: {one['no_headroom_reason']}."
+    text += by_themselves(one.get("each_run") or [])
     chance = one.get("probability_of_improvement")
     if chance:
         text += (" A learned run has more service than it in the same window with probability "
                  f"{_cell(chance, '.0%')}.")
+    return text
+
+
+def by_themselves(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What the training runs come to one by one: the mean of all can hold a budget that some of them break."""
+    if not runs:
+        return ""
+    counts = Counter(run["verdict"] for run in runs)
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    text = f" Its runs one by one: {listed}."
+    broken = [run["run"].replace("_", " ") for run in runs if not run["feasible"]]
+    if broken and len(broken) < len(runs):
+        text += (f" Not shown to hold the budget by {'itself' if len(broken) == 1 else 'themselves'}: "
+                 f"{', '.join(broken)}.")
     return text
 
 

@@ -71,11 +71,22 @@ class Setting:
             config[key] = number(own, key, name=f"table.{key}")
         found = [read_tuned(path) for path in sorted(folder.glob(f"tuned/*/{POLICY_FILE}"))]
         tuned = {one["policy"]: plain(one.get("provenance") or {}) for one in found}
-        return cls(name, config, runs, beside, tuned, own)
+        setting = cls(name, config, runs, beside, tuned, own)
+        for key in ("episodes", "validation_episodes", *(("shift_episodes",) if own["shift_episodes"] else ())):
+            setting.games(key)
+        return setting
 
-    def games(self, split: str, count: int) -> list[Window]:
-        """The first windows of a split."""
-        return windows(split_seeds(self.config, split), count)
+    def games(self, key: str) -> list[Window]:
+        """As many windows as the setting `key` says, the first ones of the validation or the test split.
+
+        Raises:
+            UserError: they cannot be spread over the split's seeds.
+        """
+        seeds = split_seeds(self.config, "validation" if key == "validation_episodes" else "test")
+        try:
+            return windows(seeds, self.table[key])
+        except UserError as error:
+            raise UserError(f"table.{key}={self.table[key]}: {error}") from error
 
 
 def _whole(folder: Path) -> bool:
@@ -92,7 +103,7 @@ def measured(setting: Setting, store: Store) -> dict[str, Any]:
     listed: list[str] = [*(one.name for one in heuristics_of(env, None)), *(table.get("also") or []), *setting.tuned]
     names = list(dict.fromkeys(listed))
     best, searched = _chosen(setting, store, names)
-    games = setting.games("test", table["episodes"])
+    games = setting.games("episodes")
     played, bounds = _played(setting, store, names, games)
     kinds = {name: "tuned" if name in setting.tuned else "heuristic" for name in names}
     rows = [row_of(name, kinds.get(name, _kind(name)), records, played[best]) for name, records in played.items()]
@@ -117,7 +128,7 @@ def _kind(name: str) -> str:
 
 def _chosen(setting: Setting, store: Store, names: Sequence[str]) -> tuple[str, str | None]:
     """The best of the heuristics, tuned ones among them, on validation windows; and the best tuned one."""
-    games = setting.games("validation", setting.table["validation_episodes"])
+    games = setting.games("validation_episodes")
     asked = {name: store.ask(HEURISTIC, setting.config, name, games) for name in names}
     played = {name: one.records() for name, one in asked.items()}
     best = best_heuristic(played, VIOLATION_LIMIT)
@@ -155,7 +166,7 @@ def _of_runs(asked: Mapping[str, Asked]) -> Records:
 
 def _shifts(setting: Setting, store: Store, best: str) -> list[dict[str, Any]]:
     """Each distribution shift: the learned policy beside the best heuristic of the unshifted validation windows."""
-    games = setting.games("test", setting.table["shift_episodes"])
+    games = setting.games("shift_episodes")
     found = []
     for shift in setting.config.get("shifts") or {}:
         heuristic = store.ask(HEURISTIC, {**setting.config, "shift": shift}, best, games)
@@ -168,7 +179,7 @@ def beside(setting: Setting, store: Store) -> list[dict[str, Any]]:
     """What was tried, beside the recipe's run of the same seed, on validation windows: the test is not for choosing."""
     if not (setting.variants and setting.runs):
         return []
-    games = setting.games("validation", setting.table["validation_episodes"])
+    games = setting.games("validation_episodes")
     recipe = store.ask(LEARNED, setting.config, next(iter(setting.runs.values())), games)
     asked = {name: store.ask(LEARNED, setting.config, folder, games) for name, folder in setting.variants.items()}
     records = recipe.records()

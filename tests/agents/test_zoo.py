@@ -45,11 +45,13 @@ def table(folder):
            "best_tuned": "ooco:interrupt=slack", "learned_minus_best_tuned": figure,
            "learned_minus_best_tuned_reward": figure, "share_of_gap_closed": None,
            "clairvoyant_minus_best_tuned": figure, "no_headroom": False, "verdict": "better",
+           "each_run": [{"run": f"seed_{n}", "feasible": n == 1, "service_minus_best_tuned": figure,
+                         "violation_rate": rate, "verdict": "better"} for n in (1, 2)],
            "rows": [{"policy": "learned", "kind": "learned", **row}, {"policy": "partner", "kind": "heuristic", **row},
                     {"policy": "ooco:interrupt=slack", "kind": "tuned", **row},
                     {"policy": "fluid bound", "kind": "bound", "service": figure}],
-           "shifts": [{"shift": "rate", "holds_budget": False, "n_windows": 2, "learned": row, "best_tuned": row,
-                       "words": "Do not use it under 'rate': it breaks the violation budget of 3%, at 5.00%."}]}
+           "shifts": [{"shift": "rate", "holds_budget": False, "behind": False, "n_windows": 2, "learned": row,
+                       "best_tuned": row, "words": "Do not use it under 'rate': it breaks the budget."}]}
     path = folder / "learned_table.json"
     path.write_text(json.dumps({"environments": {"ooco_gym/Preemption-v0": one}}))
     return path
@@ -133,7 +135,7 @@ def write_tuned(path, policy):
     ({"environments": {"gating": {"agents": "x"}}}, "environments.gating: unknown key 'agents'"),
     ({"environments": {"gating": {"agent": "maskable_ppo", "seeds": [1], "train": {"total_timestep": 1}}}},
      "environments.gating.train: unknown key 'total_timestep'"),
-    ({"ship": True, "zoo": "nowhere", "table": None}, "table=None cannot be read"),
+    ({"ship": True, "zoo": "nowhere", "table": None}, "ship=true needs table=FILE"),
 ])
 def test_mistakes_are_named_in_one_sentence(tmp_path, changes, words):
     with pytest.raises(UserError, match=words):
@@ -235,12 +237,26 @@ def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     assert summary["policies"]["preemption-ppo-v1"]["run"] == card["training"]["run"]
     assert card["scores"]["best_tuned"] == "ooco:interrupt=slack" and card["tried"] == ["a wider network"]
     assert card["training"]["seeds"] == [1, 2]
-    assert card["not_for"][-1:] == ["Do not use it under 'rate': it breaks the violation budget of 3%, at 5.00%."]
+    (rate,) = card["shifts"]
+    assert rate["all_seeds"]["words"].startswith("Do not use it under 'rate'"), "what the table says of all runs"
+    own = rate["words"]
+    assert own.startswith(("Under 'rate' it", "Do not use it under 'rate'")) and own in (folder / "card.md").read_text()
+    assert (own in card["not_for"]) == (not rate["holds_budget"] or rate["behind"])
+    assert card["scores"]["by_itself"]["run"] == card["training"]["run"]
     text = (folder / "card.md").read_text()
     upper = card["scores"]["this_policy"]["violation_rate"]["upper_limit"]
-    assert len(card["not_for"]) == (2 if upper is None or upper > 0.03 else 1), "two short windows prove little"
+    doubtful = upper is None or upper > 0.03
+    assert any("on its own held-out windows" in one for one in card["not_for"]) == doubtful, "two windows prove little"
     assert all(one in text for one in card["not_for"]) and "ooco-gym zoo envs=[preemption] seeds=[1,2] out=ZOO" in text
     assert str(made[0]) not in text + (folder / "card.json").read_text() + (folder / "manifest.json").read_text()
+
+
+def test_a_table_of_other_runs_is_refused(made, tmp_path):
+    path = table(tmp_path)
+    path.write_text(path.read_text().replace("seed_2", "seed_3"))
+    with pytest.raises(UserError, match="the table's runs of preemption are seed_1, seed_3, the zoo's seed_1, seed_2"):
+        zoo.main(config("", ship=True, zoo=str(made[0]), table=str(path), into=str(tmp_path / "into")))
+    assert not (tmp_path / "into" / "preemption-ppo-v1").exists()
 
 
 def test_a_shipped_policy_is_loaded_by_name_and_decides_as_the_run_it_is_from(made, shipped, monkeypatch):

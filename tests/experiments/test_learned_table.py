@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from experiments.evaluation import main
-from experiments.learned_table import figures, players
+from experiments.learned_table import figures, page, players
 from experiments.learned_table.study import Setting
 from experiments.source_code import code_of
 from ooco_gym.errors import UserError
@@ -220,6 +220,29 @@ def test_no_headroom_where_the_clairvoyant_gain_touches_zero_and_no_verdict_wher
 def test_shifts_are_said_plainly(rate, words):
     mine, other = (records([1.0, 2.0, 1.5, 1.2, 1.3], one) for one in (rate, 0.0))
     assert words in figures.shifted("x", mine, other, "ooco")["words"]
+
+
+@pytest.mark.parametrize("less, rate, words", [
+    (0.5, 0.001, "Do not use it there: it serves less than ooco: -0.5000"), (0.5, 0.2, "And it serves less than ooco"),
+    (0.0, 0.001, None)])
+def test_a_shift_under_which_it_serves_less_is_said_too(less, rate, words):
+    other = np.random.default_rng(3).normal(2.0, 0.3, 12)
+    found = figures.shifted("x", records(other - less, rate), records(other, 0.0), "ooco")
+    assert found["behind"] == (words is not None)
+    assert words is None or words in found["words"]
+
+
+def test_each_run_is_judged_by_itself_and_the_page_counts_those_that_break_the_budget():
+    some = played(0.02, 0.06)
+    base = np.array([one["summary"]["offline_reference_gpu_s_per_s"] for one in some["partner"]])
+    mixed = [*records(base + 0.02, 0.001, ("a",)), *records(base, 0.04, ("b",))]
+    found = figures.compared({**some, "learned": mixed}, "partner", "learned", None)
+    assert [(one["run"], one["feasible"], one["verdict"]) for one in found["each_run"]] == [
+        ("a", True, "better"), ("b", False, "over the violation budget, or not shown to be within it")]
+    assert page.by_themselves(found["each_run"]) == (
+        " Its runs one by one: 1 better, 1 over the violation budget, or not shown to be within it. Not shown to hold "
+        "the budget by itself: b.")
+    assert page.verdict_of(found).endswith("; 1 of 2 runs hold the budget")
 
 
 @pytest.mark.parametrize("change, words", [
