@@ -61,8 +61,8 @@ def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | 
         raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
 
 
-def seeds(value: Any) -> list[int] | None:
-    """A list of different seeds, or None for null.
+def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's test split") -> list[int] | None:
+    """A list of different seeds, or None for null; `such` is an example, `null` says what null means.
 
     Raises:
         UserError: no list, an empty one, one seed twice, or what is no whole number of at least 0.
@@ -71,8 +71,8 @@ def seeds(value: Any) -> list[int] | None:
         return None
     listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
     if not listed or any(not is_whole(seed) or seed < 0 for seed in listed):
-        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds=[3000,3001], or "
-                        "null for the environment's test split")
+        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds={such}, or "
+                        f"null for {null}")
     if len(set(listed)) < len(listed):
         twice = next(seed for seed in listed if listed.count(seed) > 1)
         raise UserError(f"seeds={value} names {twice} twice; expected each seed once")

@@ -173,6 +173,20 @@ def logger_settings(options: Any) -> dict[str, Any]:
     return {"name": options} if isinstance(options, str) else {"name": "none", **plain(options or {})}
 
 
+def checked_logger(options: Any) -> dict[str, Any]:
+    """The same, after a look at whether there is such a logger.
+
+    Raises:
+        UserError: unknown name, or the package behind it is not installed.
+    """
+    settings = logger_settings(options)
+    if settings["name"] not in LOGGERS:
+        raise unknown("logger", settings["name"], LOGGERS)
+    if settings["name"] != "none":
+        require(settings["name"])
+    return settings
+
+
 def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed: bool = False) -> Logger:
     """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
 
@@ -181,14 +195,9 @@ def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed:
     Raises:
         UserError: unknown name or mode, or the package behind it is not installed.
     """
-    settings = logger_settings(options)
+    settings = checked_logger(options)
     name = settings["name"]
-    if name not in LOGGERS:
-        raise unknown("logger", name, LOGGERS)
-    outputs: list[KVWriter] = []
-    if name != "none":
-        require(name)
-    outputs.append(CSVOutputFormat(str(folder / "progress.csv")))
+    outputs: list[KVWriter] = [CSVOutputFormat(str(folder / "progress.csv"))]
     if name == "tensorboard":
         writer = TensorBoardOutputFormat(str(folder / "tensorboard"))
         writer.writer.add_text("config", _as_text(config), 0)

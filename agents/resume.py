@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.algorithms import recipe_of
 from agents.environments import plain
 from agents.hooks import Stateful
 from agents.load import CONFIG_FILE, read_config
@@ -24,7 +25,8 @@ from ooco_gym.files import atomic_write
 
 STATE_FILE = Path("checkpoints") / "latest.state"
 _SCHEMA = "ooco-gym/resume/1"
-_FREE = ("resume", "out", "total_timesteps", "max_wall_s", "threads", "logger")  # may differ from what was begun
+# What may differ from how a run was begun: the first three say where, the others are taken anew.
+_FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
 _OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",
              "_last_episode_starts", "ep_info_buffer", "ep_success_buffer", "exploration_rate", "replay_buffer")
 
@@ -47,6 +49,9 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
     if not (folder / STATE_FILE).is_file():
         raise UserError(f"resume={folder} has no {STATE_FILE} to go on from: it ended before it learned, or was "
                         "trained with resumable=false; train anew")
+    if asked.get("overwrite"):
+        raise UserError(f"overwrite=true would remove the run that resume={folder} goes on with; leave one of "
+                        "them away")
     kept = read_config(folder)
     given = _given(cfg)
     for key in given:
@@ -54,7 +59,7 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
             _refuse_another(key, asked, kept, folder)
     if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():
         raise UserError(f"out={asked['out']} is not resume={folder}: a run goes on in its own folder; leave out away")
-    for key in _FREE[2:]:
+    for key in _FREE[3:]:
         if any(word.partition(".")[0] == key for word in given):
             kept[key] = asked[key]
     kept["out"] = str(folder)
@@ -77,14 +82,28 @@ def _refuse_another(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any],
     wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
     if wanted == had:
         return
-    raise UserError(f"{key}={_shown(wanted)} differs from the run in '{folder}', which has {_shown(had)}: a run goes "
-                    f"on as it was begun; leave {key} away, or train anew")
+    where, asked_for, there = _difference(key, wanted, had)
+    raise UserError(f"{where}={asked_for} differs from the run in '{folder}', which has {there}: a run goes on as it "
+                    f"was begun; leave {key} away, or train anew")
 
 
-def _shown(value: Any) -> str:
+def _difference(key: str, wanted: Any, had: Any) -> tuple[str, str, str]:
+    """Where two settings differ, and both as a user would write them: groups by name, or by what is in them where they
+    have the same."""
+    names = _shown(key, wanted), _shown(key, had)
+    if names[0] == names[1] and isinstance(wanted, Mapping) and isinstance(had, Mapping):
+        for inner in {**wanted, **had}:
+            if wanted.get(inner) != had.get(inner):
+                return _difference(f"{key}.{inner}", wanted.get(inner), had.get(inner))
+    return key, *names
+
+
+def _shown(key: str, value: Any) -> str:
     """A value as a user would write it; of a group its name."""
-    named = (value.get("name") or value.get("id") or "other settings") if isinstance(value, Mapping) else value
-    return "null" if named is None else str(named)
+    if isinstance(value, Mapping):
+        name = recipe_of(value) if key == "agent" and "name" in value else value.get("name") or value.get("id")
+        return str(name or "other settings")
+    return "null" if value is None else str(value)
 
 
 # --- What is kept -------------------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from agents.environments import SPLITS, group, plain, split_seeds
 from agents.extras import require
 from agents.load import POLICY_FILE
 from agents.resume import read_state, resumed_config
+from agents.run_folder import check_free, clear
 from agents.trainer import Trainer
 from ooco_gym.errors import UserError
 
@@ -25,8 +26,8 @@ def main(cfg: Any) -> dict[str, Any]:
     that there is; `cfg.resume`, the folder of a run, goes on with it.
 
     Raises:
-        UserError: unknown agent, network, logger or environment, a value out of range, a missing extra, or nothing to
-            resume.
+        UserError: unknown agent, network, logger or environment, a value out of range, a missing extra, nothing to
+            resume, or a folder that holds another run (`cfg.overwrite` removes that).
     """
     started = time.monotonic()
     config, state = plain(cfg), None
@@ -35,6 +36,8 @@ def main(cfg: Any) -> dict[str, Any]:
         config = resumed_config(cfg)
         _hand_back(cfg, config)
     agent = _checked(config)
+    if not resumed:
+        check_free(config)
     require("train")
     import torch
 
@@ -46,9 +49,14 @@ def main(cfg: Any) -> dict[str, Any]:
         _check_unfinished(config, state)
     trainer = Trainer(config, agent, out, started, state)
     try:
-        trainer.learn()
-    finally:
-        trainer.close()
+        try:
+            trainer.learn()
+        finally:
+            trainer.close()
+    except UserError:
+        if state is None and not trainer.model.num_timesteps:
+            clear(out)  # refused before it learned: this is no run that another would have to spare
+        raise
     summary = trainer.summary()
     _show(summary, out)
     return summary

@@ -19,9 +19,8 @@ from agents.interrupts import Interrupts, Stop
 from agents.load import CONFIG_FILE, POLICY_FILE, SCALE_FILE, load_model
 from agents.preparation import imitated, prepare
 from agents.resume import restore, write_state
+from agents.run_folder import LAST_FILE, clear
 from ooco_gym.files import atomic_write, write_json
-
-LAST_FILE = "policy_last.zip"
 
 
 class Trainer:
@@ -29,8 +28,9 @@ class Trainer:
 
     def __init__(self, config: dict[str, Any], agent: dict[str, Any], out: Path, started: float,
                  state: dict[str, Any] | None = None) -> None:
-        from agents.loggers import build_logger
+        from agents.loggers import build_logger, checked_logger
 
+        checked_logger(config.get("logger"))
         self.config, self.agent, self.out = config, agent, out
         self.started, self.resumed = started, state is not None
         self.interrupts = Interrupts()
@@ -41,6 +41,8 @@ class Trainer:
         if state is None:
             self.env.reset()
         self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
+        if state is None and config.get("overwrite"):
+            clear(out)  # nothing is wrong with the new one up to here
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self.logger = build_logger(out, config.get("logger"), config, self.resumed)

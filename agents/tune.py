@@ -70,7 +70,7 @@ def read_tuned(path: str | Path) -> dict[str, Any]:
     """Reads a `policy.yaml`: `policy` as every command takes it, and its `provenance`.
 
     Raises:
-        UserError: it is missing, no YAML, or has no `policy`.
+        UserError: it is missing, no YAML, or has no `policy` that there is.
     """
     try:
         tuned = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
@@ -79,6 +79,10 @@ def read_tuned(path: str | Path) -> dict[str, Any]:
                         "'ooco-gym tune'") from error
     if not isinstance(tuned, dict) or not isinstance(tuned.get("policy"), str):
         raise UserError(f"'{path}' has no key 'policy'; expected the {POLICY_FILE} of 'ooco-gym tune'")
+    try:
+        get_policy(tuned["policy"])
+    except UserError as error:
+        raise UserError(f"'{path}': {error}") from error
     return tuned
 
 

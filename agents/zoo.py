@@ -22,6 +22,7 @@ from agents.checks import LARGEST_SEED, whole
 from agents.checks import seeds as checked_seeds
 from agents.environments import plain
 from agents.extras import require
+from agents.run_folder import clear
 from ooco_gym.cli.progress import progress
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
@@ -33,6 +34,7 @@ TUNED = "tuned:"  # in a training configuration: the policy that this environmen
 JOB_FILE, LOG_FILE, SUMMARY_FILE = "job.yaml", "log.txt", "summary.json"
 VARIANTS = "variants"
 _ENTRY_KEYS = ("name", "agent", "seeds", "train", "tune", VARIANTS, "tried", "estimate_s")
+_NOT_ASKED = ("out", "overwrite", "storage")  # of a configuration: not what is made, only where
 _OPEN = ("agent", "env")  # parts of a configuration to which an entry may add keys
 
 
@@ -60,9 +62,13 @@ class Job(NamedTuple):
         asked = self.folder / JOB_FILE
         return asked.is_file() and yaml.safe_load(asked.read_text(encoding="utf-8")) == self.asked()
 
+    def under_other_settings(self) -> bool:
+        """Whether its folder has all of another job, which making this one replaces."""
+        return (self.folder / SUMMARY_FILE).is_file() and (self.folder / JOB_FILE).is_file() and not self.begun()
+
     def asked(self) -> dict[str, Any]:
-        """The settings, without where the result goes."""
-        settings = {key: value for key, value in self.config.items() if key not in ("out", "storage")}
+        """The settings, without where the result goes and what becomes of another that lies there."""
+        settings = {key: value for key, value in self.config.items() if key not in _NOT_ASKED}
         return {"kind": self.kind, **settings}
 
 
@@ -180,7 +186,7 @@ def trainings(config: Mapping[str, Any], name: str, entry: Mapping[str, Any]) ->
     asked = config.get("seeds") if config.get("seeds") is not None else entry.get("seeds")
     if asked == []:
         return []
-    numbers = checked_seeds([asked] if is_whole(asked) else asked) or []
+    numbers = checked_seeds([asked] if is_whole(asked) else asked, "[1,2]", "those of conf/zoo.yaml") or []
     for seed in numbers:
         if seed > LARGEST_SEED:
             raise UserError(f"seeds={asked}: {seed} is larger than {LARGEST_SEED}")
@@ -265,6 +271,10 @@ def show_plan(jobs: Sequence[Job], left: Sequence[Job], workers: int) -> None:
     console.print(table)
     console.print(f"about {minutes(left, workers)} min, by estimate_s of conf/zoo.yaml: seconds of one free core for "
                   "the budgets that it names", soft_wrap=True)
+    replaced = sum(job.under_other_settings() for job in left)
+    if replaced:
+        console.print(f"{replaced} complete {'jobs lie' if replaced > 1 else 'job lies'} there under other settings "
+                      "and will be made again; another out keeps what is there", soft_wrap=True)
 
 
 def minutes(jobs: Sequence[Job], workers: int) -> str:
@@ -338,6 +348,8 @@ def do(job: Job) -> dict[str, Any]:
     goes_on = job.begun()
     job.folder.mkdir(parents=True, exist_ok=True)
     (job.folder / SUMMARY_FILE).unlink(missing_ok=True)
+    if job.kind == TRAIN and not goes_on:
+        clear(job.folder)  # before job.yaml says otherwise: nothing of another run is to be gone on from
     with atomic_write(job.folder / JOB_FILE) as temporary:
         temporary.write_text(yaml.safe_dump(job.asked(), sort_keys=False), encoding="utf-8")
     with open(job.folder / LOG_FILE, "w", encoding="utf-8") as log, contextlib.redirect_stdout(log), \
@@ -356,7 +368,7 @@ def _train(job: Job, goes_on: bool) -> dict[str, Any]:
     if goes_on:
         with contextlib.suppress(UserError):
             return train.main({"resume": str(job.folder)})
-    return train.main(job.config)
+    return train.main({**job.config, "overwrite": True})
 
 
 def _tune(job: Job) -> dict[str, Any]:

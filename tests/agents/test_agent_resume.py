@@ -122,6 +122,7 @@ def test_more_decisions_go_on_where_a_finished_run_ended(tmp_path):
 @pytest.mark.parametrize("change, words", [
     ({"resume": "nowhere"}, "resume=nowhere does not exist; expected the 'out' of an 'ooco-gym train' run"),
     ({"agent": {"name": "ppo"}}, "agent=ppo differs from the run in"),
+    ({"overwrite": True}, "overwrite=true would remove the run"),
     ({"seed": 2}, "seed=2 differs from the run in"),
     ({"out": "elsewhere"}, "out=elsewhere is not resume="),
 ])
@@ -129,6 +130,20 @@ def test_what_cannot_be_resumed_says_why(tmp_path, run_folder, change, words):
     with pytest.raises(UserError) as error:
         train.main({"resume": str(run_folder), **change})
     assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("agent, words", [
+    ({"name": "maskable_ppo", "lagrangian": {"proportional": 0.3}}, "agent=pid_lagrangian differs from the run in "),
+    ({"name": "maskable_ppo", "hidden": 64}, "agent.hidden=64 differs from the run in "),
+])
+def test_another_agent_of_the_same_algorithm_is_named_by_its_recipe_or_by_what_differs(run_folder, agent, words):
+    from agents.load import read_config
+
+    own = read_config(run_folder)["agent"]
+    with pytest.raises(UserError) as error:
+        train.main({"resume": str(run_folder), "agent": {**own, **agent}})
+    assert words in str(error.value) and f"which has {own['hidden'] if 'hidden' in agent else 'maskable_ppo'}:" in str(
+        error.value)
 
 
 def test_folders_without_a_state_say_what_is_missing(tmp_path, run_folder):

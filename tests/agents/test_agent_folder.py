@@ -1,0 +1,127 @@
+"""A folder that holds a training run is not trained into by oversight, and the zoo says what it makes again."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import yaml
+from gating_double import train_config
+
+from agents import train, trainer, tune, zoo
+from agents.run_folder import clear, holds_run
+from ooco_gym.errors import UserError
+from ooco_gym.files import write_json
+from ooco_gym.resources import load_yaml
+
+QUICK = {"total_timesteps": 75, "checkpoint_every_steps": None, "validation": {"windows": 0}}
+
+
+def test_a_run_is_refused_before_anything_is_made_and_removed_where_that_is_asked_for(tmp_path):
+    for name in ("wandb", "bundle"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").write_text("old")
+    (tmp_path / "mine.txt").write_text("mine")
+    train.main(train_config(tmp_path, **QUICK))
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    with pytest.raises(UserError) as error:
+        train.main(train_config(tmp_path, **QUICK))
+    assert f"out={tmp_path} holds a training run; go on with it by resume={tmp_path}" in str(error.value)
+    assert "overwrite=true" in str(error.value)
+    with pytest.raises(UserError, match="unknown agent.network"):
+        train.main(train_config(tmp_path, **QUICK, overwrite=True, agent={"network": "nosuch"}))
+    with pytest.raises(UserError, match="unknown logger 'nosuch'"):
+        train.main(train_config(tmp_path, **QUICK, overwrite=True, logger="nosuch"))
+    with pytest.raises(UserError, match="overwrite must be true or false, got 'no'"):
+        train.main(train_config(tmp_path, **QUICK, overwrite="no"))
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    train.main(train_config(tmp_path, **{**QUICK, "seed": 2, "resumable": False}, overwrite=True))
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["seed"] == 2
+    left = {path.name for path in tmp_path.iterdir()}
+    assert "mine.txt" in left and not left & {"wandb", "bundle", "checkpoints"}
+
+
+@pytest.mark.parametrize("name, text, held", [
+    ("summary.json", '{"command": "train"}', True), ("summary.json", '{"command": "evaluate"}', False),
+    ("summary.json", "[", False), ("config.yaml", "agent: {}\ntotal_timesteps: 1\n", True),
+    ("config.yaml", "policies: [ooco]\n", False), ("policy_last.zip", "", True),
+    ("checkpoints/step_0000000075.zip", "", True), ("checkpoints/latest.state", "", True),
+    ("checkpoints/other.pt", "", False),
+])
+def test_what_counts_as_a_run(tmp_path, name, text, held):
+    assert not holds_run(tmp_path / "nowhere")
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text(text)
+    assert holds_run(tmp_path) == held
+
+
+def test_what_was_refused_before_it_learned_is_no_run(tmp_path, monkeypatch):
+    def refused(run):
+        raise UserError("no such feature")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "prepare", refused)
+        with pytest.raises(UserError, match="no such feature"):
+            train.main(train_config(tmp_path, **QUICK))
+    assert not holds_run(tmp_path)
+
+
+def test_clearing_follows_no_link(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "file").write_text("kept")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").symlink_to(tmp_path / "elsewhere")
+    clear(tmp_path / "run")
+    assert not list((tmp_path / "run").iterdir()) and (tmp_path / "elsewhere" / "file").exists()
+
+
+# --- The zoo ------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def job(tmp_path):
+    """A job of a zoo that is complete, as it would be without the key `overwrite`."""
+    out = tmp_path / "gating" / "seed_1"
+    one = zoo.Job(zoo.TRAIN, "gating", "seed_1", out, train_config(out, **QUICK), 1.0)
+    out.mkdir(parents=True)
+    (out / "job.yaml").write_text(yaml.safe_dump({"kind": "train", **{
+        key: value for key, value in one.config.items() if key != "out"}}))
+    write_json(out / "summary.json", {"command": "train"})
+    return one
+
+
+def test_a_key_that_says_what_becomes_of_another_run_is_not_asked_for(job):
+    plan = {**load_yaml("", "zoo"), "environments": {"gating": {"agent": "maskable_ppo", "seeds": [1]}}}
+    (planned,) = zoo.planned(plan, zoo.chosen(plan), job.folder)
+    assert planned.config["overwrite"] is False and "overwrite" not in planned.asked()
+    assert job.complete() and job._replace(config={**job.config, "overwrite": False}).complete()
+
+
+def test_the_plan_says_what_lies_there_under_other_settings(job, capsys):
+    zoo.show_plan([job], [], 1)
+    assert "under other settings" not in capsys.readouterr().out
+    other = job._replace(config={**job.config, "seed": 2})
+    zoo.show_plan([other], [other], 1)
+    assert "1 complete job lies there under other settings and will be made again; another out" in \
+        capsys.readouterr().out
+
+
+def test_a_job_under_other_settings_replaces_what_lies_there(job):
+    train.main({**job.config, "overwrite": True})
+    old = job.folder / "checkpoints" / "latest.state"
+    assert old.is_file()
+    zoo.do(job._replace(config={**job.config, "seed": 2, "resumable": False}))
+    assert not old.exists() and json.loads((job.folder / "summary.json").read_text())["seed"] == 2
+    assert (job.folder / "log.txt").is_file() and (job.folder / "job.yaml").is_file()
+
+
+def test_seeds_of_the_zoo_that_are_none_say_what_null_means():
+    plan = {**load_yaml("", "zoo"), "environments": {"gating": {"agent": "maskable_ppo"}}, "seeds": [1.5]}
+    with pytest.raises(UserError, match=r"such as seeds=\[1,2\], or null for those of conf/zoo.yaml"):
+        zoo.trainings(plan, "gating", plan["environments"]["gating"])
+
+
+@pytest.mark.parametrize("policy, words", [("nosuch", "unknown policy 'nosuch'"), ("ooco:slo_margn=1", "slo_margn")])
+def test_a_tuned_policy_that_is_none_is_named_with_its_file(tmp_path, policy, words):
+    (tmp_path / "policy.yaml").write_text(f"policy: '{policy}'\n")
+    with pytest.raises(UserError) as error:
+        tune.read_tuned(tmp_path / "policy.yaml")
+    assert str(tmp_path / "policy.yaml") in str(error.value) and words in str(error.value)
