@@ -17,7 +17,7 @@ from agents.checks import number, whole
 from agents.checks import seeds as checked_seeds
 from agents.contenders import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
 from agents.environments import Window, check_ours, group, make_env, plain, split_seeds, windows
-from agents.learned import check_fit, kept, runs_of
+from agents.learned import check_fit, environment_of, kept, runs_of
 from agents.play import BatchPlayer, play
 from agents.scoring import score
 from ooco_gym.cli.progress import track
@@ -76,19 +76,22 @@ def main(cfg: Any) -> dict[str, Any]:
     entrants = _entrants(config.get("policies"))
     asked = config.get("seeds")
     seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
-    _warn_of_seen(env, seeds)
     games = windows(seeds, whole(config, "episodes", 1))
     if config.get("bound"):
         check_ours(env, "bound=true")
     suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
     jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
+    notes = notes_of(env, entrants, seeds)
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=2)
     bounded = {shift: [Bounded(suite, game) for game in games] if config.get("bound") else []
                for shift, suite in suites.items()}
     found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some])
     played = {shift: _gathered(some, found) for shift, some in jobs.items()}
     bounds = {shift: [next(found) for _ in some] or None for shift, some in bounded.items()}
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
-               "window_s": env.get("window_s"), **_scored(env, entrants, played, bounds, len(games)),
+               "window_s": env.get("window_s"), "notes": notes,
+               **_scored(env, entrants, played, bounds, len(games), notes),
                "wall_s": time.monotonic() - started}
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
@@ -108,13 +111,24 @@ def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
     return env
 
 
-def _warn_of_seen(env: Mapping[str, Any], seeds: Sequence[int]) -> None:
-    """Says so where windows are of seeds that policies learn from."""
-    seen = sorted(set(seeds) & set(plain(env.get("splits") or {}).get("train") or []))
-    if seen:
-        warnings.warn("some seeds are of the training split, whose windows learned and tuned policies have met: "
-                      f"{', '.join(map(str, seen))}; seeds=null takes the held-out test split", UserWarning,
-                      stacklevel=2)
+def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[str]:
+    """Says so where windows are of seeds that policies learn from: each of these policies, and the environment's own
+    training split, from which tuned ones are."""
+    found = {one.label: [split for folder in one.runs.values() for split in _trained_on(environment_of(folder))]
+             for one in entrants}
+    notes = [f"policy '{label}' was trained on windows of {_listed(met)}: they are not held out for it"
+             for label, trained in found.items() if (met := sorted(set(seeds) & set(trained)))]
+    seen = sorted(set(seeds) & set(_trained_on(env)))
+    return notes + ([f"{_listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
+                     "and tuned policies have met; seeds=null takes the held-out test split"] if seen else [])
+
+
+def _trained_on(env: Mapping[str, Any]) -> list[int]:
+    return list(plain(env.get("splits") or {}).get("train") or [])
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
@@ -239,7 +253,7 @@ def _gathered(jobs: Sequence[Job], found: Iterator[Any]) -> dict[str, list[dict[
 
 
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
-            bounds: Mapping[str | None, list[float] | None], episodes: int) -> dict[str, Any]:
+            bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
     from agents.tables import budget
 
@@ -247,7 +261,8 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
     learned = {one.label: one.learned for one in entrants}
     suites = []
     for shift, records in played.items():
-        suite = {"shift": shift, "episodes": episodes, **score(records, name, learned, bounds[shift])}
+        suite = {"shift": shift, "episodes": episodes, "notes": notes,
+                 **score(records, name, learned, bounds[shift])}
         suites.append({**suite, "budget": budget(suite)})
     return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
 

@@ -50,13 +50,15 @@ def note(summary: Mapping[str, Any]) -> str:
     out = [entry["policy"] for entry in summary["policies"] if not entry["feasible"]]
     windows = summary["results"][0]["n_windows"]
     runs = {row["policy"]: row["n_runs"] for row in summary["results"] if row.get("n_runs", 1) > 1}
-    text = (f"Means over {summary['episodes']} held-out windows that all policies share. "
+    notes = summary.get("notes") or []
+    text = (f"Means over {summary['episodes']} {'' if notes else 'held-out '}windows that all policies share. "
             f"{interval_note(windows, what='windows')} ")
     if runs:
         text += (f"Over training runs crossed with the windows for "
                  f"{', '.join(f'{name} ({count} runs)' for name, count in runs.items())}. ")
     text += ("Ranked by offline reference GPU-s/s among the policies whose upper limit of the violation rate is at "
              f"most {summary['violation_limit']:.0%}.")
+    text += "".join(f" Note: {one}." for one in notes)
     few = too_few(windows, "windows")
     if few and summary["paired"]:
         text += f" Nothing is called better or worse: {few}."

@@ -258,11 +258,23 @@ def test_mistakes_are_named_in_one_sentence(tmp_path, change, words):
 
 
 def test_windows_that_policies_have_learned_from_are_noted(tmp_path):
-    with pytest.warns(UserWarning, match="of the training split.*: 1"):
-        evaluate.main(config(tmp_path, seeds=[1, 21], episodes=2))
+    with pytest.warns(UserWarning, match="seed 1 is of the training split"):
+        noted = evaluate.main(config(tmp_path, seeds=[1, 21], episodes=2))
+    assert len(noted["notes"]) == 1
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        evaluate.main(config(tmp_path, episodes=6))
+        assert evaluate.main(config(tmp_path, episodes=6))["notes"] == []
+
+
+def test_windows_on_which_a_policy_was_trained_are_not_called_held_out(run_folder, tmp_path):
+    """Whatever the splits of the environment on which it is evaluated say."""
+    env = {**CONFIG, "splits": {"test": [3, 21]}}
+    with pytest.warns(UserWarning, match=f"policy '{run_folder.name}' was trained on windows of seed 3: "):
+        result = evaluate.main(config(tmp_path, env=env, policies=[str(run_folder), "ooco"], seeds=None, episodes=2))
+    (said,) = result["notes"]
+    text = (tmp_path / "evaluation.md").read_text()
+    assert said in text and "held-out" not in text
+    assert "held-out" in tables.note({**result, "notes": []})
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path):
