@@ -25,12 +25,14 @@ from agents.explain_record import Recording, Thinker, load_thinker, record
 from agents.explain_rules import SCHEMA as TREE_SCHEMA
 from agents.explain_rules import TREE_FILE, Tree
 from agents.extras import require
+from agents.learned import check_fit
 from agents.play import BatchPlayer, play
 from agents.scoring import METRICS, score, values
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.resources import load_yaml
+from ooco_gym.zoo import names, placed
 
 SCHEMA = "ooco-gym/explanation/1"
 MARKDOWN_FILE, PAGE_FILE, RESULT_FILE = "explain.md", "explain.html", "explain.json"
@@ -47,7 +49,7 @@ def main(cfg: Any) -> dict[str, Any]:
     config = _checked(plain(cfg))
     require("explain")
     started = time.monotonic()
-    folder = str(config["policy"])
+    folder = config["policy"]
     thinker = load_thinker(folder)
     env, parameters, levels = _environment(config, thinker, folder)
     seed, most = int(config["seed"]), int(config["decisions"])
@@ -83,9 +85,12 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     for key, least in (("fit_windows", 1), ("episodes", 1), ("decisions", 1), ("repeats", 1), ("leaves", 2),
                        ("plots", 0), ("seed", 0)):
         whole(config, key, least)
-    if not os.path.isdir(str(config["policy"])):
-        raise UserError(f"policy folder '{config['policy']}' does not exist; expected the 'out' of 'ooco-gym train' or "
-                        "of 'ooco-gym export'")
+    asked = str(config["policy"])
+    config["policy"] = placed(asked)
+    if not os.path.isdir(config["policy"]):
+        raise UserError(f"policy folder '{asked}' does not exist{nearest(asked, names())}; expected the 'out' of "
+                        "'ooco-gym train' or of 'ooco-gym export', or one of: "
+                        f"{', '.join(names()) or 'none comes with this installation'}")
     return config
 
 
@@ -94,7 +99,7 @@ def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
     """The environment's configuration, and of an action of several parts the values of each, and how many they are.
 
     Raises:
-        UserError: it gives other observations than those that the policy was trained on.
+        UserError: it gives other observations, or asks for other decisions, than those that the policy was trained on.
     """
     given = config.get("env")
     env = dict(thinker.env if given is None else load_yaml("env", given) if isinstance(given, str) else plain(given))
@@ -105,6 +110,7 @@ def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
         if made.observation_space != expected.observation_space or made.action_space != expected.action_space:
             raise UserError(f"'{folder}' was trained on {thinker.env['id']}, whose observations or actions are not "
                             f"those of {env['id']}; leave env=null for its own")
+        check_fit(Path(folder).name, folder, made)
         episodes: Any = getattr(made.unwrapped, "episodes", None)
         controls = None if episodes is None else episodes.controls
         if controls is None:

@@ -314,6 +314,17 @@ def test_mistakes_are_named(run_folder, tmp_path, change, match):
     assert not out.exists()
 
 
+def test_a_policy_of_the_zoo_is_explained_by_name_and_not_on_decisions_that_it_never_learned(tmp_path):
+    short = {**CHANGES, "policy": "gating-ppo-v1", "window_s": 10.0, "warmup_s": 5.0, "fit_windows": 1, "episodes": 1,
+             "decisions": 40, "repeats": 1, "plots": 0, "heuristics": [], "out": str(tmp_path / "out")}
+    with pytest.raises(UserError, match="'gating-ppo-v1' was never asked to evict, only to gate"):
+        explain.main({**short, "env": "eviction"})
+    with pytest.raises(UserError, match=r"'gating-ppo-v2' does not exist \(did you mean 'gating-ppo-v1'\?\)"):
+        explain.main({**short, "policy": "gating-ppo-v2"})
+    assert not (tmp_path / "out").exists()
+    assert explain.main(short)["policy"] == "gating-ppo-v1"
+
+
 @pytest.mark.parametrize("text, match", [(None, "does not exist"), ("{", "not valid JSON"),
                                           ("{}", "not a tree of this")])
 def test_broken_trees_are_named(tmp_path, text, match):
