@@ -32,6 +32,8 @@ def test_what_is_no_trained_policy_is_named():
         ooco_gym.load_policy("gating-pp-v1")
     with pytest.raises(UserError, match="unknown trained policy 'no/such', and there is no such folder; expected the"):
         ooco_gym.load_policy(Path("no/such"))
+    with pytest.raises(UserError, match=r"must be a name or the 'out' .*, got None; names: "):
+        ooco_gym.load_policy(None)  # type: ignore[arg-type]
     with pytest.raises(UserError, match="manifest.json is missing"):
         ooco_gym.load_policy(Path(__file__).parent)
 

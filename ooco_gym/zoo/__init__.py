@@ -96,10 +96,13 @@ def load_policy(name: str | Path, threads: int = 1) -> Policy:
         threads: of onnxruntime.
 
     Raises:
-        UserError: nothing of that name, a broken bundle, or onnxruntime is not installed.
+        UserError: neither a name nor a folder, nothing of that name, a broken bundle, or onnxruntime is not installed.
     """
     from ooco_gym.runtime import Policy
 
+    if not isinstance(name, (str, Path)):
+        raise UserError(f"a trained policy must be a name or the 'out' of 'ooco-gym export', got {name!r}; names: "
+                        f"{', '.join(names()) or 'none comes with this installation'}")
     path = Path(name)
     if str(name) in names():
         path = folder(str(name))

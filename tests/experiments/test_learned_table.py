@@ -147,7 +147,9 @@ def test_a_run_that_was_stopped_is_no_run_yet(zoo, tmp_path):
 
 @pytest.mark.parametrize(("changes", "words"), [
     ({"weights": 1.0}, "weights"), ({"honest_every": 0}, "honest_every"), ({"also": "ooco"}, "also"),
-    ({"progress": "x"}, "progress"), ({"rollout_episodes": 1}, "rollout_episodes")])
+    ({"progress": "x"}, "progress"), ({"rollout_episodes": 1}, "rollout_episodes"),
+    ({"validation_episodes": 5}, "table.validation_episodes=5: cannot spread 5 windows over 4 seeds"),
+    ({"episodes": 13}, "table.episodes=13: cannot spread"), ({"shift_episodes": 13}, "table.shift_episodes=13: ")])
 def test_settings_that_are_none_are_refused(zoo, tmp_path, changes, words):
     asked = config(zoo, tmp_path)
     asked["table"]["environments"]["gating"].update(changes)
