@@ -22,6 +22,7 @@ from experiments.capacity import definitions_of, notes_of
 from experiments.field_page import write_results
 from experiments.field_tables import field_table
 from experiments.jobs import Jobs
+from experiments.marked_page import check_page
 from experiments.options import baseline_of, names_of, seeds_of
 from experiments.policies import BESIDE, TUNED, bundle_of, is_learned, tuned_partner
 from experiments.search import Limits, Plan, Point
@@ -93,6 +94,8 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     baseline = baseline_of(options, policies)
     _check_partners(options, policies)
+    for key in ("page", "glance"):
+        check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
     with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
@@ -133,6 +136,9 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
             instances which neither the cluster nor its twin has.
     """
     base, cells = scenario_of(cfg), []
+    if options["cells"] == []:
+        raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
+                        "the one of the options")
     for place, given in enumerate(options["cells"] or [{}]):
         given = {"workload": given} if isinstance(given, str) else given
         if not isinstance(given, Mapping):

@@ -3,6 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
+
+from ooco_gym.errors import UserError
+
+
+def check_page(key: str, page: Any) -> None:
+    """Refuses a page that cannot be written, before hours of work are done for it.
+
+    Raises:
+        UserError: it is a folder, or no name of a file.
+    """
+    if page is not None and (not isinstance(page, str) or not page or Path(page).is_dir()):
+        what = "is a folder" if isinstance(page, str) and page else "names no file"
+        raise UserError(f"{key}={page} {what}; expected a Markdown file, such as {key}=results.md")
 
 
 def merged(path: Path, title: str, results: str, marks: tuple[str, str]) -> str:

@@ -14,6 +14,7 @@ from experiments.echo.page import write_results
 from experiments.echo.served import simulate_served
 from experiments.echo.tables import terminal
 from experiments.jobs import Jobs
+from experiments.marked_page import check_page
 from experiments.options import seeds_of
 from experiments.tables import waiting
 from ooco_gym.errors import unknown
@@ -41,6 +42,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for part in parts:
         if part not in PARTS:
             raise unknown("part (echo.parts)", part, PARTS)
+    check_page("echo.page", options["page"])
     scenario = Scenario(cluster=options["cluster"], workload=options["online"], duration_s=options["duration_s"],
                         rate_scale=1.0)
     seeds = seeds_of(options["seeds"], "echo.seeds")

@@ -19,6 +19,7 @@ from agents.environments import plain
 from experiments.learned_table.page import BY_OTHER_CODE, SCHEMA, markdown, measured_before, show, write_docs
 from experiments.learned_table.players import Store
 from experiments.learned_table.study import Setting, measured
+from experiments.marked_page import check_page
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, write_json
 
@@ -34,6 +35,7 @@ def main(cfg: Any) -> dict[str, Any]:
     zoo = Path(str(config["zoo"]))
     table = plain(config.get("table") or {})
     names = environments_of(zoo, table)
+    check_page("page", config.get("page"))
     if config.get("page"):
         measured_before(Path(str(config["page"])))
     store = Store(Path(table.get("cache") or zoo / "played"), whole(config, "workers", 1),

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments import learned_player
+from experiments import field, learned_player
 from experiments.field import Cell, Entry, entries_of, figures_of, rows_of
 from experiments.field_page import BEGIN, END, at_a_glance, body, write_results
 from experiments.field_plot import field_figure, field_svg
 from experiments.search import Limits, Plan, Point, first_crossing
 from experiments.sustain import Bench, sustain
 from ooco_gym.cli import main
+from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
@@ -148,6 +149,8 @@ def test_learned_policies_sit_beside_what_tuning_came_to_in_the_cell():
     beside, = found_by("learned:A@tuned:ooco", tried)
     assert (beside.policy, beside.tuned_as) == ("learned:A@tuned:ooco", "learned:A@ooco:interrupt=slack")
     assert beside.found["first_token"].rate == pytest.approx(8.0, rel=0.1)
+    with pytest.raises(UserError, match="'@tuned:ooco' needs settings to try in tuning.policies, under ooco"):
+        field._check_partners({"tuning": {"policies": {"base_pd": [{}]}}}, ["base_pd", "learned:A@tuned:ooco"])
     alone, = found_by("learned:A@ooco", tried)
     assert alone.tuned_as is None and alone.found["first_token"].rate == pytest.approx(3.0, rel=0.1)
 
@@ -246,6 +249,9 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize(("words", "said"), [
+    (["cells=[]"], "cells is empty; expected workloads or mappings"),
+    (["page=."], "page=. is a folder; expected a Markdown file"),
+    (["glance=."], "glance=. is a folder; expected a Markdown file"),
     (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
     (["cells=[{workload: ooc, search: {frist: 1}}]"], "cells[0].search: unknown key 'frist'"),
@@ -262,6 +268,14 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
 def test_mistakes(words, said, capsys):
     assert main(["compare", "sustain=true", "policies=[base_pd,vllm_priority]", *TRIAL, *words, "out=no"]) == 2
     assert said in capsys.readouterr().err
+    assert not Path("no").exists()
+
+
+@pytest.mark.usefixtures("brief")
+def test_what_is_of_sustain_alone_is_not_ignored(capsys):
+    for word in ("page=x.md", "glance=x.md", "cells=[ooc]"):
+        assert main(["compare", "policies=[base_pd,ooco]", "duration_s=60", "seeds=1", word, "out=no"]) == 2
+        assert f"{word.partition('=')[0]} is of sustain=true" in capsys.readouterr().err
     assert not Path("no").exists()
 
 
