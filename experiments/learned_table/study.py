@@ -57,8 +57,7 @@ class Setting:
             UserError: settings that are none, or a file of the zoo that cannot be read.
         """
         own = {**table, **plain(table["environments"][name] or {})}
-        for key, least in (("episodes", 2), ("validation_episodes", 2), ("variant_episodes", 2),
-                           ("shift_episodes", 0), ("rollout_episodes", 2)):
+        for key, least in (("episodes", 2), ("validation_episodes", 2), ("shift_episodes", 0), ("rollout_episodes", 2)):
             whole(own, key, least, f"table.{key}")
         check_looking(own)
         if not isinstance(own.get("also") or [], list):

@@ -47,8 +47,8 @@ def config(zoo, out, **table):
     settings = yaml.safe_load((conf_root() / "experiment" / "learned_table.yaml").read_text(encoding="utf-8"))["table"]
     gating = {**settings["environments"]["gating"], "window_s": 10.0, "warmup_s": 5.0, "every": 40, "honest_every": 80,
               "samples": 1}
-    settings = {**settings, "episodes": 6, "validation_episodes": 4, "variant_episodes": 4, "shift_episodes": 2,
-                "rollout_episodes": 5, **table, "environments": {"gating": gating}}
+    settings = {**settings, "episodes": 6, "validation_episodes": 4, "shift_episodes": 2, "rollout_episodes": 5,
+                **table, "environments": {"gating": gating}}
     return {"zoo": str(zoo), "table": settings, "out": str(out), "workers": 1}
 
 
