@@ -1,7 +1,7 @@
 """Compiled helpers that rules share, against NumPy."""
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numba import types
 
@@ -14,6 +14,7 @@ def summed(keys, count, few):
     return sum_of_smallest(keys, count, few)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 30), min_size=1, max_size=40), st.data())
 def test_the_smallest_are_summed_whatever_their_order_and_ties(lengths, data):
     few = data.draw(st.integers(0, len(lengths)))
