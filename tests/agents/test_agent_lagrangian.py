@@ -5,7 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from agents.buffer import timed_advantages
@@ -16,6 +16,7 @@ from ooco_gym.errors import UserError
 @settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(st.floats(0.01, 5.0), st.floats(-2.0, 2.0), st.floats(-2.0, 2.0)), min_size=1, max_size=12),
        st.floats(0.5, 1.0), st.floats(0.0, 1.0), st.floats(-2.0, 2.0))
+@example([(0.01, 0.0, 0.0), (0.01, 1.0, 0.0)], 0.5, 5e-324, 0.0)  # γλ would be 0, and λ^0.01 is 0.0006
 def test_advantages_are_the_discounted_sum_of_surprises(steps, discount, trace, last):
     """Â_t = Σ_k (γλ)^(τ_k - τ_t) δ_k with δ_k = r_k + γ^Δ_k V_(k+1) - V_k and τ the time at which step k begins."""
     elapsed, rewards, values = (np.array(part)[:, None] for part in zip(*steps, strict=True))
@@ -24,8 +25,8 @@ def test_advantages_are_the_discounted_sum_of_surprises(steps, discount, trace, 
     after = np.append(values[1:, 0], last)
     surprise = rewards[:, 0] + discount ** elapsed[:, 0] * after - values[:, 0]
     begins = np.concatenate([[0.0], np.cumsum(elapsed[:, 0])[:-1]])
-    expected = [sum((discount * trace) ** (begins[k] - begins[t]) * surprise[k] for k in range(t, len(steps)))
-                for t in range(len(steps))]
+    expected = [sum(discount ** (begins[k] - begins[t]) * trace ** (begins[k] - begins[t]) * surprise[k]
+                    for k in range(t, len(steps))) for t in range(len(steps))]
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-9, atol=1e-9)
 
 
