@@ -6,6 +6,7 @@ import ast
 import hashlib
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 
 import yaml
 
@@ -29,8 +30,9 @@ _SKIPPED = tuple(f"ooco_gym/{name}.py" for name in (
     "envs/document", "envs/picture", "envs/rule_agent", "envs/vector", "envs/words", "metrics/statistics",
     "metrics/table"))
 
+_PARSING = Lock()  # Python 3.11 parses in one thread at a time, or fails now and then (CPython's issue 106905)
 
-@lru_cache(maxsize=4)
+
 def code_digest(parts: tuple[str, ...], groups: tuple[str, ...] = PLAYED_GROUPS, peaks: bool = True) -> str:
     """Digest of what the code of files and folders says, without comments and docstrings, and of the configuration.
 
@@ -39,6 +41,12 @@ def code_digest(parts: tuple[str, ...], groups: tuple[str, ...] = PLAYED_GROUPS,
         groups: of the configuration.
         peaks: also the stored peak factors: not for what has its load in numbers.
     """
+    with _PARSING:
+        return _digest(parts, groups, peaks)
+
+
+@lru_cache(maxsize=8)
+def _digest(parts: tuple[str, ...], groups: tuple[str, ...], peaks: bool) -> str:
     import ooco_gym
 
     root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()

@@ -158,3 +158,15 @@ def test_answers_are_of_the_code_that_gave_them_but_for_what_changes_no_figure()
     counted = {file for file in files if code_digest((file,), (), False) != code_digest((), (), False)}
     assert counted == files - {"ooco_gym/metrics/table.py"}
     assert len({digest(), digest("baselines"), digest("ooco_gym/scenario.py")}) == 3
+
+
+def test_threads_ask_for_the_digest_at_the_same_time():
+    """Simulations are asked for by many threads at once, and Python 3.11 cannot parse in two."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from experiments import source_code
+
+    source_code._digest.cache_clear()
+    with ThreadPoolExecutor(8) as threads:
+        asked = [threads.submit(source_code.code_digest, source_code.SIMULATED, (), bool(n % 2)) for n in range(16)]
+        assert len({one.result() for one in asked}) == 2

@@ -110,6 +110,7 @@ def test_what_was_played_is_not_played_again_but_for_a_policy_that_is_new(table,
     assert seen == [] and again["environments"][ID]["rows"] == table[0]["environments"][ID]["rows"]
     other = tmp_path / "zoo"
     shutil.copytree(zoo, other)
+    shutil.rmtree(other / "gating" / "seed_2")
     train(other / "gating" / "seed_2", 9)
     players._digest_of.cache_clear()
     main(config(other, tmp_path / "other"))
