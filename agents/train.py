@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,10 +50,8 @@ def main(cfg: Any) -> dict[str, Any]:
         _check_unfinished(config, state)
     trainer = Trainer(config, agent, out, started, state)
     try:
-        try:
+        with closing(trainer):
             trainer.learn()
-        finally:
-            trainer.close()
     except UserError:
         if state is None and not trainer.model.num_timesteps:
             clear(out)  # refused before it learned: this is no run that another would have to spare

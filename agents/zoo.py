@@ -308,18 +308,23 @@ def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], d
                     if not begun:
                         return made, failed, False
                     for done in wait(begun, return_when=FIRST_COMPLETED).done:
-                        job, error = begun.pop(done), done.exception()
-                        if error is None:
-                            made[job.name] = done.result()
-                        else:
-                            failed[job.name] = " ".join(str(error).split()) or type(error).__name__
-                        _tell(job, made.get(job.name), failed.get(job.name))
+                        _note(begun.pop(done), done, made, failed)
                         bar.advance()
         except KeyboardInterrupt:
             stopped.set()
             for one in begun:
                 one.cancel()
             return made, failed, True
+
+
+def _note(job: Job, done: Future[Any], made: dict[str, dict[str, Any]], failed: dict[str, str]) -> None:
+    """Files what a job came to, or why it failed, under its name, and says so."""
+    error = done.exception()
+    if error is None:
+        made[job.name] = done.result()
+    else:
+        failed[job.name] = " ".join(str(error).split()) or type(error).__name__
+    _tell(job, made.get(job.name), failed.get(job.name))
 
 
 _stopped: Any = None  # in a worker: the event that no further job is to be begun

@@ -124,9 +124,8 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
             exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1})
         card = card_of(entry, env, read_config(run), measured, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
-            "validation_of_all": all_runs}, scores_of(new, read_config(run), measured), exported)
-        card["shifts"] = shifts_of(new, read_config(run), measured)
-        card["not_for"] += [one["words"] for one in card["shifts"] if not one["holds_budget"] or one["behind"]]
+            "validation_of_all": all_runs}, scores_of(new, read_config(run), measured),
+            shifts_of(new, read_config(run), measured), exported)
         write_json(new / CARD_FILE, card)
         with atomic_write(new / CARD_TEXT) as text:
             text.write_text(markdown(card), encoding="utf-8")
@@ -182,7 +181,8 @@ def shifts_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
 
 
 def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measured: Mapping[str, Any],
-            choice: Mapping[str, Any], own: Mapping[str, Any], exported: Mapping[str, Any]) -> dict[str, Any]:
+            choice: Mapping[str, Any], own: Mapping[str, Any], shifts: Sequence[Mapping[str, Any]],
+            exported: Mapping[str, Any]) -> dict[str, Any]:
     """The card: everything that one should know before using a policy."""
     rows = {row["policy"]: row for row in measured["rows"]}
     kinds = {row["kind"]: row for row in measured["rows"]}
@@ -211,7 +211,8 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
                    "heuristics": {name: {key: row[key] for key in ("service", "violation_rate", "feasible")}
                                   for name, row in rows.items() if row["kind"] in ("heuristic", "tuned")},
                    **{key: measured.get(key) for key in _OF_TABLE}},
-        "plays_as": _alike(own, measured["rows"]), "shifts": [], "not_for": doubts,
+        "plays_as": _alike(own, measured["rows"]), "shifts": list(shifts),
+        "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"] or one["behind"]],
         "tried": list(entry.get("tried") or []),
         "reproduce": [f"ooco-gym zoo envs=[{env}] seeds=[{','.join(map(str, seeds))}] out=ZOO",
                       "ooco-gym evaluate +experiment=learned_table zoo=ZOO out=TABLE",

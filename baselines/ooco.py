@@ -211,6 +211,7 @@ def group_reaches_saturation(state, instance, source, batch, context, group, bou
 @inner
 def pick_closest(state, instance, source, batch, context, bound, preferred):
     """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
+    # Gathered anew: selecting has moved the lengths, and of equals the first member is taken.
     count, chosen, block_tokens = gather_pullable(state, source), 0, state.counters[BLOCK_TOKENS]
     lengths, slots_ = state.scratch[0], state.scratch[1]
     free = state.instances[instance].free_blocks

@@ -58,7 +58,8 @@ def test_a_policy_that_ships_is_whole_and_holds_no_code(name):
     limit = card["scores"]["this_policy"]["violation_rate"]["upper_limit"]
     assert limit is None or 0.0 <= limit <= 1.0
     for one in card["shifts"]:
-        assert one["holds_budget"] or one["words"] in card["not_for"], "where it breaks the budget the card says so"
+        fit = one["holds_budget"] and not one["behind"]
+        assert fit or one["words"] in card["not_for"], "where it breaks the budget, or serves less, the card says so"
     text = (folder / "card.md").read_text(encoding="utf-8") + json.dumps(manifest) + json.dumps(card)
     assert not any(mark in text for mark in ("/home/", "/root/", "/tmp/", "/Users/"))
 
