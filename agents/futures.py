@@ -80,6 +80,7 @@ class Futures:
         counted = [int(np.count_nonzero((rows["online"] == 1) & (rows["counted"] == 1)))
                    for rows in (true.requests[past:], come)]
         state.counters[s.OPEN_ONLINE] += counted[1] - counted[0]
+        state.counters[[s.NEXT_ARRIVAL_PS, s.NEXT_DEADLINE_PS]] = 0  # to be looked up anew
         state.counters[s.SEED] = int(self._random.integers(2**62))
 
     def _draw_lengths(self) -> None:

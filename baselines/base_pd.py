@@ -29,4 +29,4 @@ def route(view):
     return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first that keeps it
 
 
-policy = Policy("base_pd", PARAMS, class_blind=True, route=route)
+policy = Policy("base_pd", PARAMS, class_blind=True, settles=True, route=route)

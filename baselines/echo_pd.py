@@ -33,6 +33,7 @@ from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, sort_ascending, tpot_bound, write_urgent
+from ooco_gym.sim.queues import number_members
 from ooco_gym.sim.state import (
     ALL,
     BATCH,
@@ -212,6 +213,7 @@ def sort_offline(state, instance):
     """Writes the offline requests that can decode to State.scratch, those of the last batch first, each part by length;
     returns (how many were in the last batch, how many there are)."""
     spec, keys, slots_ = state.instances[instance], state.scratch[0], state.scratch[1]
+    number_members(state, instance)
     for i in range(spec.offline_members):
         state.picks[i] = 0
     stayed = 0

@@ -14,6 +14,7 @@ from ooco_gym.policy.rules import (
     all_fit,
     blocks_for,
     decodable,
+    gather_lengths,
     length,
     longest,
     longest_that_fits,
@@ -22,6 +23,7 @@ from ooco_gym.policy.rules import (
     route_by_class,
     saturated_batch,
     settle,
+    settle_books,
     shortest,
     sort_ascending,
     sum_of_smallest,
@@ -189,14 +191,7 @@ def preferred_length(state, instance, source, batch, context, bound):
 @inner
 def gather_pullable(state, source):
     """Writes lengths and slots of the decoding offline requests of an instance to State.scratch; returns how many."""
-    count, lengths, slots_ = 0, state.scratch[0], state.scratch[1]
-    for i in range(state.instances[source].offline_members):
-        slot = state.members[OFFLINE, source, i]
-        if state.requests[slot].status == RESIDENT:
-            lengths[count] = length(state, slot)
-            slots_[count] = slot
-            count += 1
-    return count
+    return gather_lengths(state, source, OFFLINE, state.scratch[0], state.scratch[1])
 
 
 @inner
@@ -249,7 +244,7 @@ def pull(view):
     source = fullest_relaxed(state)
     if source < 0:
         return 0
-    settle(state, source)
+    settle_books(state, source)
     preferred = preferred_length(state, instance, source, batch, context, bound)
     if preferred < 0:
         return FULL
@@ -321,6 +316,7 @@ def mix(view):
     bound = int(state.params[P.slo_margin] * tpot_bound(state, instance))
     if all_fit(state, instance, bound):
         return ALL
+    settle(state, instance)
     online, online_context = decodable(state, instance, URGENT)
     count = write_urgent(state, instance)
     if predict_decode(state, instance, online, online_context) > bound:
@@ -328,4 +324,5 @@ def mix(view):
     return add_offline(state, instance, count, online_context, bound)
 
 
-policy = Policy("ooco", PARAMS, route=route, interrupt=preempt, gate=gate, compose=mix, evict=evict, pull=pull)
+policy = Policy("ooco", PARAMS, settles=True, route=route, interrupt=preempt, gate=gate, compose=mix, evict=evict,
+                pull=pull)

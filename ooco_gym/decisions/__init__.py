@@ -17,6 +17,7 @@ from numba import types
 
 from ooco_gym.compile import address_of, jit
 from ooco_gym.sim import state as s
+from ooco_gym.sim.lanes import write_all_down
 from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import View, rule_at
 
@@ -83,6 +84,7 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
 
 @jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64))
 def _call(state, address, instance, request, count):
+    write_all_down(refer(state))
     return rule_at(address)(View(refer(state), instance, request, state.picks[:count]))
 
 

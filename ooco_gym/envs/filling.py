@@ -5,7 +5,7 @@ import math
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
-from ooco_gym.sim.decode import settle
+from ooco_gym.sim.decode import settle_books
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 from ooco_gym.sim.state import (
     DECODE,
@@ -80,7 +80,7 @@ def fill_cluster(state, instance, day_s, out):
     """
     spec, counters, stats = state.instances[instance], state.counters, state.stats
     now = counters[NOW]
-    settle(state, instance)
+    settle_books(state, instance)
     context = spec.urgent_context + spec.offline_context
     out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
     out[1] = log_scale(context / max(1, spec.decodable), _SHORT)
@@ -134,7 +134,7 @@ def _fill_strict(state, out):
     first, total = state.counters[RELAXED_COUNT], state.instances.size
     latency = online = offline = free = hungry = arriving = context = 0.0
     for instance in range(first, total):
-        settle(state, instance)
+        settle_books(state, instance)
         spec = state.instances[instance]
         per_seat = 1.0 / state.tables[spec.belief].bs_sat
         step = predict_decode(state, instance, spec.decodable, spec.urgent_context + spec.offline_context)
@@ -212,7 +212,7 @@ def fill_step(state, instance, requests, context, out):
 @inner
 def fill_instance(state, instance, slot, decodes, out):
     """Writes the CANDIDATES features of an instance that a request may go to, for prefill or to decode."""
-    settle(state, instance)
+    settle_books(state, instance)
     spec, now = state.instances[instance], state.counters[NOW]
     tokens = length(state, slot)
     out[0] = 1.0

@@ -22,6 +22,7 @@ from ooco_gym.envs.reward import PART, REWARD, TOTAL, settle_account
 from ooco_gym.envs.stepping import advance, answer_of, end_runs, offer, play_down, run_to, set_margin
 from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.decode import cut, first_step, settle
+from ooco_gym.sim.lanes import drop_lanes
 from ooco_gym.sim.loop import settle_all
 from ooco_gym.sim.state import (
     ASK,
@@ -187,7 +188,7 @@ def change_lengths(handle):
             first_step(state, slot, request.first_decode_ps)
     for instance in range(state.instances.size):
         spec = state.instances[instance]
-        spec.carried = 0  # what the last run left to the next one counts on the old lengths
+        drop_lanes(state, instance)  # they count on the old lengths
         if spec.activity != DECODE:
             continue
         settle(state, instance)

@@ -28,7 +28,7 @@ from ooco_gym.envs.job import (
     offer_at,
 )
 from ooco_gym.envs.reward import WAITING, block_end_ps, open_account, recent_violations, settle_account, turn_block
-from ooco_gym.sim.decode import cut, settle
+from ooco_gym.sim.decode import cut, settle_books
 from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import (
     ASK,
@@ -83,7 +83,7 @@ def set_margin(state, job, value):
 def end_runs(state):
     """Lets what strict instances run end with its step: the next one is composed under other parameters."""
     for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
-        settle(state, instance)
+        settle_books(state, instance)
         cut(state, instance)
 
 

@@ -82,6 +82,9 @@ class Policy:
         class_blind: offline requests are scheduled as online ones (base P/D).
         mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
             ones.
+        settles: its rules settle an instance (`rules.settle`) before they look at what its members have generated, how
+            long they are, or what memory they hold. Otherwise all records are brought up to date before each rule is
+            asked, which takes time.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
             policy and a `sim.build.Facts`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
@@ -93,6 +96,7 @@ class Policy:
     values: Mapping[str, Any] = field(default_factory=dict)
     class_blind: bool = False
     mixed: bool = False
+    settles: bool = False
     route: Any = None
     interrupt: Any = None
     gate: Any = None
@@ -147,6 +151,6 @@ class Policy:
         return vector
 
     def settings(self) -> dict[int, int]:
-        """The counters that this policy's parameters set for the simulator itself."""
+        """The counters that this policy sets for the simulator itself."""
         numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
-        return {SETTINGS[name]: int(value) for name, value in numbers.items()}
+        return {s.WRITES_DOWN: int(self.settles)} | {SETTINGS[name]: int(value) for name, value in numbers.items()}

@@ -4,7 +4,8 @@
 from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
-from ooco_gym.sim.decode import settle, urgent_load
+from ooco_gym.sim.decode import settle, settle_books, urgent_load
+from ooco_gym.sim.lanes import gather_lengths
 from ooco_gym.sim.state import (
     ALL,
     DEFAULT_TPOT_PS,
@@ -23,7 +24,7 @@ from ooco_gym.sim.state import (
     WAITING,
 )
 
-__all__ = ["blocks_for", "length", "predict_decode", "predict_prefill", "settle"]
+__all__ = ["blocks_for", "gather_lengths", "length", "predict_decode", "predict_prefill", "settle", "settle_books"]
 
 
 # --- What a rule may ask about an instance --------------------------------------------------------------------------

@@ -4,7 +4,9 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, URGENT
+from ooco_gym.sim.lanes import write_down
+from ooco_gym.sim.queues import number_members
+from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, URGENT, WRITES_DOWN
 
 
 @inner
@@ -14,6 +16,7 @@ def _fill_picked(state, instance, picks):
     seen = state.scratch  # by place in the member lists
     seen[URGENT, : spec.urgent_members] = 0
     seen[OFFLINE, : spec.offline_members] = 0
+    number_members(state, instance)
     for i in range(picks):
         slot = state.picks[i]
         if slot < 0 or slot >= state.requests.size:
@@ -31,18 +34,17 @@ def _fill_picked(state, instance, picks):
 
 @inner
 def _fill_all(state, instance):
-    """Writes everything decodable to the batch row, urgent requests first; returns how many."""
+    """Writes everything decodable to the batch row, urgent requests first; returns how many.
+
+    Where that is every member, and nobody looks without asking, it is written once it is looked at (`sim.lanes`).
+    """
     spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
-    every = spec.decodable == spec.urgent_members + spec.offline_members
+    if state.counters[WRITES_DOWN] and spec.decodable == spec.urgent_members + spec.offline_members:
+        spec.unwritten = 1
+        return spec.decodable
     for row in (URGENT, OFFLINE):
-        size = spec.urgent_members if row == URGENT else spec.offline_members
         members = state.members[row, instance]
-        if every:
-            for i in range(size):
-                batch[count + i] = members[i]
-            count += size
-            continue
-        for i in range(size):
+        for i in range(spec.urgent_members if row == URGENT else spec.offline_members):
             if state.requests[members[i]].status == RESIDENT:
                 batch[count] = members[i]
                 count += 1
@@ -53,12 +55,14 @@ def _fill_all(state, instance):
 def fill_batch(state, instance, picks):
     """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
     spec, count = state.instances[instance], 0
+    spec.unwritten = 0
     if picks >= 0:
         count = _fill_picked(state, instance, min(picks, state.picks.size))
     else:
         count = _fill_all(state, instance)
     spec.running = count
     spec.all_included = 1 if count == spec.decodable else 0
+    spec.whole = 1 if picks < 0 and count == spec.urgent_members + spec.offline_members else 0
     return count
 
 
@@ -66,6 +70,7 @@ def fill_batch(state, instance, picks):
 def growth(state, instance, steps):
     """Blocks that the batch needs beyond what it holds, to make `steps` more tokens each."""
     total = 0
+    write_down(state, instance)
     for i in range(state.instances[instance].running):
         slot = state.members[BATCH, instance, i]
         total += max(0, blocks_for(state, length(state, slot) + steps) - state.requests[slot].blocks)

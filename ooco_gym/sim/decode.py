@@ -11,8 +11,23 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.batch import hold_tokens, steps_in_memory
-from ooco_gym.sim.carry import GROWING, JOINED, carries, carry_over, forget
 from ooco_gym.sim.costs import MAX_STEPS, decode_latency, decode_sum, jittered, steps_to_reach, steps_within
+from ooco_gym.sim.lanes import (
+    FINISH,
+    GAP,
+    LATEST,
+    drop_lanes,
+    fewest_left,
+    first_miss,
+    hold_until,
+    laned,
+    lay,
+    may_run_on_lanes,
+    open_lanes,
+    stretch_gaps,
+    write_down,
+    write_record,
+)
 from ooco_gym.sim.memory import (
     TPOT_BIT,
     cancel_reservation,
@@ -43,15 +58,18 @@ from ooco_gym.sim.state import (
     ITL_BINS,
     NEVER,
     NOW,
+    OFFLINE,
     RESIDENT,
     SOURCE,
     STOP,
     TPOT_FROM_DECODE,
+    URGENT,
     WASTED_PS,
 )
 
 ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
 ITL_WIDTH = math.log(1.02)
+MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
 
 
 @inner
@@ -102,15 +120,24 @@ def _look_at(state, batch, size):
 
 
 @inner
-def _grow(state, instance):
-    """Takes the blocks that those who were carried over need for their next tokens; returns how many."""
-    taken, block_tokens = 0, state.counters[BLOCK_TOKENS]
-    growing = state.carry[GROWING, instance]
-    for i in range(state.instances[instance].growing):
-        request = state.requests[np.uint64(growing[i])]
-        if request.status == RESIDENT:  # and has not finished
-            taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1, block_tokens)
-    return taken
+def _lay_lanes(state, instance):
+    """Every member gets lanes, and the memory of its next token. Returns as `_look_at`, from the third on."""
+    spec, now = state.instances[instance], state.counters[NOW]
+    if spec.lanes == 0 or spec.lane_steps > MOST_LANE_STEPS:
+        drop_lanes(state, instance)
+        open_lanes(state, instance)
+    taken = hold_until(state, instance, spec.lane_steps + 1)
+    for row in (URGENT, OFFLINE):
+        for place in range(laned(spec, row), spec.urgent_members if row == URGENT else spec.offline_members):
+            slot = state.members[row, instance, place]
+            request = state.requests[slot]
+            if request.first_decode_ps == 0:
+                first_step(state, slot, now)
+            taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
+                                 state.counters[BLOCK_TOKENS])
+            lay(state, instance, row, place, slot)
+    spec.laned_urgent, spec.laned_offline = spec.urgent_members, spec.offline_members
+    return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
 
 
 @inner
@@ -118,14 +145,12 @@ def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
     spec, counters = state.instances[instance], state.counters
     n = spec.running
-    if carries(state, instance):
-        _, _, steps, miss_ps, taken = _look_at(state, state.carry[JOINED, instance], spec.joined)
+    if may_run_on_lanes(state, instance):
+        steps, miss_ps, taken = _lay_lanes(state, instance)
         context, urgent = spec.urgent_context + spec.offline_context, spec.urgent_decodable
-        steps, miss_ps = min(steps, spec.carried_left), min(miss_ps, spec.carried_miss_ps)
-        taken += _grow(state, instance)
     else:
+        drop_lanes(state, instance)
         context, urgent, steps, miss_ps, taken = _look_at(state, state.members[BATCH, instance], n)
-    forget(state, instance, steps == MAX_STEPS)
     take_blocks(state, instance, taken)
     spec.left, spec.miss_ps = steps, miss_ps
     if counters[BULK] == 0 or counters[GAP_PS] < NEVER or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
@@ -173,35 +198,10 @@ def _advance(state, instance, steps, end_ps, ahead):
     if steps > 1:
         first = decode_latency(state, spec.table, spec.batch_size, spec.context)
         last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
-    continuing, usual, taken = 0, 0, 0
-    batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
-    first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
-    grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
-    growing, more = state.carry[GROWING, instance], 0
-    for i in range(spec.running):
-        request = state.requests[np.uint64(batch[i])]
-        if request.online:
-            gap = first_ps - request.last_token_ps
-            longest = max(gap, last)
-            if longest > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
-                request.max_gap_ps = longest
-            if longest > worst_ps:
-                charge_miss(state, batch[i], TPOT_BIT, end_ps)
-            if request.counted:
-                continuing += 1
-                if gap == first:  # it made its last token when this run began
-                    usual += 1
-                else:
-                    state.itl[itl_bin(gap)] += 1
-        generated = request.generated_tokens + steps
-        request.generated_tokens = generated
-        request.last_token_ps = end_ps
-        if grows:
-            taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
-        if ahead == 0:
-            growing[more] = batch[i]
-            more += request.prompt_tokens + generated >= request.blocks * block_tokens
-    spec.growing = more
+    if spec.lanes:
+        continuing, usual, taken = _advance_lanes(state, instance, steps, end_ps, ahead, first, last)
+    else:
+        continuing, usual, taken = _advance_records(state, instance, steps, end_ps, ahead, first, last)
     take_blocks(state, instance, taken)
     if usual > 0:
         state.itl[itl_bin(first)] += usual
@@ -222,13 +222,84 @@ def _advance(state, instance, steps, end_ps, ahead):
 
 
 @inner
+def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
+    """Tokens, inter-token times and memory of the first `steps` steps of a run of members with lanes.
+
+    Returns (online requests that count, those of them who made their last token when the run began, blocks taken).
+    """
+    spec, gaps = state.instances[instance], state.gaps[instance, GAP]
+    first_ps = spec.start_ps + first
+    gap = first_ps - spec.lane_token_ps
+    stretch_gaps(state, instance, max(gap, last))
+    continuing = np.int64(spec.lane_counted)
+    usual = continuing if gap == first else 0
+    if 0 < continuing != usual:
+        state.itl[itl_bin(gap)] += continuing
+    for place in range(spec.seasoned_urgent, spec.laned_urgent):  # whose last token is one of its own
+        request = state.requests[state.members[URGENT, instance, place]]
+        if not request.online:
+            continue
+        gap = first_ps - request.last_token_ps
+        gaps[place] = max(gaps[place], gap, last)
+        spec.lane_gap_ps = min(spec.lane_gap_ps, gaps[place])
+        if request.counted:
+            continuing += 1
+            if gap == first:
+                usual += 1
+            else:
+                state.itl[itl_bin(gap)] += 1
+    spec.lane_counted = continuing
+    spec.seasoned_urgent, spec.seasoned_offline = spec.laned_urgent, spec.laned_offline
+    spec.lane_steps += steps
+    spec.lane_token_ps = end_ps
+    spec.stale = 1
+    return continuing, usual, hold_until(state, instance, spec.lane_steps + ahead)
+
+
+@inner
+def _advance_records(state, instance, steps, end_ps, ahead, first, last):
+    """As `_advance_lanes`, of requests without lanes."""
+    spec = state.instances[instance]
+    continuing, usual, taken = 0, 0, 0
+    batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
+    first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
+    grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
+    for i in range(spec.running):
+        request = state.requests[np.uint64(batch[i])]
+        if request.online:
+            gap = first_ps - request.last_token_ps
+            longest = max(gap, last)
+            if longest > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
+                request.max_gap_ps = longest
+            if longest > worst_ps:
+                charge_miss(state, batch[i], TPOT_BIT, end_ps)
+            if request.counted:
+                continuing += 1
+                if gap == first:  # it made its last token when this run began
+                    usual += 1
+                else:
+                    state.itl[itl_bin(gap)] += 1
+        generated = request.generated_tokens + steps
+        request.generated_tokens = generated
+        request.last_token_ps = end_ps
+        if grows:
+            taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
+    return continuing, usual, taken
+
+
+@inner
 def _check_tokens(state, instance, time_ps):
     """Charges the TPOT misses of running requests that still lack tokens (finishing ones are judged as they finish)."""
-    for i in range(state.instances[instance].running):
+    spec = state.instances[instance]
+    write_down(state, instance)
+    for i in range(spec.running):
         slot = state.members[BATCH, instance, i]
         request = state.requests[slot]
         if request.online and request.generated_tokens < request.output_tokens:
             check_token(state, slot, time_ps)
+    if spec.lanes:
+        for place in range(spec.laned_urgent):
+            state.gaps[instance, LATEST, place] = state.requests[state.members[URGENT, instance, place]].latest_ps
 
 
 @inner
@@ -247,7 +318,14 @@ def _count_gaps(state, instance, steps, requests):
 
 @inner
 def settle(state, instance):
-    """Brings a run's books up to now: the steps that are over are written down, the one in progress goes on."""
+    """Brings an instance's books and its members' records up to now: the step in progress goes on."""
+    settle_books(state, instance)
+    write_down(state, instance)
+
+
+@inner
+def settle_books(state, instance):
+    """Brings a run's books up to now, but not its members' records: sums and memory of the instance, misses."""
     spec = state.instances[instance]
     if spec.activity != DECODE or spec.steps <= 1:
         return
@@ -304,42 +382,58 @@ def end_run(state, instance):
         spec.wasted_ps += spec.end_ps - spec.start_ps
         count(state, WASTED_PS, spec.end_ps - spec.start_ps)
         spec.steps_begun += 1
-        spec.activity = IDLE
+        spec.activity, spec.unwritten = IDLE, 0
         return 0
     log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
-    certain = spec.end_ps > spec.miss_ps  # somebody's miss: their `latest_ps` changes
     _advance(state, instance, spec.steps, spec.end_ps, 0)
-    spec.activity = IDLE
+    spec.activity, spec.unwritten = IDLE, 0
     if spec.left > 0:
-        carry_over(state, instance, 0 if certain else spec.running, spec.left, spec.miss_ps)
         return 0
-    finished, left, miss_ps, broken = 0, MAX_STEPS, NEVER, spec.broken
-    for i in range(spec.running):
-        slot = state.members[BATCH, instance, i]
+    finished = _finished_on_lanes(state, instance) if spec.lanes else _finished(state, instance)
+    for i in range(finished):
+        slot = state.picks[i]
         request = state.requests[slot]
-        if request.generated_tokens >= request.output_tokens:
-            if request.status == RESIDENT:
-                leave_decodable(state, instance, slot)
-            else:
-                spec.leaving -= 1
-                broken = 1
-                target = request.target
-                cancel_reservation(state, slot)
-                wake(state, target)
-            remove_member(state, instance, slot)
-            finish(state, slot)
-            finished += 1
+        if request.status == RESIDENT:
+            leave_decodable(state, instance, slot)
         else:
-            left = min(left, request.output_tokens - request.generated_tokens)
-            miss_ps = min(miss_ps, request.latest_ps)
-    spec.broken = broken
-    carry_over(state, instance, spec.running - finished, left, miss_ps)
+            spec.leaving -= 1
+            target = request.target
+            cancel_reservation(state, slot)
+            wake(state, target)
+        remove_member(state, instance, slot)
+        finish(state, slot)
     return finished
+
+
+@inner
+def _finished(state, instance):
+    """Writes who of the batch has all its tokens to State.picks; returns how many."""
+    found = 0
+    for i in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, i]
+        if state.requests[slot].generated_tokens >= state.requests[slot].output_tokens:
+            state.picks[found] = slot
+            found += 1
+    return found
+
+
+@inner
+def _finished_on_lanes(state, instance):
+    """As `_finished`, of members with lanes; brings their records up to date."""
+    spec, found = state.instances[instance], 0
+    for row in (URGENT, OFFLINE):
+        finish_at = state.lanes[instance, FINISH + row]
+        for place in range(laned(spec, row)):
+            if finish_at[place] <= spec.lane_steps:
+                write_record(state, instance, row, place)
+                state.picks[found] = state.members[row, instance, place]
+                found += 1
+    return found
 
 
 @inner
 def interrupt_step(state, instance, layers):
     """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
-    settle(state, instance)
+    settle_books(state, instance)
     cut(state, instance)
     return 0 if stop_at_layer(state, instance, layers) < 0 else STOP

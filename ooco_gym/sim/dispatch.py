@@ -9,8 +9,9 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
-from ooco_gym.sim.decode import cut, settle, start_run, wake
+from ooco_gym.sim.decode import cut, settle, settle_books, start_run, wake
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH
+from ooco_gym.sim.lanes import write_all_down, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
@@ -58,6 +59,7 @@ from ooco_gym.sim.state import (
     STAY,
     STRICT,
     URGENT,
+    WRITES_DOWN,
     View,
 )
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
@@ -78,6 +80,8 @@ def ask(state, point, instance, slot, count, hook):
         counters[PENDING] = NO_POINT
         counters[DECISIONS] += 1
         return counters[ANSWER]
+    if counters[WRITES_DOWN] == 0:
+        write_all_down(state)
     answer = hook(View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
     if answer == ASK:
         counters[PENDING] = point
@@ -93,6 +97,7 @@ def ask(state, point, instance, slot, count, hook):
 def gather_evictable(state, instance, row):
     """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
     spec, found, blocks = state.instances[instance], 0, 0
+    write_down(state, instance)
     members = spec.urgent_members if row == URGENT else spec.offline_members
     for i in range(members):
         slot = state.members[row, instance, i]
@@ -206,7 +211,7 @@ def _rest(state, instance):
     """Nothing to run: the instance sleeps until something changes, or until its gate is asked again."""
     spec = state.instances[instance]
     spec.stage = CHOOSE
-    spec.running = 0
+    spec.running, spec.unwritten = 0, 0
     if spec.role == RELAXED and spec.hold == HOLD and spec.offline_waiting > 0:
         schedule(state, instance, state.counters[NOW] + state.counters[GATE_POLL_PS])
     elif spec.role == STRICT and state.counters[NOW] < spec.pull_wake_ps < NEVER:
@@ -268,7 +273,8 @@ def _start_offline(state, instance, gate):
         return DONE
     if spec.offline_waiting == 0:
         return -1
-    found = gather_waiting(state, instance)
+    asked = state.counters[ANSWERED] == 1 and state.counters[PENDING] == GATE  # State.picks is as it was
+    found = state.counters[PENDING_COUNT] if asked else gather_waiting(state, instance)
     if found == 0:
         return -1
     answer = ask(state, GATE, instance, -1, found, gate)
@@ -324,7 +330,7 @@ def place(state, slot, queued, route, evict_hook):
         request.target = answer
     target = request.target
     if not surely_reservable(state, slot, target):
-        settle(state, target)
+        settle_books(state, target)
     while not can_reserve(state, slot, target):
         found, blocks = gather_evictable(state, target, OFFLINE)
         spec = state.instances[target]

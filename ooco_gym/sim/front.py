@@ -20,9 +20,10 @@ def join_front(state, instance, slot, tokens, first):
         size -= 1
         _leave_order(front, front[FIRST, size], size + 1)
     place = size
-    while first and place > 0:
-        front[FIRST, place], front[FIRST_LENGTH, place] = front[FIRST, place - 1], front[FIRST_LENGTH, place - 1]
-        place -= 1
+    if first:
+        place = 0
+        open_gap(front[FIRST], 0, size)
+        open_gap(front[FIRST_LENGTH], 0, size)
     front[FIRST, place], front[FIRST_LENGTH, place] = slot, tokens
     _join_order(front, slot, tokens, size, first)
     spec.front_size = size + 1
@@ -37,8 +38,8 @@ def leave_front(state, instance, slot):
         place += 1
     if place > last:
         return
-    for other in range(place, last):
-        front[FIRST, other], front[FIRST_LENGTH, other] = front[FIRST, other + 1], front[FIRST_LENGTH, other + 1]
+    close_gap(front[FIRST], place, last)
+    close_gap(front[FIRST_LENGTH], place, last)
     _leave_order(front, slot, last + 1)
     spec.front_size = last
     if spec.offline_waiting > last:
@@ -64,12 +65,11 @@ def _tokens(state, slot):
 @inner
 def _join_order(front, slot, tokens, size, first):
     """Of equals, who is first in the queue goes first."""
-    place = size
-    while place > 0 and (front[SHORTEST_LENGTH, place - 1] > tokens
-                         or (first and front[SHORTEST_LENGTH, place - 1] == tokens)):
-        front[SHORTEST, place] = front[SHORTEST, place - 1]
-        front[SHORTEST_LENGTH, place] = front[SHORTEST_LENGTH, place - 1]
-        place -= 1
+    lengths, place = front[SHORTEST_LENGTH, :size], 0
+    for other in range(lengths.size):
+        place += (lengths[other] < tokens) | ((lengths[other] == tokens) & (not first))
+    open_gap(front[SHORTEST], place, size)
+    open_gap(front[SHORTEST_LENGTH], place, size)
     front[SHORTEST, place], front[SHORTEST_LENGTH, place] = slot, tokens
 
 
@@ -78,6 +78,21 @@ def _leave_order(front, slot, size):
     place = 0
     while front[SHORTEST, place] != slot:
         place += 1
-    for other in range(place, size - 1):
-        front[SHORTEST, other] = front[SHORTEST, other + 1]
-        front[SHORTEST_LENGTH, other] = front[SHORTEST_LENGTH, other + 1]
+    close_gap(front[SHORTEST], place, size - 1)
+    close_gap(front[SHORTEST_LENGTH], place, size - 1)
+
+
+@inner
+def close_gap(values, place, last):
+    """Moves what stands behind `place`, up to `last`, one to the front."""
+    part = values[place : last + 1]  # from here on no place is negative: a processor moves many at once
+    for other in range(part.size - 1):
+        part[other] = part[other + 1]
+
+
+@inner
+def open_gap(values, place, size):
+    """Moves what stands from `place` on, of `size` entries, one back."""
+    part = values[place : size + 1]
+    for other in range(part.size - 1, 0, -1):
+        part[other] = part[other - 1]

@@ -6,6 +6,7 @@ decode steps) and the ends of transfers. At equal times arrivals go first, then 
 
 import math
 
+import numpy as np
 from numba import types
 
 from ooco_gym.compile import function_at, inner, jit
@@ -39,7 +40,9 @@ from ooco_gym.sim.state import (
     MIXING,
     NEVER,
     NEXT_ARRIVAL,
+    NEXT_ARRIVAL_PS,
     NEXT_DEADLINE,
+    NEXT_DEADLINE_PS,
     NO_POINT,
     NOW,
     OFFLINE_ARRIVED,
@@ -76,6 +79,7 @@ from ooco_gym.sim.state import (
 from ooco_gym.sim.transfers import end_transfer, send_leaving
 
 FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of the moving online arrival rates
+UNKNOWN = 0  # of when the next request arrives: it is looked up
 LOG_MARGIN = 4096  # entries that one event may write at most
 
 
@@ -91,10 +95,11 @@ def end_of_episode(state):
 def sweep_deadlines(state, time_ps):
     """Charges the TTFT misses of all deadlines before `time_ps`, or before the end of the episode."""
     counters = state.counters
-    while counters[NEXT_DEADLINE] < state.deadlines.size:
+    while counters[NEXT_DEADLINE_PS] < time_ps and counters[NEXT_DEADLINE] < state.deadlines.size:
         slot = state.deadlines[counters[NEXT_DEADLINE]]
         request = state.requests[slot]
         deadline_ps = request.arrival_ps + request.ttft_slo_ps
+        counters[NEXT_DEADLINE_PS] = deadline_ps
         if deadline_ps >= min(time_ps, end_of_episode(state)):
             return
         if request.first_token_ps == 0:
@@ -247,9 +252,9 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             return ASKED
         if state.log.size > 0 and counters[LOG_USED] + LOG_MARGIN > state.log.size:
             return LOG_FULL
-        arrival_ps = NEVER
-        if counters[NEXT_ARRIVAL] < state.requests.size:
-            arrival_ps = state.requests[counters[NEXT_ARRIVAL]].arrival_ps
+        if counters[NEXT_ARRIVAL_PS] == UNKNOWN:
+            counters[NEXT_ARRIVAL_PS] = _next_arrival(state)
+        arrival_ps = counters[NEXT_ARRIVAL_PS]
         event_ps = state.heap[0, state.heap[1, 0]] if counters[HEAP_SIZE] > 0 else NEVER
         time_ps = min(arrival_ps, event_ps)
         sweep_deadlines(state, min(time_ps, until_ps))
@@ -265,8 +270,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             counters[SOURCE] = -1
             add_task(state, ARRIVE, -1, counters[NEXT_ARRIVAL])
             counters[NEXT_ARRIVAL] += 1
-            if counters[NEXT_ARRIVAL] < state.requests.size:
-                bring(state.requests[counters[NEXT_ARRIVAL]], CACHE_LINE)  # when it comes is asked for soon
+            counters[NEXT_ARRIVAL_PS] = UNKNOWN
             continue
         source = state.heap[1, 0]
         counters[SOURCE] = source
@@ -275,6 +279,18 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
             _end_iteration(state, source)
         else:
             end_transfer(state, source - state.instances.size)
+
+
+@inner
+def _next_arrival(state):
+    """When the next request arrives; NEVER where none does. It and its neighbour are then on their way."""
+    following = state.counters[NEXT_ARRIVAL]
+    if following >= state.requests.size:
+        return np.int64(NEVER)
+    bring(state.requests[following], 0)
+    if following + 1 < state.requests.size:
+        bring(state.requests[following + 1], CACHE_LINE)  # when that comes is asked for soon
+    return state.requests[following].arrival_ps
 
 
 @inner

@@ -65,6 +65,7 @@ def _admit(state, instance, slot, place):
 def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
+    spec.unwritten = 0
     tokens = length(state, chosen)
     rows, work = prompt_rows(state, spec.table, tokens), prompt_work(state, spec.table, tokens, tokens)
     _admit(state, instance, chosen, 0)
@@ -108,7 +109,7 @@ def _time_prefill(state, instance, latency):
 def resume_prefill(state, instance):
     """Goes on with the suspended batch at the layer that it had reached (`layer_resume`)."""
     spec = state.instances[instance]
-    tokens, rows, work = 0, 0, 0.0
+    tokens, rows, work, spec.unwritten = 0, 0, 0.0, 0
     for i in range(spec.suspended):
         slot = state.members[SUSPENDED, instance, i]
         state.members[BATCH, instance, i] = slot
@@ -143,7 +144,7 @@ def drop_suspended(state, instance):
     """Gives up a suspended prefill: its memory is needed, the layers done are lost."""
     spec = state.instances[instance]
     layers = state.tables[spec.table].layers
-    spec.context = 0
+    spec.context, spec.unwritten = 0, 0
     for i in range(spec.suspended):
         slot = state.members[SUSPENDED, instance, i]
         state.members[BATCH, instance, i] = slot

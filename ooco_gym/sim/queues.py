@@ -1,13 +1,13 @@
 """Queues, member lists, the event heap, the task ring and the event log: the loop's own data structures.
 
-A request is in at most one linked queue at a time (its `previous` and `next`), and in at most one member list (its
-`position`); all operations are O(1) but for removal from a member list, which keeps the order of joining.
+A request is in at most one linked queue at a time (its `previous` and `next`), and in at most one member list; all
+operations are O(1) but for removal from a member list, which keeps the order of joining.
 """
 
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.carry import note_joined
-from ooco_gym.sim.front import join_front, lay_front, leave_front
+from ooco_gym.sim.front import close_gap, join_front, lay_front, leave_front
+from ooco_gym.sim.lanes import leave_lanes
 from ooco_gym.sim.order import ordered, set_waiting
 from ooco_gym.sim.state import (
     DISPATCH,
@@ -174,13 +174,20 @@ def member_count(spec, row):
 
 
 @inner
+def number_members(state, instance):
+    """Writes to each member's record where it stands in its list: places change whenever somebody leaves."""
+    for row in range(2):
+        for place in range(member_count(state.instances[instance], row)):
+            state.requests[state.members[row, instance, place]].position = place
+
+
+@inner
 def add_member(state, instance, slot):
     """Adds a request at the end of its class's member list."""
     spec, request = state.instances[instance], state.requests[slot]
     row = 0 if request.urgent else 1
     place = member_count(spec, row)
     state.members[row, instance, place] = slot
-    request.position = place
     if row == 0:
         spec.urgent_members += 1
     else:
@@ -192,12 +199,11 @@ def remove_member(state, instance, slot):
     """Removes a request from its member list, keeping the order of the others."""
     spec, request = state.instances[instance], state.requests[slot]
     row = 0 if request.urgent else 1
-    last = member_count(spec, row) - 1
-    for place in range(request.position, last):
-        moved = state.members[row, instance, place + 1]
-        state.members[row, instance, place] = moved
-        state.requests[moved].position = place
-    request.position = NONE
+    members, last, left = state.members[row, instance], member_count(spec, row) - 1, 0
+    while members[left] != slot:
+        left += 1
+    close_gap(members, left, last)
+    leave_lanes(state, instance, row, left, request)
     if row == 0:
         spec.urgent_members -= 1
     else:
@@ -209,7 +215,6 @@ def join_decodable(state, instance, slot):
     """A member can decode from now on: counts it and its context length."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
-    note_joined(state, instance, slot)
     spec.decodable += 1
     if request.urgent:
         spec.urgent_decodable += 1
@@ -223,7 +228,6 @@ def leave_decodable(state, instance, slot):
     """A member, settled, no longer decodes here."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
-    spec.broken = 1
     spec.decodable -= 1
     if request.urgent:
         spec.urgent_decodable -= 1

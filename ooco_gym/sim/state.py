@@ -68,7 +68,7 @@ REQUEST = np.dtype(
         ("status", np.int8),
         ("violated", np.int8),  # bit 0: TTFT missed, bit 1: TPOT missed, certain and charged
         ("next", np.int32),  # the one behind it in the one queue that holds it
-        ("position", np.int32),  # index in its instance's member list
+        ("position", np.int32),  # index in its instance's member list, as last numbered (`queues.number_members`)
         # what an observation, and the first token, touch besides: the next line
         ("arrival_ps", np.int64),
         ("ttft_slo_ps", np.int64),
@@ -122,13 +122,21 @@ INSTANCE = np.dtype(
         ("miss_ps", np.int64),  # the first of the batch's `latest_ps`
         ("bound_ps", np.int64),  # the composition stays right while the believed latency is within it
         ("steps_begun", np.int64),  # decode steps so far: key of random draws
-        # what the last run leaves to the next one (sim/carry.py)
-        ("carried", np.int64),  # requests of its batch that go on; 0: not known
-        ("carried_left", np.int64),  # the fewest tokens that one of them lacks
-        ("carried_miss_ps", np.int64),  # the first of their `latest_ps`
-        ("growing", np.int64),  # entries of State.carry[GROWING]
-        ("joined", np.int64),  # and of State.carry[JOINED]
-        ("broken", np.int64),  # somebody has left since the run began, and not by finishing
+        # what changes with every step of its members, as far as it is not in their records (sim/lanes.py)
+        ("whole", np.int32),  # the batch is every member, in the order of the lists
+        ("lanes", np.int32),  # its members have lanes
+        ("stale", np.int32),  # and their records are behind
+        ("unwritten", np.int32),  # and nobody has needed the batch's row yet
+        ("laned_urgent", np.int32),  # members that have lanes, the first ones of their list
+        ("laned_offline", np.int32),
+        ("seasoned_urgent", np.int32),  # of these, who has made a step on them
+        ("seasoned_offline", np.int32),
+        ("lane_counted", np.int32),  # of these, online requests that count
+        ("lane_steps", np.int64),  # steps since the lanes began
+        ("lane_first", np.int64),  # the step at which the first of them has all its tokens, if known
+        ("lane_held", np.int64),  # the step up to which the memory of all tokens is held
+        ("lane_token_ps", np.int64),  # when the last of these steps ended
+        ("lane_gap_ps", np.int64),  # no urgent member's longest time between two tokens is below
         # queues (heads and tails of linked lists of requests) and member counts
         ("online_head", np.int32),
         ("online_tail", np.int32),
@@ -249,19 +257,20 @@ LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32
                 ("value", np.int64)], align=True)
 
 # --- Slots of State.counters ----------------------------------------------------------------------------------------
-(NOW, NEXT_ARRIVAL, SOURCE, TASK_HEAD, TASK_TAIL, PENDING, PENDING_INSTANCE, PENDING_REQUEST, PENDING_COUNT,
- NEXT_DEADLINE, OPEN_ONLINE, LOG_USED, HEAP_SIZE, PUSH_HEAD, PUSH_TAIL, OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL,
+(NOW, NEXT_ARRIVAL, NEXT_ARRIVAL_PS, SOURCE, TASK_HEAD, TASK_TAIL, PENDING, PENDING_INSTANCE, PENDING_REQUEST,
+ PENDING_COUNT, NEXT_DEADLINE, NEXT_DEADLINE_PS, OPEN_ONLINE, LOG_USED, HEAP_SIZE, PUSH_HEAD, PUSH_TAIL,
+ OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL,
  SEED, WINDOW_START, WINDOW_END,
  # settings of the run
  BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
  GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS, PREFIX_CACHING, KV_PRIORITY, WAITING_ORDER, SWAP_OVERLAP,
  HOST_BYTES_PER_S, INDEX_SIZE, ROWS, ROW_SIZE, BIDIRECTIONAL,
- DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS,
+ DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS, WRITES_DOWN,  # 1: rules settle whom they look at
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, LATE_OPEN, COUNTERS) = range(73)
+ INTERRUPTIONS, DECISIONS, EVENTS, LATE_OPEN, COUNTERS) = range(76)
 
 # --- Slots of State.stats (float64): what a policy may have observed so far, WAITING_AREA (reference GPU-seconds of
 # offline work in the system, times seconds), LATE_TIMES (microseconds at which counted online requests that missed an
@@ -289,7 +298,8 @@ class State(NamedTuple):
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
     instances: np.ndarray  # INSTANCE[m]
     members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs), SUSPENDED
-    carry: np.ndarray  # int32[2, m, B], rows GROWING, JOINED (`sim.carry`)
+    lanes: np.ndarray  # int32[m, 6, B], rows FINISH, ROOM, BASE, each for URGENT and OFFLINE members (`sim.lanes`)
+    gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
     heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
@@ -341,7 +351,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
     return State(
         np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
-        np.zeros((4, n_instances, max_batch), np.int32), np.zeros((2, n_instances, max_batch), np.int32),
+        np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 6, max_batch), np.int32),
+        np.zeros((n_instances, 2, max_batch), np.int64),
         np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
         np.zeros((n_instances, 4, pool.front), np.int32),

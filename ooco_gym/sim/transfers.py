@@ -8,7 +8,8 @@ has a link of its own; a link serves pushes before pulls, first come first serve
 from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fits_for_sure
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.decode import cut, settle, wake
+from ooco_gym.sim.decode import cut, settle_books, wake
+from ooco_gym.sim.lanes import write_batch, write_slot
 from ooco_gym.sim.memory import count, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_TRANSFER_END,
@@ -55,7 +56,7 @@ def reserve(state, slot, target):
     request.target_blocks = blocks_there(state, slot)
     take_blocks(state, target, request.target_blocks)
     if not fits_for_sure(state, target, spec.steps):
-        settle(state, target)
+        settle_books(state, target)
         cut(state, target)  # the run may not find the memory that it counted on
     request.target_context = length(state, slot)
     spec.arriving += 1
@@ -167,7 +168,8 @@ def accept_pull(state, slot, target):
     source = state.instances[request.instance]
     if request.status != RESIDENT or request.urgent or source.role == STRICT:
         return 0
-    settle(state, request.instance)
+    settle_books(state, request.instance)
+    write_slot(state, request.instance, slot)
     if not can_reserve(state, slot, target):
         return 0
     reserve(state, slot, target)
@@ -183,6 +185,7 @@ def accept_pull(state, slot, target):
 
 @inner
 def _runs(state, instance, slot):
+    write_batch(state, instance)
     for i in range(state.instances[instance].running):
         if state.members[BATCH, instance, i] == slot:
             return True
@@ -198,5 +201,6 @@ def send_leaving(state, instance):
     for i in range(spec.offline_members):
         slot = state.members[1, instance, i]
         if state.requests[slot].status == LEAVING:
+            write_slot(state, instance, slot)
             spec.leaving -= 1
             send(state, slot, False)
