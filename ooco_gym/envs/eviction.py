@@ -7,7 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running
+from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import longest, shortest
@@ -34,14 +34,15 @@ def offer_victims(state, job, i):
     offered = add_quantiles(state, chosen, offered, count)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
-    rate = fast_rate(state)
+    rate, logs = fast_rate(state), stack_logs()
     for k in range(offered):
         slot, out = view.candidates[chosen[k]], job.candidates[i, k]
-        fill_request(state, instance, slot, spec.total_blocks, rate, out)
+        fill_request(state, instance, slot, spec.total_blocks, rate, logs, k, out)
         out[10] = running(state, instance, slot)
         fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
         out[15] = chosen[k] == wanted
         job.mask[i, FIXED + k] = 1
+    take_logs(logs, offered, job.candidates[i])
     job.mask[i, PARTNER_ACTION] = 1
     may_wait = view.request >= 0
     job.mask[i, DECLINE_ACTION] = may_wait

@@ -2,8 +2,12 @@
 
 import math
 
+import numpy as np
+
 from ooco_gym.compile import inlined, inner
-from ooco_gym.envs.features import CANDIDATE_SIZE
+from ooco_gym.envs.config import MOST_CANDIDATES
+from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
+from ooco_gym.envs.logarithm import exp_minus, log1p, quotient, scale_log, stack_floats
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle_books
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
@@ -32,15 +36,29 @@ from ooco_gym.sim.state import (
 
 DAY_S = 86_400.0
 GUARD = 0.85  # of the TPOT SLO: OOCO's slo_margin less its pull_margin
-_10_MS, _1_S, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 1_000.0, 32_768.0, 16_384.0))
-_HOUR, _RATE, _QUEUE, _TOKENS, _MINUTE = (1.0 / math.log1p(x) for x in (3_600.0, 100.0, 4_096.0, 1e7, 60.0))
-_ONLINE, _ARRIVING, _CONTEXT = (1.0 / math.log1p(x) for x in (256.0, 64.0, 1e6))
+_10_MS, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
+LOGS = range(1, 5)  # features of a request that are logarithms
+ROW = CLUSTER_SIZE + -CLUSTER_SIZE % 8  # numbers of a row of features, in whole vector registers
+CHUNK = 32  # candidates' logarithms that are taken at once
+
+
+def _scales(features, size):
+    """What the logarithms of a row of features are multiplied by; 0 where a feature is none."""
+    scales = [1.0 / math.log1p(feature.limit) if feature.scale == "log" else 0.0 for feature in features]
+    return np.array(scales + [0.0] * (size - len(scales)))
+
+
+_CLUSTER_SCALES = _scales(CLUSTER, ROW)
+_LOG_SCALES = np.tile(_scales(CANDIDATES[LOGS.start:LOGS.stop], len(LOGS)), CHUNK // len(LOGS))
+_LOG_UNITS = np.tile([1.0, 1.0, 1e9, PS_PER_S], CHUNK // len(LOGS))  # tokens, tokens, ms and s of ps
+_cluster_row = stack_floats(ROW)
+stack_logs = stack_floats(MOST_CANDIDATES * len(LOGS))
 
 
 @inlined
 def log_scale(value, per_log):
     """log(1 + value) times `per_log`, cut to 0 … 1."""
-    return min(1.0, math.log1p(max(0.0, value)) * per_log)
+    return min(1.0, log1p(max(0.0, value)) * per_log)
 
 
 @inlined
@@ -55,11 +73,11 @@ def signed(value, limit):
     return min(1.0, max(-1.0, value / limit))
 
 
-@inner
+@inlined
 def online_rate(state, slot, horizon_s):
     """A moving online arrival rate, faded to now, in requests a second."""
     elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
-    return state.stats[slot] * math.exp(-elapsed / horizon_s)
+    return state.stats[slot] * exp_minus(elapsed / horizon_s)
 
 
 @inner
@@ -78,14 +96,25 @@ def fill_cluster(state, instance, day_s, out):
         day_s: the time of day, in seconds.
         out: float32[CLUSTER_SIZE].
     """
+    row = _cluster_row()
+    _fill_row(state, instance, day_s, row)
+    for place in range(ROW):
+        row[place] = scale_log(row[place], _CLUSTER_SCALES[place])
+    for place in range(CLUSTER_SIZE):
+        out[place] = row[place]
+
+
+@inlined
+def _fill_row(state, instance, day_s, out):
+    """Writes the features before their logarithms are taken; 0 for those that the episode keeps, and beyond."""
     spec, counters, stats = state.instances[instance], state.counters, state.stats
     now = counters[NOW]
     settle_books(state, instance)
     context = spec.urgent_context + spec.offline_context
     out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
-    out[1] = log_scale(context / max(1, spec.decodable), _SHORT)
+    out[1] = context / max(1, spec.decodable)
     out[2] = spec.free_blocks / spec.total_blocks
-    out[3] = log_scale(predict_decode(state, instance, spec.decodable, context) / 1e9, _1_S)
+    out[3] = predict_decode(state, instance, spec.decodable, context) / 1e9
     _fill_queues(state, instance, out)
     out[10] = 0.0
     out[11] = 0.0
@@ -93,43 +122,46 @@ def fill_cluster(state, instance, day_s, out):
         end_ps = spec.end_ps
         if spec.activity == DECODE and spec.steps > 1:  # when its run ends would tell how long the shortest output is
             end_ps = spec.start_ps + decode_sum(state, spec.table, spec.batch_size, spec.context, 1)
-        out[10] = log_scale((end_ps - now) / 1e9, _10_MS)
+        out[10] = (end_ps - now) / 1e9
         out[11] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
-    out[12] = log_scale(fast_rate(state), _RATE)
-    out[13] = log_scale(online_rate(state, ONLINE_RATE_MINUTE, MINUTE_S), _RATE)
-    out[14] = log_scale(online_rate(state, ONLINE_RATE_SLOW, SLOW_S), _RATE)
-    out[15] = log_scale(online_rate(state, ONLINE_RATE_HALF_HOUR, HALF_HOUR_S), _RATE)
-    out[16] = log_scale((now - counters[RATE_PS]) / PS_PER_S, _MINUTE)
+    out[12] = fast_rate(state)
+    out[13] = online_rate(state, ONLINE_RATE_MINUTE, MINUTE_S)
+    out[14] = online_rate(state, ONLINE_RATE_SLOW, SLOW_S)
+    out[15] = online_rate(state, ONLINE_RATE_HALF_HOUR, HALF_HOUR_S)
+    out[16] = (now - counters[RATE_PS]) / PS_PER_S
     angle = 2.0 * math.pi * day_s / DAY_S
     out[17] = math.sin(angle)
     out[18] = math.cos(angle)
     out[19] = stats[OFFLINE_EVICTED_SHARE]
-    out[20] = log_scale(stats[OFFLINE_OUTPUT_MEAN], _LONG)
-    out[21] = log_scale(stats[ONLINE_OUTPUT_MEAN], _LONG)
+    out[20] = stats[OFFLINE_OUTPUT_MEAN]
+    out[21] = stats[ONLINE_OUTPUT_MEAN]
     _fill_strict(state, out)
     out[30] = 1.0 if counters[PUSH_HEAD] >= 0 else 0.0
     out[31] = _guard(state, instance)
     out[33] = share(counters[VIOLATIONS] / max(1, counters[ONLINE_ARRIVED]), 0.06)
+    out[32] = out[34] = 0.0
+    for place in range(35, ROW):
+        out[place] = 0.0
 
 
-@inner
+@inlined
 def _fill_queues(state, instance, out):
     spec, now = state.instances[instance], state.counters[NOW]
-    out[4] = log_scale(float(spec.offline_waiting), _QUEUE)
-    out[5] = log_scale(float(spec.offline_waiting_tokens), _TOKENS)
+    out[4] = float(spec.offline_waiting)
+    out[5] = float(spec.offline_waiting_tokens)
     out[6] = 0.0
     if spec.offline_head >= 0:
-        out[6] = log_scale((now - state.requests[spec.offline_head].arrival_ps) / PS_PER_S, _HOUR)
-    out[7] = log_scale(float(spec.online_waiting), _ONLINE)
+        out[6] = (now - state.requests[spec.offline_head].arrival_ps) / PS_PER_S
+    out[7] = float(spec.online_waiting)
     out[8] = 0.0
     out[9] = 1.0
     if spec.online_head >= 0:
         first = state.requests[spec.online_head]
-        out[8] = log_scale(predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9, _10_MS)
+        out[8] = predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9
         out[9] = signed((first.arrival_ps + first.ttft_slo_ps - now) / PS_PER_S, 5.0)
 
 
-@inner
+@inlined
 def _fill_strict(state, out):
     first, total = state.counters[RELAXED_COUNT], state.instances.size
     latency = online = offline = free = hungry = arriving = context = 0.0
@@ -151,8 +183,8 @@ def _fill_strict(state, out):
     out[24] = share(offline / size, 1.0)
     out[25] = share(free / size, 1.0)
     out[26] = hungry / size
-    out[27] = log_scale(arriving, _ARRIVING)
-    out[28] = log_scale(context, _CONTEXT)
+    out[27] = arriving
+    out[28] = context
     busy = 0
     for link in range(state.links.size):
         busy += state.links[link].current >= 0
@@ -171,8 +203,10 @@ def _guard(state, instance):
 
 
 @inner
-def fill_request(state, instance, slot, blocks_of, rate, out):
+def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
     """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`.
+
+    Its logarithms are left to `take_logs`, for all candidates at once.
 
     Args:
         state: the episode.
@@ -180,27 +214,47 @@ def fill_request(state, instance, slot, blocks_of, rate, out):
         slot: the request.
         blocks_of: blocks that count as the whole of the memory.
         rate: `online_rate` over the shortest horizon.
+        logs: `stack_logs()`.
+        k: which candidate it is.
         out: float32[CANDIDATE_SIZE]; what does not apply is left 0.
     """
     request, now = state.requests[slot], state.counters[NOW]
     tokens = length(state, slot)
     prefill_ps = predict_prefill(state, instance, tokens)
     out[0] = 1.0
-    out[1] = log_scale(float(tokens), _SHORT)
-    if request.generated_tokens > 0:
-        out[2] = log_scale(float(request.generated_tokens), _LONG)
-    out[3] = log_scale(prefill_ps / 1e9, _10_MS)
-    out[4] = log_scale((now - request.arrival_ps) / PS_PER_S, _HOUR)
+    logs[4 * k] = tokens
+    logs[4 * k + 1] = request.generated_tokens
+    logs[4 * k + 2] = prefill_ps
+    logs[4 * k + 3] = now - request.arrival_ps
     out[5] = share(float(request.evictions), 4.0)
     out[6] = share(float(request.interruptions), 8.0)
     out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
-    out[8] = 1.0 - math.exp(-rate * prefill_ps / PS_PER_S)
+    out[8] = 1.0 - exp_minus(rate * prefill_ps / PS_PER_S)
     if request.online:
         if request.first_token_ps == 0:
             out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
         else:
             due_ps = request.first_token_ps + request.generated_tokens * request.tpot_slo_ps
             out[9] = signed((due_ps - now) / PS_PER_S, 5.0)
+
+
+@inlined
+def take_logs(logs, count, candidates):
+    """Writes the features of `count` requests that are logarithms.
+
+    Args:
+        logs: `stack_logs()`, as `fill_request` has left them.
+        count: of the candidates.
+        candidates: float32[at least count, CANDIDATE_SIZE].
+    """
+    for place in range(4 * count, 4 * count + -4 * count % CHUNK):
+        logs[place] = 0.0
+    for first in range(0, 4 * count, CHUNK):
+        for lane in range(CHUNK):
+            logs[first + lane] = scale_log(quotient(logs[first + lane], _LOG_UNITS[lane]), _LOG_SCALES[lane])
+    for k in range(count):
+        for log in range(1, 5):
+            candidates[k, log] = logs[4 * k + log - 1]
 
 
 @inner

@@ -7,7 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.choosing import add_choice, add_spread, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fast_rate, fill_request
+from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.front import SHORTEST
 from ooco_gym.sim.reference import CACHE_LINE, bring
@@ -30,14 +30,15 @@ def offer_gate(state, job, i):
         others[left] = shortest[place]
         left += (shortest[place] != first) & (shortest[place] != wanted)
     offered = add_spread(others, chosen, offered, left)
-    rate, free = fast_rate(state), state.instances[instance].free_blocks
+    logs, rate, free = stack_logs(), fast_rate(state), state.instances[instance].free_blocks
     for k in range(offered):
         bring(state.requests[chosen[k]], 0)
         bring(state.requests[chosen[k]], CACHE_LINE)
     for k in range(offered):
-        fill_request(state, instance, chosen[k], free, rate, job.candidates[i, k])
+        fill_request(state, instance, chosen[k], free, rate, logs, k, job.candidates[i, k])
         job.candidates[i, k, 15] = chosen[k] == wanted
         job.mask[i, FIXED + k] = 1
+    take_logs(logs, offered, job.candidates[i])
     job.mask[i, DECLINE_ACTION] = 1
     job.mask[i, PARTNER_ACTION] = 1
     return 1 + offered

@@ -8,7 +8,7 @@ from ooco_gym.compile import inner
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running
+from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.job import (
     DECLINE_ACTION,
     FIXED,
@@ -78,15 +78,16 @@ def offer_pulls(state, job, i):
     if wanted >= 0 and _among(state.scratch[1], found, wanted):
         offered = add_choice(chosen, offered, wanted)
     offered = add_quantiles(state, chosen, offered, found)
-    rate = fast_rate(state)
+    rate, logs = fast_rate(state), stack_logs()
     for k in range(offered):
         slot, out = chosen[k], job.candidates[i, k]
         source = state.requests[slot].instance
-        fill_request(state, source, slot, max(1, free), rate, out)
+        fill_request(state, source, slot, max(1, free), rate, logs, k, out)
         out[10] = running(state, source, slot)
         fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
         out[15] = slot == wanted
         job.mask[i, FIXED + k] = 1
+    take_logs(logs, offered, job.candidates[i])
     job.mask[i, DECLINE_ACTION] = 1
     job.mask[i, PARTNER_ACTION] = more == 0
     return 1 + offered

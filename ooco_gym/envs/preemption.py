@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fast_rate, fill_request, log_scale
+from ooco_gym.envs.filling import fast_rate, fill_request, log_scale, stack_logs, take_logs
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.costs import predict_prefill
 from ooco_gym.sim.decode import settle
@@ -21,7 +21,9 @@ def offer_interrupt(state, job, i):
     instance, slot = state.counters[PENDING_INSTANCE], state.counters[PENDING_REQUEST]
     settle(state, instance)
     spec, out = state.instances[instance], job.candidates[i, 0]
-    fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), out)
+    logs = stack_logs()
+    fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)
+    take_logs(logs, 1, job.candidates[i])
     ahead_ps = spec.end_ps - state.counters[NOW] + predict_prefill(state, instance, spec.online_waiting_tokens)
     out[12] = log_scale(ahead_ps / 1e9, _10_MS)
     job.chosen[i, 0] = slot
