@@ -35,16 +35,35 @@ def add_quantiles(state, chosen, count, found):
             keys[left], values[left] = keys[j], values[j]
             left += 1
     sort_ascending(keys, values, left)
-    return add_spread(values, chosen, count, left)
+    return add_spread(values, chosen, count, left, left, left)
 
 
 @inner
-def add_spread(ordered, chosen, count, left):
-    """Fills `chosen` up with every so many of the `left` first entries of `ordered`; returns how many are chosen."""
+def add_spread(ordered, chosen, count, left, low, high):
+    """Fills `chosen` up with every so many of the first entries of `ordered`, evenly, from the first to the last.
+
+    Args:
+        ordered: int[at least left + those left out].
+        chosen: int32[K], written from `count` on.
+        count: how many are chosen by now.
+        left: entries to choose from.
+        low, high: places in `ordered` that are left out, the lower one first; `left` and beyond: nobody is.
+
+    Returns:
+        How many are chosen.
+    """
     offered = min(chosen.size - count, left)
+    gaps = max(1, offered - 1)
+    step, rest = (left - 1) // gaps, (left - 1) % gaps
+    place, beyond = 0, 0  # place + beyond / gaps is k (left - 1) / gaps
     for k in range(offered):
-        place = k if offered == left else (k * (left - 1)) // max(1, offered - 1)
-        chosen[count + k] = ordered[place]
+        at = place + (place >= low)
+        chosen[count + k] = ordered[at + (at >= high)]
+        place += step
+        beyond += rest
+        if beyond >= gaps:
+            place += 1
+            beyond -= gaps
     return count + offered
 
 

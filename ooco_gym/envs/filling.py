@@ -7,7 +7,8 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
-from ooco_gym.envs.logarithm import exp_minus, log1p, quotient, scale_log, stack_floats
+from ooco_gym.envs.simd import LANES, count_below, quotient, stack_floats
+from ooco_gym.envs.logarithm import exp_minus, log1p, scale_log
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle_books
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
@@ -38,7 +39,7 @@ DAY_S = 86_400.0
 GUARD = 0.85  # of the TPOT SLO: OOCO's slo_margin less its pull_margin
 _10_MS, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
 LOGS = range(1, 5)  # features of a request that are logarithms
-ROW = CLUSTER_SIZE + -CLUSTER_SIZE % 8  # numbers of a row of features, in whole vector registers
+ROW = CLUSTER_SIZE + -CLUSTER_SIZE % LANES  # numbers of a row of features, in whole vector registers
 CHUNK = 32  # candidates' logarithms that are taken at once
 
 
@@ -53,6 +54,7 @@ _LOG_SCALES = np.tile(_scales(CANDIDATES[LOGS.start:LOGS.stop], len(LOGS)), CHUN
 _LOG_UNITS = np.tile([1.0, 1.0, 1e9, PS_PER_S], CHUNK // len(LOGS))  # tokens, tokens, ms and s of ps
 _cluster_row = stack_floats(ROW)
 stack_logs = stack_floats(MOST_CANDIDATES * len(LOGS))
+_lengths = stack_floats(MOST_CANDIDATES + LANES)
 
 
 @inlined
@@ -290,14 +292,17 @@ def fill_instance(state, instance, slot, decodes, out):
 @inner
 def rank_candidates(candidates):
     """Writes to each candidate present which share of the others is shorter; those present come first."""
-    present = 0
+    lengths, present = _lengths(), 0
     while present < candidates.shape[0] and candidates[present, 0] > 0.0:
+        lengths[present] = candidates[present, 1]
         present += 1
+    for lane in range(LANES):
+        lengths[present + lane] = math.inf
     for k in range(present):
-        tokens, shorter = candidates[k, 1], 0
-        for j in range(present):
-            shorter += candidates[j, 1] < tokens
-        candidates[k, CANDIDATE_SIZE - 1] = shorter / max(1, present - 1)
+        shorter = 0
+        for first in range(0, present, LANES):
+            shorter += count_below(lengths, first, lengths[k])
+        candidates[k, CANDIDATE_SIZE - 1] = quotient(float(shorter), float(max(1, present - 1)))
 
 
 @inner

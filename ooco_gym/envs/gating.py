@@ -25,11 +25,14 @@ def offer_gate(state, job, i):
     wanted = state.picks[wanted] if 0 <= wanted < count else -1
     chosen[0] = first
     offered = add_choice(chosen, 1, wanted)
-    shortest, others, left = state.front[instance, SHORTEST], state.scratch[1], 0
-    for place in range(count):  # who fits is no longer than who does not: the first ones by length are the candidates
-        others[left] = shortest[place]
-        left += (shortest[place] != first) & (shortest[place] != wanted)
-    offered = add_spread(others, chosen, offered, left)
+    # Who fits is no longer than who does not: the first ones by length are the candidates.
+    shortest, low, high = state.front[instance, SHORTEST], 0, 0
+    for place in range(count):
+        low += place * (shortest[place] == first)
+        high += place * (shortest[place] == wanted)
+    if offered == 1:
+        high = count
+    offered = add_spread(shortest, chosen, offered, count - offered, min(low, high), max(low, high))
     logs, rate, free = stack_logs(), fast_rate(state), state.instances[instance].free_blocks
     for k in range(offered):
         bring(state.requests[chosen[k]], 0)

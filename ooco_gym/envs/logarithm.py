@@ -7,17 +7,12 @@ the exactly rounded values by less than 1e-15 of them: as float32 they are the s
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba.core import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import make_array
 
 from ooco_gym.compile import inlined
+from ooco_gym.envs.simd import bits_of, float_of, quotient
 
-LANES = 8  # numbers that loops here go on by: a vector register of the widest processors
 LN_2 = math.log(2.0)
 LN_2_HIGH = 0.693147180369123816490  # its first 32 bits: times a small whole number, exact
 LN_2_LOW = 1.90821492927058770002e-10  # the rest (Cody and Waite, Software Manual for the Elementary Functions, 1980)
@@ -27,62 +22,6 @@ _WHOLE = np.int64(0x4330000000000000)  # bits of 2**52: with a small whole numbe
 _2_52 = 2.0**52
 _NEAREST = 1.5 * 2.0**52  # added to a small number and taken away again, rounds it
 _LOWEST = 700.0  # exp(-700) is 1e-304
-
-
-def _bits_of(typing_context, value):
-    """Bits of a float64, as int64."""
-
-    def build(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.IntType(64))
-
-    return types.int64(types.float64), build
-
-
-def _float_of(typing_context, bits):
-    """The float64 of these bits."""
-
-    def build(context, builder, signature, arguments):
-        return builder.bitcast(arguments[0], ir.DoubleType())
-
-    return types.float64(types.int64), build
-
-
-def _quotient(typing_context, value, divisor):
-    """value / divisor, unchecked: with the check for a zero, no loop becomes vector code."""
-
-    def build(context, builder, signature, arguments):
-        return builder.fdiv(*arguments)
-
-    return types.float64(types.float64, types.float64), build
-
-
-bits_of: Any = intrinsic(_bits_of)
-float_of: Any = intrinsic(_float_of)
-quotient: Any = intrinsic(_quotient)
-
-
-def stack_floats(size: int) -> Any:
-    """Builds a compiled helper without arguments: float64[size] on the stack of its caller, not initialised.
-
-    The caller must inline whatever it hands them to, or keep them alive until it returns.
-    """
-
-    def floats(typing_context):
-        kind = types.Array(types.float64, 1, "C")
-
-        def build(context, builder, signature, arguments):
-            with builder.goto_entry_block():
-                room = builder.alloca(ir.DoubleType(), size=ir.IntType(64)(size))
-                room.align = 64
-            array = make_array(kind)(context, builder)
-            word = context.get_constant(types.intp, 8)
-            context.populate_array(array, data=room, shape=[context.get_constant(types.intp, size)], strides=[word],
-                                   itemsize=word, meminfo=None)
-            return getattr(array, "_getvalue")()  # noqa: B009 (llvmlite's own words)
-
-        return kind(), build
-
-    return intrinsic(floats)
 
 
 @inlined

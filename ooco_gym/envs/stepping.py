@@ -4,6 +4,7 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import inner, jit
+from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.job import (
     CONTROL,
@@ -130,8 +131,11 @@ def advance(state, job, i, run_address, answer):
 @inner
 def offer(state, job, i):
     """Offers the candidates of the open decision. Returns whether there are two actions at least."""
-    job.chosen[i, :] = -1
-    job.candidates[i, :, :] = 0.0
+    chosen, candidates = job.chosen[i], job.candidates[i]
+    for k in range(chosen.size):
+        chosen[k] = -1
+        for place in range(CANDIDATE_SIZE):
+            candidates[k, place] = 0.0
     job.mask[i, :] = 0
     return offer_at(job.offers[job.turns[i, KIND]])(state, job, i) >= 2
 

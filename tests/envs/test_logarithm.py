@@ -1,11 +1,12 @@
-"""The logarithms and exponentials of observations: as NumPy's, for all magnitudes."""
+"""The logarithms and exponentials of observations, as NumPy's for all magnitudes, and what goes on by lanes."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.compile import jit
-from ooco_gym.envs.logarithm import exp_minus, log1p, scale_log, stack_floats
+from ooco_gym.envs.simd import count_below, stack_floats
+from ooco_gym.envs.logarithm import exp_minus, log1p, scale_log
 
 _room = stack_floats(16)
 
@@ -76,3 +77,16 @@ def test_a_row_has_logarithms_where_it_has_scales(values, logarithmic):
     _scaled(np.array(values), scales, out)
     logs = np.minimum(1.0, np.log1p(np.maximum(0.0, values)) * scales)
     np.testing.assert_allclose(out, np.where(logarithmic, logs, values), rtol=1e-15, atol=0.0)
+
+
+@jit
+def _below(values, first, limit):
+    return count_below(values, first, limit)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(-3, 3), min_size=13, max_size=13), st.integers(0, 5), st.integers(-3, 3))
+def test_lanes_are_counted_from_where_it_says(values, first, limit):
+    """Eight of them, and of those the ones that are less."""
+    array = np.array(values, np.float64)
+    assert _below(array, first, float(limit)) == (array[first : first + 8] < limit).sum()
