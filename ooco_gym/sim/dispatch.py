@@ -10,7 +10,7 @@ import numpy as np
 from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, settle, settle_books, start_run, wake
-from ooco_gym.sim.front import FIRST, FIRST_LENGTH
+from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
 from ooco_gym.sim.lanes import write_all_down, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
@@ -255,7 +255,12 @@ def gather_waiting(state, instance):
         return found
     slots, lengths, picks = state.front[instance, FIRST], state.front[instance, FIRST_LENGTH], state.picks
     most = spec.free_blocks * state.counters[BLOCK_TOKENS] - 1  # tokens, with room for the next one
-    for place in range(spec.front_size):
+    size = spec.front_size
+    if size > 0 and state.front[instance, SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, and so do all
+        for place in range(size):
+            picks[place] = slots[place]
+        return size
+    for place in range(size):
         picks[found] = slots[place]
         found += lengths[place] <= most
     return found
