@@ -7,8 +7,8 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
-from ooco_gym.envs.simd import LANES, count_below, quotient, stack_floats
 from ooco_gym.envs.logarithm import exp_minus, log1p, scale_log
+from ooco_gym.envs.simd import LANES, count_below, quotient, stack_floats
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle_books
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S

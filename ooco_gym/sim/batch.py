@@ -4,7 +4,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.lanes import write_down
+from ooco_gym.sim.lanes import COMPOSED, WRITTEN, write_down
 from ooco_gym.sim.queues import number_members
 from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, URGENT, WRITES_DOWN
 
@@ -40,7 +40,7 @@ def _fill_all(state, instance):
     """
     spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
     if state.counters[WRITES_DOWN] and spec.decodable == spec.urgent_members + spec.offline_members:
-        spec.unwritten = 1
+        spec.unwritten = COMPOSED
         return spec.decodable
     for row in (URGENT, OFFLINE):
         members = state.members[row, instance]
@@ -55,7 +55,7 @@ def _fill_all(state, instance):
 def fill_batch(state, instance, picks):
     """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
     spec, count = state.instances[instance], 0
-    spec.unwritten = 0
+    spec.unwritten = WRITTEN
     if picks >= 0:
         count = _fill_picked(state, instance, min(picks, state.picks.size))
     else:

@@ -13,9 +13,11 @@ from ooco_gym.compile import inner
 from ooco_gym.sim.batch import hold_tokens, steps_in_memory
 from ooco_gym.sim.costs import MAX_STEPS, decode_latency, decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.lanes import (
+    ENDED,
     FINISH,
     GAP,
     LATEST,
+    WRITTEN,
     drop_lanes,
     fewest_left,
     first_miss,
@@ -382,11 +384,11 @@ def end_run(state, instance):
         spec.wasted_ps += spec.end_ps - spec.start_ps
         count(state, WASTED_PS, spec.end_ps - spec.start_ps)
         spec.steps_begun += 1
-        spec.activity, spec.unwritten = IDLE, 0
+        _rest_batch(spec)
         return 0
     log_event(state, LOG_DECODE_RUN, instance, spec.running, spec.steps)
     _advance(state, instance, spec.steps, spec.end_ps, 0)
-    spec.activity, spec.unwritten = IDLE, 0
+    _rest_batch(spec)
     if spec.left > 0:
         return 0
     finished = _finished_on_lanes(state, instance) if spec.lanes else _finished(state, instance)
@@ -403,6 +405,12 @@ def end_run(state, instance):
         remove_member(state, instance, slot)
         finish(state, slot)
     return finished
+
+
+@inner
+def _rest_batch(spec):
+    spec.activity = IDLE
+    spec.unwritten = WRITTEN if spec.unwritten == WRITTEN else ENDED
 
 
 @inner

@@ -11,7 +11,7 @@ from ooco_gym.compile import inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, settle, settle_books, start_run, wake
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
-from ooco_gym.sim.lanes import write_all_down, write_down
+from ooco_gym.sim.lanes import WRITTEN, write_all_down, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
@@ -211,7 +211,7 @@ def _rest(state, instance):
     """Nothing to run: the instance sleeps until something changes, or until its gate is asked again."""
     spec = state.instances[instance]
     spec.stage = CHOOSE
-    spec.running, spec.unwritten = 0, 0
+    spec.running, spec.unwritten = 0, WRITTEN
     if spec.role == RELAXED and spec.hold == HOLD and spec.offline_waiting > 0:
         schedule(state, instance, state.counters[NOW] + state.counters[GATE_POLL_PS])
     elif spec.role == STRICT and state.counters[NOW] < spec.pull_wake_ps < NEVER:

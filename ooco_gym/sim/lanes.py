@@ -19,6 +19,7 @@ from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, GAP_PS, NEVER, OFFLI
 
 FINISH, ROOM, BASE = 0, 2, 4  # rows of State.lanes[instance]: each two, for URGENT and OFFLINE members
 GAP, LATEST = range(2)  # rows of State.gaps[instance], of urgent members
+WRITTEN, COMPOSED, ENDED = range(3)  # what is left out of an instance's batch row: nothing, the batch, the last one
 UNKNOWN = -1  # when the first of them has all its tokens must be looked for anew
 
 
@@ -189,18 +190,20 @@ def write_slot(state, instance, slot):
 @inner
 def write_batch(state, instance):
     """Writes the batch row, where it was left out: of a run that is every member that has lanes, of one that is only
-    composed every member."""
-    spec, count = state.instances[instance], 0
-    if spec.unwritten == 0:
+    composed every member. Of a run that has ended, those who have left are nobody (-1)."""
+    spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
+    if spec.unwritten == WRITTEN:
         return
-    spec.unwritten = 0
+    composed = spec.unwritten == COMPOSED and spec.activity != DECODE
+    spec.unwritten = WRITTEN
     for row in (URGENT, OFFLINE):
-        size = spec.urgent_members if row == URGENT else spec.offline_members
-        if spec.activity == DECODE:
-            size = np.int64(laned(spec, row))
+        size = np.int64(laned(spec, row))
+        if composed:
+            size = spec.urgent_members if row == URGENT else spec.offline_members
         for place in range(size):
-            state.members[BATCH, instance, count] = state.members[row, instance, place]
+            batch[count] = state.members[row, instance, place]
             count += 1
+    batch[count : max(count, spec.running)] = -1
 
 
 @inner

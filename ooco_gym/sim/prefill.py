@@ -4,6 +4,7 @@
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.decode import itl_bin
+from ooco_gym.sim.lanes import WRITTEN
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, count, finish, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_INTERRUPT,
@@ -65,7 +66,7 @@ def _admit(state, instance, slot, place):
 def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
-    spec.unwritten = 0
+    spec.unwritten = WRITTEN
     tokens = length(state, chosen)
     rows, work = prompt_rows(state, spec.table, tokens), prompt_work(state, spec.table, tokens, tokens)
     _admit(state, instance, chosen, 0)
@@ -109,7 +110,7 @@ def _time_prefill(state, instance, latency):
 def resume_prefill(state, instance):
     """Goes on with the suspended batch at the layer that it had reached (`layer_resume`)."""
     spec = state.instances[instance]
-    tokens, rows, work, spec.unwritten = 0, 0, 0.0, 0
+    tokens, rows, work, spec.unwritten = 0, 0, 0.0, WRITTEN
     for i in range(spec.suspended):
         slot = state.members[SUSPENDED, instance, i]
         state.members[BATCH, instance, i] = slot
@@ -144,7 +145,7 @@ def drop_suspended(state, instance):
     """Gives up a suspended prefill: its memory is needed, the layers done are lost."""
     spec = state.instances[instance]
     layers = state.tables[spec.table].layers
-    spec.context, spec.unwritten = 0, 0
+    spec.context, spec.unwritten = 0, WRITTEN
     for i in range(spec.suspended):
         slot = state.members[SUSPENDED, instance, i]
         state.members[BATCH, instance, i] = slot

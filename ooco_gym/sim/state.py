@@ -126,7 +126,7 @@ INSTANCE = np.dtype(
         ("whole", np.int32),  # the batch is every member, in the order of the lists
         ("lanes", np.int32),  # its members have lanes
         ("stale", np.int32),  # and their records are behind
-        ("unwritten", np.int32),  # and nobody has needed the batch's row yet
+        ("unwritten", np.int32),  # what its batch row lacks, as nobody has looked at it
         ("laned_urgent", np.int32),  # members that have lanes, the first ones of their list
         ("laned_offline", np.int32),
         ("seasoned_urgent", np.int32),  # of these, who has made a step on them
