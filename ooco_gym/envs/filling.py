@@ -7,7 +7,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
-from ooco_gym.envs.logarithm import exp_minus, log1p, scale_log
+from ooco_gym.envs.logarithm import log1p, scale_log
 from ooco_gym.envs.simd import LANES, count_below, quotient, stack_floats
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle_books
@@ -54,6 +54,7 @@ _LOG_SCALES = np.tile(_scales(CANDIDATES[LOGS.start:LOGS.stop], len(LOGS)), CHUN
 _LOG_UNITS = np.tile([1.0, 1.0, 1e9, PS_PER_S], CHUNK // len(LOGS))  # tokens, tokens, ms and s of ps
 _cluster_row = stack_floats(ROW)
 stack_logs = stack_floats(MOST_CANDIDATES * len(LOGS))
+_chunk = stack_floats(CHUNK)
 _lengths = stack_floats(MOST_CANDIDATES + LANES)
 
 
@@ -79,7 +80,7 @@ def signed(value, limit):
 def online_rate(state, slot, horizon_s):
     """A moving online arrival rate, faded to now, in requests a second."""
     elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
-    return state.stats[slot] * exp_minus(elapsed / horizon_s)
+    return state.stats[slot] * math.exp(-elapsed / horizon_s)
 
 
 @inner
@@ -231,7 +232,7 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
     out[5] = share(float(request.evictions), 4.0)
     out[6] = share(float(request.interruptions), 8.0)
     out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
-    out[8] = 1.0 - exp_minus(rate * prefill_ps / PS_PER_S)
+    out[8] = 1.0 - math.exp(-rate * prefill_ps / PS_PER_S)
     if request.online:
         if request.first_token_ps == 0:
             out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
@@ -251,12 +252,15 @@ def take_logs(logs, count, candidates):
     """
     for place in range(4 * count, 4 * count + -4 * count % CHUNK):
         logs[place] = 0.0
-    for first in range(0, 4 * count, CHUNK):
+    chunk = _chunk()  # what no other function has seen is known to overlap with nothing: else this is no vector code
+    for first in range(0, count, CHUNK // 4):
         for lane in range(CHUNK):
-            logs[first + lane] = scale_log(quotient(logs[first + lane], _LOG_UNITS[lane]), _LOG_SCALES[lane])
-    for k in range(count):
-        for log in range(1, 5):
-            candidates[k, log] = logs[4 * k + log - 1]
+            chunk[lane] = logs[4 * first + lane]
+        for lane in range(CHUNK):
+            chunk[lane] = scale_log(quotient(chunk[lane], _LOG_UNITS[lane]), _LOG_SCALES[lane])
+        for k in range(min(count - first, CHUNK // 4)):
+            for log in range(4):
+                candidates[first + k, 1 + log] = chunk[4 * k + log]
 
 
 @inner

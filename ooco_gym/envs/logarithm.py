@@ -1,4 +1,4 @@
-"""log(1 + x) and exp(-x), inlined: without calls, branches and tables, so that loops over them become vector code.
+"""log(1 + x), inlined: without calls, branches and tables, so that loops over it become vector code.
 
 An observation has some forty logarithms, which took a tenth of a step as calls of the C library. These here differ from
 the exactly rounded values by less than 1e-15 of them: as float32 they are the same.
@@ -14,14 +14,10 @@ from ooco_gym.compile import inlined
 from ooco_gym.envs.simd import bits_of, float_of, quotient
 
 LN_2 = math.log(2.0)
-LN_2_HIGH = 0.693147180369123816490  # its first 32 bits: times a small whole number, exact
-LN_2_LOW = 1.90821492927058770002e-10  # the rest (Cody and Waite, Software Manual for the Elementary Functions, 1980)
 _FIRST = np.int64(0x3FE6A09E667F3BCD)  # bits of the square root of 1/2: significands go from there to that of 2
 _ONE = np.int64(1023)
 _WHOLE = np.int64(0x4330000000000000)  # bits of 2**52: with a small whole number added, of 2**52 + that number
 _2_52 = 2.0**52
-_NEAREST = 1.5 * 2.0**52  # added to a small number and taken away again, rounds it
-_LOWEST = 700.0  # exp(-700) is 1e-304
 
 
 @inlined
@@ -39,22 +35,6 @@ def log1p(x):
     tail = z * (2.0 / 3.0 + z * (2.0 / 5.0 + z * (2.0 / 7.0 + z * (2.0 / 9.0 + z * (2.0 / 11.0 + z * (
         2.0 / 13.0 + z * (2.0 / 15.0 + z * (2.0 / 17.0 + z * (2.0 / 19.0)))))))))
     return (float_of(k + _WHOLE) - _2_52) * LN_2 + (f - s * (f - tail))
-
-
-@inlined
-def exp_minus(x):
-    """exp(-x) of an x of at least 0; of more than 700, as of 700.
-
-    -x is k log 2 + r with a small r, of which the series is summed.
-    """
-    x = -min(x, _LOWEST)
-    shifted = x * (1.0 / LN_2) + _NEAREST
-    k = shifted - _NEAREST
-    r = (x - k * LN_2_HIGH) - k * LN_2_LOW
-    tail = 1.0 / 120 + r * (1.0 / 720 + r * (1.0 / 5040 + r * (1.0 / 40320 + r * (1.0 / 362880 + r * (
-        1.0 / 3628800 + r * (1.0 / 39916800 + r * (1.0 / 479001600 + r * (1.0 / 6227020800))))))))
-    near = 1.0 + (r + r * r * (0.5 + r * (1.0 / 6 + r * (1.0 / 24 + r * tail))))
-    return near * float_of((_ONE + (bits_of(shifted) - bits_of(_NEAREST))) << 52)
 
 
 @inlined

@@ -1,12 +1,12 @@
-"""The logarithms and exponentials of observations, as NumPy's for all magnitudes, and what goes on by lanes."""
+"""The logarithms of observations, as NumPy's for all magnitudes, and what goes on by lanes."""
 
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.compile import jit
+from ooco_gym.envs.logarithm import log1p, scale_log
 from ooco_gym.envs.simd import count_below, stack_floats
-from ooco_gym.envs.logarithm import exp_minus, log1p, scale_log
 
 _room = stack_floats(16)
 
@@ -15,12 +15,6 @@ _room = stack_floats(16)
 def _logs(values, out):
     for i in range(values.size):
         out[i] = log1p(values[i])
-
-
-@jit
-def _exponentials(values, out):
-    for i in range(values.size):
-        out[i] = exp_minus(values[i])
 
 
 @jit
@@ -52,20 +46,6 @@ def test_logarithms_of_every_magnitude_are_the_same_as_float32():
     assert got[0] == 0.0
     np.testing.assert_allclose(got, expected, rtol=5e-16, atol=0.0)
     np.testing.assert_array_equal(got.astype(np.float32), expected.astype(np.float32))
-
-
-@settings(deadline=None)
-@given(st.lists(st.floats(0.0, 700.0), min_size=1, max_size=40))
-def test_exponentials_are_those_of_numpy(values):
-    """As far as fifteen digits say."""
-    np.testing.assert_allclose(_of(_exponentials, values), np.exp(-np.array(values)), rtol=1e-15, atol=0.0)
-
-
-def test_exponentials_begin_with_one_and_end_with_next_to_nothing():
-    """A rate fades to what is no more than nothing as float32, after any time."""
-    one, least, beyond = _of(_exponentials, [0.0, 700.0, 1e30])
-    assert one == 1.0
-    assert 0.0 < least == beyond < 1e-303
 
 
 @settings(deadline=None)
