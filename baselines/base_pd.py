@@ -17,7 +17,7 @@ PARAMS = (
 P = slots(PARAMS)
 
 
-@hook(ROUTE)
+@hook(ROUTE, settles=True)
 def route(view):
     """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
     state = view.state
@@ -29,4 +29,4 @@ def route(view):
     return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first that keeps it
 
 
-policy = Policy("base_pd", PARAMS, class_blind=True, settles=True, route=route)
+policy = Policy("base_pd", PARAMS, class_blind=True, route=route)

@@ -81,7 +81,7 @@ def push_bound(state):
 
 
 # --- Routing (3.2, and the engine's service layer) ------------------------------------------------------------------
-@hook(ROUTE)
+@hook(ROUTE, settles=True)
 def route(view):
     """Arrivals to the least prefill backlog; online requests are pushed at once; offline ones decode where they are."""
     return route_by_class(view.state, view.request, push_bound(view.state))
@@ -97,7 +97,7 @@ def first_token_at_risk(state, instance, slot, factor):
     return now + factor * wait > request.arrival_ps + request.ttft_slo_ps
 
 
-@hook(INTERRUPT)
+@hook(INTERRUPT, settles=True)
 def preempt(view):
     """An online arrival stops offline work at the next layer boundary: always (the paper), or if its TTFT needs it."""
     state, spec = view.state, view.state.instances[view.instance]
@@ -109,7 +109,7 @@ def preempt(view):
     return STOP if first_token_at_risk(state, view.instance, view.request, state.params[P.slack_factor]) else KEEP
 
 
-@hook(EVICT)
+@hook(EVICT, settles=True)
 def evict(view):
     """Under a compute bottleneck evict the longest (the batch stays large), else the shortest (less to recompute)."""
     state, spec = view.state, view.state.instances[view.instance]
@@ -147,7 +147,7 @@ def gate_balance(view, resident):
     return gain, state.stats[OFFLINE_EVICTED_SHARE] * added * again
 
 
-@hook(GATE)
+@hook(GATE, settles=True)
 def gate(view):
     """Prefill if the latency that a larger decode batch saves exceeds the recomputation expected from evictions."""
     state, mode = view.state, view.state.params[P.gate]
@@ -229,7 +229,7 @@ def pick_closest(state, instance, source, batch, context, bound, preferred):
     return chosen
 
 
-@hook(PULL)
+@hook(PULL, settles=True)
 def pull(view):
     """Algorithm 1: with all residents in the batch and latency to spare, pull decoding offline requests by length."""
     state, instance = view.state, view.instance
@@ -305,7 +305,7 @@ def add_offline(state, instance, count, context, bound):
     return count
 
 
-@hook(COMPOSE)
+@hook(COMPOSE, settles=True)
 def mix(view):
     """Algorithm 2: all online requests, K offline ones at random, then the shortest, while the step keeps the SLO."""
     state, instance = view.state, view.instance
@@ -324,5 +324,4 @@ def mix(view):
     return add_offline(state, instance, count, online_context, bound)
 
 
-policy = Policy("ooco", PARAMS, settles=True, route=route, interrupt=preempt, gate=gate, compose=mix, evict=evict,
-                pull=pull)
+policy = Policy("ooco", PARAMS, route=route, interrupt=preempt, gate=gate, compose=mix, evict=evict, pull=pull)

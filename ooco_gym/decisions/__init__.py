@@ -8,6 +8,7 @@ then the loop stops there and the caller answers from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -54,14 +55,27 @@ PULL = Point("pull", s.PULL, "a strict instance has composed its next step and s
 POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
 
 
-def hook(point: Point) -> Callable[[Callable[..., int]], Any]:
+def hook(point: Point, *, settles: bool = False) -> Callable[[Callable[..., int]], Any]:
     """Compiles a rule for a decision point, eagerly and cached on disk.
 
     The result is a value that the event loop takes; from Python it is called through `call_rule`.
+
+    Args:
+        point: the decision point.
+        settles: it settles an instance (`rules.settle`) before it looks at what the members there have generated, how
+            long they are, what memory they hold, or who runs. Where a rule of a policy does not, all of that is brought
+            up to date before each decision, which takes time.
     """
     if point not in POINTS:
         raise ValueError(f"{point!r} is not one of the decision points")
-    return jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)
+
+    def compiled(function: Callable[..., int]) -> Any:
+        rule = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(function)
+        with suppress(AttributeError):  # plain functions of Python, where compilation is off, too
+            rule.settles = settles
+        return rule
+
+    return compiled
 
 
 def _ask_outside(view):

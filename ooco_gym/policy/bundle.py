@@ -82,9 +82,6 @@ class Policy:
         class_blind: offline requests are scheduled as online ones (base P/D).
         mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
             ones.
-        settles: its rules settle an instance (`rules.settle`) before they look at what its members have generated, how
-            long they are, or what memory they hold. Otherwise all records are brought up to date before each rule is
-            asked, which takes time.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
             policy and a `sim.build.Facts`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
@@ -96,7 +93,6 @@ class Policy:
     values: Mapping[str, Any] = field(default_factory=dict)
     class_blind: bool = False
     mixed: bool = False
-    settles: bool = False
     route: Any = None
     interrupt: Any = None
     gate: Any = None
@@ -105,6 +101,11 @@ class Policy:
     pull: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
+
+    @property
+    def settles(self) -> bool:
+        """Whether every rule settles whom it looks at (`decisions.hook`)."""
+        return all(getattr(rule, "settles", False) for rule in self.hooks())
 
     def hooks(self) -> tuple[Any, ...]:
         """The six compiled rules in the order of the decision points."""

@@ -205,44 +205,44 @@ def sum_of_smallest(keys, count, few):
 
 
 # --- The plainest rule for each point -------------------------------------------------------------------------------
-@hook(ROUTE)
+@hook(ROUTE, settles=True)
 def route_least_backlog(view):
     """Arrivals to the least prefill backlog; online requests to a strict instance; offline ones stay."""
     return route_by_class(view.state, view.request, view.state.counters[DEFAULT_TPOT_PS])
 
 
-@hook(ROUTE)
+@hook(ROUTE, settles=True)
 def route_fewest_requests(view):
     """Arrivals to the mixed instance with the fewest requests, running and waiting; of equals the first."""
     return fewest_requests(view.state)
 
 
-@hook(INTERRUPT)
+@hook(INTERRUPT, settles=True)
 def never_interrupt(view):
     """Offline work runs to its end."""
     return KEEP
 
 
-@hook(GATE)
+@hook(GATE, settles=True)
 def first_come(view):
     """Start the first waiting request, always."""
     return 0
 
 
-@hook(COMPOSE)
+@hook(COMPOSE, settles=True)
 def everybody(view):
     """All that is resident decodes, whatever the step takes."""
     view.state.instances[view.instance].bound_ps = NEVER
     return ALL
 
 
-@hook(EVICT)
+@hook(EVICT, settles=True)
 def last_joined(view):
     """The resident that joined last gives way (as vLLM recomputes)."""
     return view.candidates.size - 1
 
 
-@hook(PULL)
+@hook(PULL, settles=True)
 def never_pull(view):
     """Nothing is pulled."""
     return FULL

@@ -278,8 +278,7 @@ def _start_offline(state, instance, gate):
         return DONE
     if spec.offline_waiting == 0:
         return -1
-    asked = state.counters[ANSWERED] == 1 and state.counters[PENDING] == GATE  # State.picks is as it was
-    found = state.counters[PENDING_COUNT] if asked else gather_waiting(state, instance)
+    found = gather_waiting(state, instance)
     if found == 0:
         return -1
     answer = ask(state, GATE, instance, -1, found, gate)

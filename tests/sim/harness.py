@@ -19,7 +19,7 @@ from ooco_gym.workload import Trace
 BASELINES = ("ooco", "ooco_xllm", "base_pd", "online_priority", "hygen_pd", "echo_pd")
 POINT_NAMES = tuple(point.name for point in POINTS)
 # What a run leaves behind, whichever way it was driven. Links in queues, and what decision counts say, are no result.
-REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
+REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next", "position"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
                    "arriving", "leaving", "suspended", "online_prefill_ps", "offline_prefill_ps", "decode_ps",
                    "wasted_ps", "decode_steps", "decoded_tokens", "steps_begun")

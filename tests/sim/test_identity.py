@@ -22,6 +22,13 @@ def test_closed_form_equals_one_step_at_a_time(setup: Setup) -> None:
     assert differences(play(setup).state, play(setup, bulk=False).state) == []
 
 
+@given(setups(random_rules=False))
+def test_records_written_late_equal_records_written_always(setup: Setup) -> None:
+    always = Episode(setup)
+    always.state.counters[s.WRITES_DOWN] = 0
+    assert differences(play(setup).state, always.play().state) == []
+
+
 @given(setups(), st.sampled_from((*((name,) for name in POINT_NAMES), POINT_NAMES)))
 def test_driven_from_python_equals_inside(setup: Setup, outside: tuple[str, ...]) -> None:
     assert differences(play(setup).state, play(setup, outside=outside).state) == []

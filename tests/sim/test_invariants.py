@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooco_gym.sim import state as s
-from ooco_gym.sim.carry import GROWING, JOINED
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
+from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, ROOM, UNKNOWN
 
 MANY_EVENTS = 6000
 HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
@@ -102,8 +102,8 @@ def check_front(state: s.State) -> None:
         assert front[SHORTEST_LENGTH] == [lengths[place] for place in order]
 
 
-def check_carry(state: s.State) -> None:
-    """What a run has begun with, or is to begin with, is true of its batch."""
+def check_lanes(state: s.State) -> None:
+    """What a run has begun with is true of its batch, and lanes say what the records say, which are up to date."""
     requests, size = state.requests, state.counters[s.BLOCK_TOKENS]
     left = requests["output_tokens"] - requests["generated_tokens"]
     tokens = requests["prompt_tokens"].astype(np.int64) + requests["generated_tokens"]
@@ -112,16 +112,27 @@ def check_carry(state: s.State) -> None:
             batch = state.members[s.BATCH, i, : spec["running"]]
             assert (requests["blocks"][batch] * size >= tokens[batch] + 1).all()
             assert len(batch) < spec["batch_size"] or spec["left"] == left[batch].min()
+        if not spec["lanes"]:
             continue
-        residents = np.flatnonzero((requests["status"] == s.RESIDENT) & (requests["instance"] == i))
-        going = np.setdiff1d(residents, state.carry[JOINED, i, : spec["joined"]])
-        if spec["carried"] == 0 or spec["broken"] or spec["carried"] + spec["joined"] != spec["decodable"]:
-            continue
-        assert spec["carried"] == len(going)
-        assert spec["carried_left"] == left[going].min()
-        assert spec["carried_miss_ps"] == min(s.NEVER, requests["latest_ps"][going].min())
-        grow = np.intersect1d(state.carry[GROWING, i, : spec["growing"]], going)
-        assert grow.tolist() == going[tokens[going] + 1 > requests["blocks"][going] * size].tolist()
+        assert not spec["stale"]
+        finish = [s.NEVER]
+        for row, name in ((s.URGENT, "urgent"), (s.OFFLINE, "offline")):
+            count, seasoned = spec[f"laned_{name}"], spec[f"seasoned_{name}"]
+            assert seasoned <= count <= spec[f"{name}_members"]
+            slots, lanes = state.members[row, i, :count], state.lanes[i, :, :count] - spec["lane_steps"]
+            assert (lanes[FINISH + row] == left[slots]).all()
+            assert (lanes[ROOM + row] == requests["blocks"][slots] * size - tokens[slots]).all()
+            assert (lanes[BASE + row] + 2 * spec["lane_steps"] == tokens[slots]).all()
+            assert (requests["last_token_ps"][slots[:seasoned]] == spec["lane_token_ps"]).all()
+            finish += state.lanes[i, FINISH + row, :count].tolist()
+        assert spec["lane_first"] in (UNKNOWN, min(finish))
+        urgent = state.members[s.URGENT, i, : spec["laned_urgent"]]
+        gaps, online = state.gaps[i, :, : len(urgent)], requests["online"][urgent] == 1
+        assert (gaps[GAP] == requests["max_gap_ps"][urgent])[online].all()
+        assert (gaps[GAP] >= spec["lane_gap_ps"])[online].all()
+        assert (gaps[LATEST] == requests["latest_ps"][urgent]).all()
+        counts = (online & (requests["counted"][urgent] == 1))[: spec["seasoned_urgent"]]
+        assert spec["lane_counted"] == np.count_nonzero(counts)
 
 
 def check_running(state: s.State) -> None:
@@ -167,7 +178,7 @@ def check(state: s.State) -> None:
     check_memory(state)
     check_lists(state)
     check_front(state)
-    check_carry(state)
+    check_lanes(state)
     check_running(state)
     check_tokens(state)
 
