@@ -87,6 +87,33 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
 
 
+def candidate_shape(space: Any) -> tuple[int, int]:
+    """(K, F): how many candidates an observation holds, and features of each.
+
+    Args:
+        space: of `candidates`, K·F figures, row by row, as environments of this package give them; somebody else's may
+            also be (K, F).
+
+    Raises:
+        UserError: it is neither.
+    """
+    from ooco_gym.envs.features import CANDIDATE_SIZE
+
+    shape = tuple(space.shape or ())
+    if len(shape) == 2:
+        return shape
+    if len(shape) != 1 or not shape[0] or shape[0] % CANDIDATE_SIZE:
+        raise UserError(f"the environment's candidates are {space}; expected a Box of (K, features), or of one axis "
+                        f"with {CANDIDATE_SIZE} features for each candidate, row by row")
+    return shape[0] // CANDIDATE_SIZE, CANDIDATE_SIZE
+
+
+def observed_shapes(space: Any) -> dict[str, tuple[int, ...]]:
+    """The shapes of one observation's parts, as a policy takes them: `candidates` as (K, F)."""
+    return {key: candidate_shape(space[key]) if key == "candidates" else tuple(space[key].shape or ())
+            for key in OBSERVATION_KEYS}
+
+
 def check_ours(config: Mapping[str, Any], purpose: str) -> None:
     """Refuses an `env` configuration of an environment that this package does not simulate.
 

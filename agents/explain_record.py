@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, Window
+from agents.environments import OBSERVATION_KEYS, Window, candidate_shape
 from agents.play import BatchPlayer, Observations, play
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.features import DECISIONS
@@ -136,10 +136,11 @@ class _Recorder(BatchPlayer):
     def act(self, envs: Sequence[Any], observations: Observations) -> Sequence[Any]:
         """The policy's answers."""
         for env, observation in zip(envs, observations, strict=True):
-            self._consider(env.unwrapped, observation)
+            self._consider(env, observation)
         return super().act(envs, observations)
 
-    def _consider(self, env: Any, observation: Mapping[str, np.ndarray]) -> None:
+    def _consider(self, wrapped: Any, observation: Mapping[str, np.ndarray]) -> None:
+        env = wrapped.unwrapped
         window = getattr(env, "window", None) or getattr(env, "key", None)
         place, kind = self._places.get(window, 0), int(np.argmax(observation["decision"]))  # type: ignore[arg-type]
         kept = self._kept.setdefault((place, kind), [])
@@ -147,7 +148,9 @@ class _Recorder(BatchPlayer):
         at = len(kept) if len(kept) < self._most else int(self._random.integers(seen))
         if at >= self._most:
             return
-        row = (place, partner_answer(env), *(np.copy(observation[key]) for key in OBSERVATION_KEYS))
+        parts = {key: np.copy(observation[key]) for key in OBSERVATION_KEYS}
+        parts["candidates"] = parts["candidates"].reshape(candidate_shape(wrapped.observation_space["candidates"]))
+        row = (place, partner_answer(env), *parts.values())
         kept[at : at + 1] = [row]
 
     def recordings(self) -> Iterator[Recording]:

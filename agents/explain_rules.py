@@ -114,8 +114,10 @@ class Tree:
 
     def decide_batch(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
                      decision: np.ndarray) -> np.ndarray:
-        """Actions (batch,), or (batch, P), for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, A)
-        and decision (batch, D)."""
+        """Actions (batch,), or (batch, P), for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
+        action_mask (batch, A) and decision (batch, D)."""
+        if candidates.ndim == 2:
+            candidates = candidates.reshape(-1, *self.shapes["candidates"])
         kinds = np.argmax(decision, axis=1)
         out: np.ndarray | None = None
         for kind in np.unique(kinds):

@@ -15,7 +15,7 @@ import numpy as np
 from agents.actions import action_meanings, action_names
 from agents.algorithms import recipe_of
 from agents.checks import whole
-from agents.environments import OBSERVATION_KEYS, decision_names, make_env, plain
+from agents.environments import OBSERVATION_KEYS, candidate_shape, decision_names, make_env, observed_shapes, plain
 from agents.extras import require
 from agents.load import LoadedRun, load_run
 from ooco_gym.envs.features import DECISIONS
@@ -114,8 +114,8 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
     for choices in run.actor.levels or (actions,):  # one of them, in each part of an action, is legal at least
         mask[np.arange(count), first + random.integers(0, choices, count)] = 1
         first += choices
-    cluster, candidates = draw(encoder.cluster, space["cluster"].shape), draw(encoder.candidates,
-                                                                              space["candidates"].shape)
+    cluster, candidates = draw(encoder.cluster, space["cluster"].shape), draw(
+        encoder.candidates, candidate_shape(space["candidates"]))
     return cluster, candidates, mask, np.eye(kinds, dtype=np.float32)[random.integers(0, kinds, count)]
 
 
@@ -129,12 +129,14 @@ def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) ->
 
     session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     observation: dict[str, Any] = dict(zip(OBSERVATION_KEYS, observations, strict=True))
+    space: Any = run.model.observation_space
+    seen = {key: part.reshape(-1, *space[key].shape) for key, part in observation.items()}  # as it was trained
     outputs: Any = session.run(["action", "logits"], observation)
     actions, logits = outputs
     legal = observation["action_mask"] > 0
     parts = run.actor.levels or (legal.shape[1],)
-    chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, _predicted(run, observation)))
-    trained = _scores(run, observation)
+    chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, _predicted(run, seen)))
+    trained = _scores(run, seen)
     rows, first, error, illegal = np.arange(len(legal)), 0, 0.0, 0
     lost = np.zeros(len(legal))
     for place, count in enumerate(parts):
@@ -180,12 +182,13 @@ def _scores(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> tuple[np.n
 def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> dict[str, Any]:
     """Describes what goes in and comes out of the graph, and where it comes from."""
     space: Any = run.model.observation_space
-    places, actions = space["candidates"].shape[0], space["action_mask"].shape[0]
+    shapes = observed_shapes(space)
+    places, actions = shapes["candidates"][0], shapes["action_mask"][0]
     env = make_env(run.config["env"])
     try:
         decisions, parts = decision_names(env), action_parts(env)
         inputs: dict[str, Any] = {
-            key: {"shape": list(space[key].shape), "dtype": "float32", "features": feature_table(env, space[key], key)}
+            key: {"shape": list(shapes[key]), "dtype": "float32", "features": feature_table(env, space[key], key)}
             for key in ("cluster", "candidates", "decision")
         }
     finally:
@@ -232,8 +235,9 @@ def action_parts(env: Any) -> list[dict[str, Any]]:
 
 
 def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
-    """Returns name, unit, bounds and meaning of each feature along the last axis of observation `key`."""
-    low, high = space.low.reshape(-1, space.shape[-1]).min(0), space.high.reshape(-1, space.shape[-1]).max(0)
+    """Returns name, unit, bounds and meaning of each feature of observation `key`; of candidates, of each of them."""
+    width = candidate_shape(space)[1] if key == "candidates" else space.shape[-1]
+    low, high = space.low.reshape(-1, width).min(0), space.high.reshape(-1, width).max(0)
     described = getattr(env.unwrapped, "feature_tables", None)
     tables = {} if described is None else dict(described())
     if described is not None and key == "decision" and key not in tables:

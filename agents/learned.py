@@ -14,15 +14,16 @@ import numpy as np
 import yaml
 from gymnasium import spaces
 
-from agents.environments import OBSERVATION_KEYS, decision_names, plain
+from agents.environments import OBSERVATION_KEYS, decision_names, observed_shapes, plain
 from ooco_gym.errors import UserError
 
 SEEDS = "seed_*"  # folders of the training runs of one group
 
 
 class Kept(NamedTuple):
-    """A learned policy: its batch decision (a method of what says how much `history` it sees), the shapes of the
-    environment's observations that it was made for, the decisions it was asked."""
+    """A learned policy: its batch decision (a method of what says how much `history` it sees; candidates may come as
+    tables or row by row), the shapes of the environment's observations that it was made for (candidates as (K, F)), the
+    decisions it was asked."""
 
     decide: Callable[..., np.ndarray]
     shapes: dict[str, tuple[int, ...]]
@@ -103,9 +104,7 @@ def kept(folder: str) -> Kept:
     from agents.load import load_run
 
     run = load_run(folder)
-    space: Any = run.model.observation_space
-    return Kept(run.decide_batch, _shapes({key: space[key].shape for key in OBSERVATION_KEYS}, run.history),
-                run.decisions)
+    return Kept(run.decide_batch, _shapes(observed_shapes(run.model.observation_space), run.history), run.decisions)
 
 
 def _shapes(seen: Mapping[str, Sequence[int]], history: int) -> dict[str, tuple[int, ...]]:
@@ -123,7 +122,7 @@ def check_fit(label: str, folder: str, env: Any) -> None:
     policy = kept(os.fspath(folder))
     space: Any = env.observation_space
     ours = isinstance(space, spaces.Dict) and set(OBSERVATION_KEYS) <= set(space)
-    expected = {key: tuple(space[key].shape or ()) for key in OBSERVATION_KEYS} if ours else space
+    expected = observed_shapes(space) if ours else space
     if policy.shapes != expected:
         raise UserError(f"policy '{label}' was trained on observations {policy.shapes}, but the environment gives "
                         f"{expected}; evaluate it on the environment it was trained on")

@@ -53,8 +53,8 @@ class LoadedRun:
         return action if np.ndim(action) else int(action)
 
     def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
-        """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F), action_mask
-        (batch, A) and decision (batch, D)."""
+        """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
+        action_mask (batch, A) and decision (batch, D)."""
         return self.actor.answer(*observation)[0]
 
 

@@ -15,7 +15,7 @@ from gymnasium import spaces
 from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
 from torch import nn
 
-from agents.environments import OBSERVATION_KEYS
+from agents.environments import OBSERVATION_KEYS, candidate_shape
 from agents.scorers import Layout
 from ooco_gym.errors import UserError
 
@@ -72,7 +72,7 @@ class ObservationEncoder(BaseFeaturesExtractor):
     come from legal candidates only, so that padding does not move them.
 
     Args:
-        observation_space: of cluster, candidates, action_mask and decision.
+        observation_space: of cluster, candidates (`environments.candidate_shape`), action_mask and decision.
         levels: where the action is a vector of levels, how many each of its parts has: the candidates then are these
             parts, all of them there.
     """
@@ -81,13 +81,14 @@ class ObservationEncoder(BaseFeaturesExtractor):
         check_observation_space(observation_space)
         cluster, candidates = observation_space["cluster"], observation_space["candidates"]
         assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
-        places, features = candidates.shape
+        places, features = candidate_shape(candidates)
         layout = Layout(cluster.shape[0], _size(observation_space, "decision"), places, features,
                         _size(observation_space, "action_mask"), tuple(int(count) for count in levels))
         super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
         self.layout = layout
         self.cluster = FeatureScale(cluster.low, cluster.high)
-        self.candidates = FeatureScale(candidates.low.min(axis=0), candidates.high.max(axis=0))
+        self.candidates = FeatureScale(candidates.low.reshape(places, features).min(axis=0),
+                                       candidates.high.reshape(places, features).max(axis=0))
 
     def update(self, observations: Mapping[str, np.ndarray]) -> None:
         """Adds a batch of raw observations (leading axes of any shape) to the running statistics."""
@@ -102,7 +103,10 @@ class ObservationEncoder(BaseFeaturesExtractor):
         """Returns (batch, Fc + D + K·F + A)."""
         mask = (observations["action_mask"] > 0).to(torch.float32)
         cluster = self.cluster(observations["cluster"].to(torch.float32))
-        candidates = self.candidates(observations["candidates"].to(torch.float32))
+        rows = observations["candidates"].to(torch.float32)
+        if rows.dim() == 2:
+            rows = rows.reshape(-1, self.layout.places, self.layout.features)
+        candidates = self.candidates(rows)
         if not self.layout.levels:
             candidates = candidates * mask[:, self.layout.fixed :].unsqueeze(-1)
         decision = observations["decision"].to(torch.float32)
@@ -137,8 +141,8 @@ class Actor(nn.Module):
     def forward(
         self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor, decision: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F), action_mask (batch, A) and
-        decision (batch, D).
+        """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
+        action_mask (batch, A) and decision (batch, D).
 
         The action is (batch,) int64, or (batch, P) where it is a vector of levels; logits are (batch, A), those of the
         levels of one parameter after those of another.
@@ -160,8 +164,8 @@ class Actor(nn.Module):
 
 
 def check_observation_space(space: spaces.Space) -> None:
-    """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K, F), action_mask (A,), decision (D,).
-    """
+    """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K·F,) or (K, F), action_mask (A,),
+    decision (D,)."""
     shapes = {key: space[key].shape for key in space} if isinstance(space, spaces.Dict) else {}
     missing = [key for key in OBSERVATION_KEYS if key not in shapes]
     if missing:
@@ -169,6 +173,7 @@ def check_observation_space(space: spaces.Space) -> None:
             f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
             f"{', '.join(OBSERVATION_KEYS)}"
         )
+    candidate_shape(space["candidates"])  # type: ignore[index]
 
 
 def check_action_space(space: spaces.Space, env: str, vectors: bool = True) -> None:

@@ -24,7 +24,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 
 STATE_FILE = Path("checkpoints") / "latest.state"
-_SCHEMA = "ooco-gym/resume/1"
+_SCHEMA = "ooco-gym/resume/2"
 # What may differ from how a run was begun: the first three say where, the others are taken anew.
 _FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
 _OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",

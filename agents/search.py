@@ -18,7 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 from agents.environments import split_seeds, vector_env
 from agents.imitation import learn_rule, training_config, watch
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, candidate_table
 from ooco_gym.envs.job import PARTNER_ACTION
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, unknown
@@ -46,7 +46,8 @@ class LinearRule:
     def actions(self, observations: Mapping[str, np.ndarray]) -> np.ndarray:
         """The actions (n,) at a batch of observations."""
         split, own = len(self.cluster), self.weights[2:]
-        cluster, offered = observations["cluster"][:, self.cluster], observations["candidates"][:, :, self.candidates]
+        cluster = observations["cluster"][:, self.cluster]
+        offered = candidate_table(observations["candidates"])[:, :, self.candidates]
         scores = np.concatenate([(self.weights[0] + cluster @ own[:split])[:, None],
                                  np.full((len(cluster), 1), self.weights[1]), offered @ own[split:]], axis=1)
         return np.where(observations["action_mask"] > 0, scores, -np.inf).argmax(axis=1)
@@ -76,7 +77,7 @@ class RuleBook:
         job = env.episodes.job
 
         def act() -> int:
-            return int(self.actions({"cluster": job.cluster[:1], "candidates": job.candidates[:1],
+            return int(self.actions({"cluster": job.cluster[:1], "candidates": job.candidates[:1].reshape(1, -1),
                                      "action_mask": job.mask[:1], "decision": job.decision[:1]})[0])
 
         return act
@@ -173,7 +174,7 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
                         "among them; watch more")
     seen = {key: part[asked] for key, part in seen.items()}
     legal = seen["action_mask"][:, 2:] > 0
-    rows = [seen["cluster"][:, cluster], seen["candidates"][legal][:, candidates]]
+    rows = [seen["cluster"][:, cluster], candidate_table(seen["candidates"])[legal][:, candidates]]
     deviation = np.maximum(np.concatenate([[1.0, 1.0], *(part.std(0) for part in rows)]), 1e-3)
     mean = np.concatenate([[0.0, 0.0], *(part.mean(0) for part in rows)])
     of_cluster = np.arange(len(mean)) < 2 + len(cluster)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs.features import CANDIDATES, CLUSTER
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.envs.job import FIXED, PARTNER_ACTION
 from ooco_gym.envs.words import WORDS, actual, asked, figures_of, meaning
 from ooco_gym.sim import state as s
@@ -104,7 +104,8 @@ def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wa
     name = asked(observation)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", justify="right", style="bold", min_width=3)
-    figures = [figures_of(name, observation["candidates"][action - FIXED]) for action in offered]
+    rows = candidate_table(observation["candidates"])
+    figures = [figures_of(name, rows[action - FIXED]) for action in offered]
     instances = name == "route"
     for head in (*(("instance",) if instances else ()), *figures[0]):
         table.add_column(head, justify="right")
@@ -117,7 +118,7 @@ def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wa
 
 def _as_tuned(observation: Mapping[str, Any], wanted: Any) -> Any:
     """Of a decision by the clock, the candidate at which the partner was tuned; else what it wants."""
-    mine = np.flatnonzero(observation["candidates"][:, _PARTNER])
+    mine = np.flatnonzero(candidate_table(observation["candidates"])[:, _PARTNER])
     return FIXED + int(mine[0]) if wanted == PARTNER_ACTION and len(mine) else wanted
 
 

@@ -28,11 +28,12 @@ class DecisionEnv(gym.Env):
     """Decisions of a co-located cluster, one after the other; subclasses say which.
 
     ## Observation Space
-    `Dict`: `cluster` float32 (C,), `candidates` float32 (K, F), `action_mask` int8 (A,), `decision` float32 (D,), one
-    hot. The tables of features, units and bounds are below. Nothing is clairvoyant: lengths of unfinished outputs are
-    hidden. What does not apply to a decision is 0. Each space flattens (`FlattenObservation`). The wrapper
-    `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`) adds `predicted_output` (K,), what a
-    length predictor with that error believes that each candidate still generates.
+    `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask` int8 (A,), `decision`
+    float32 (D,), one hot. `ooco_gym.candidate_table(observation["candidates"])` is the table (K, F). Features, units
+    and bounds are below. Nothing is clairvoyant: lengths of unfinished outputs are hidden. What does not apply to a
+    decision is 0. Every part has one axis, as Stable-Baselines3 expects, and the whole flattens
+    (`FlattenObservation`). The wrapper `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`)
+    adds `predicted_output` (K,), what a length predictor with that error believes that each candidate still generates.
 
     ## Rewards
     The sum of named parts, each in `info["reward/<part>"]`, with weights from `conf/reward`: `service` (reference
@@ -115,8 +116,8 @@ class DecisionEnv(gym.Env):
         self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode, self._trace,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._snapshots = Snapshots(self.episodes)
-        self._arrays = {"cluster": job.cluster[0], "candidates": job.candidates[0], "action_mask": job.mask[0],
-                        "decision": job.decision[0]}
+        self._arrays = {"cluster": job.cluster[0], "candidates": job.candidates[0].reshape(-1),
+                        "action_mask": job.mask[0], "decision": job.decision[0]}
         self._actions, self._mask = job.actions[0], job.mask[0]
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,7 +291,7 @@ def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
     each_low, each_high = features.bounds(features.CANDIDATES)
     observation = spaces.Dict({
         "cluster": spaces.Box(low, high, dtype=np.float32),
-        "candidates": spaces.Box(np.tile(each_low, (size, 1)), np.tile(each_high, (size, 1)), dtype=np.float32),
+        "candidates": spaces.Box(np.tile(each_low, size), np.tile(each_high, size), dtype=np.float32),
         "action_mask": spaces.MultiBinary(actions),
         "decision": spaces.Box(0.0, 1.0, (features.DECISION_SIZE,), dtype=np.float32),
     })

@@ -28,6 +28,7 @@ NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a tes
 ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Rewards", "Starting State", "Episode End",
          "Information", "Arguments", "Rendering", "Snapshots", "Default Scenario", "Splits and Shifts", "Headroom",
          "References", "Version History")
+_AS_TABLE = "`ooco_gym.candidate_table(observation[\"candidates\"])` is the table, a row for each candidate:"
 
 
 # --- A page ---------------------------------------------------------------------------------------------------------
@@ -95,6 +96,15 @@ def _type(space: Any) -> str:
     return f"{space.dtype} {space.shape}"
 
 
+def _candidates(space: Any) -> int:
+    """K, how many candidates a part of the observation holds."""
+    return space.shape[0] // features.CANDIDATE_SIZE
+
+
+def _times(space: Any) -> str:
+    return f"{_candidates(space)} × {features.CANDIDATE_SIZE}"
+
+
 def _actions(env: Any) -> list[str]:
     if env.episodes.controls is not None:
         return [_levels(env)]
@@ -125,8 +135,8 @@ def _observations(env: Any) -> list[str]:
     parts = []
     rooms = env.observation_space.spaces
     for part, rows in env.feature_tables().items():
-        lead = "each candidate, " if part == "candidates" else ""
-        parts += [f"### `{part}`: {lead}{_type(rooms[part])}", table(
+        lead = f"candidates K × F = {_times(rooms[part])}, row by row, " if part == "candidates" else ""
+        parts += [f"### `{part}`: {lead}{_type(rooms[part])}", *([_AS_TABLE] if lead else []), table(
             ("", "name", "unit", "scale", "limit", "bounds", "meaning"),
             [(place, f"`{row['name']}`", row["unit"] or "–", row["scale"], f"{row['limit']:g}",
               f"{row['low']:g} … {row['high']:g}", row["meaning"]) for place, row in enumerate(rows)])]
@@ -183,7 +193,7 @@ def _arguments(env: Any) -> list[str]:
             for name, parameter in _parameters(DecisionEnv)]
     vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
               for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "trace")]
-    size = env.observation_space["candidates"].shape[0]
+    size = _candidates(env.observation_space["candidates"])
     fixed = [] if size == config.candidates else [
         f"`candidates` changes nothing here: there are {size}, one for each thing that can be chosen."]
     return [table(head, rows), *fixed, "`gym.make_vec` takes these besides:", table(head, vector)]
@@ -272,8 +282,7 @@ def index() -> str:
     for name in ENVIRONMENTS:
         env: Any = gym.make(name).unwrapped
         short, room = short_name(name), env.observation_space
-        candidates = " × ".join(str(size) for size in room["candidates"].shape)
-        rows.append((f"[`{name}`]({short}.md)", *about(short), f"`{env.action_space}`", candidates))
+        rows.append((f"[`{name}`]({short}.md)", *about(short), f"`{env.action_space}`", _times(room["candidates"])))
     cluster = gym.make(next(iter(ENVIRONMENTS))).observation_space
     assert isinstance(cluster, gym.spaces.Dict)
     size = cluster["cluster"].shape
@@ -281,8 +290,9 @@ def index() -> str:
         NOTE, "# Environments", "",
         "One simulator, eight sets of decisions. What an environment does not ask, its partner policy decides.", "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
-        f"Every observation is a `Dict` of `cluster` ({size[0] if size else 0} features), `candidates`, `action_mask` "
-        "and `decision`; every reward is a sum of named parts, each in `info[\"reward/<part>\"]`.", "",
+        f"Every observation is a `Dict` of `cluster` ({size[0] if size else 0} features), `candidates` (row by row; "
+        "`ooco_gym.candidate_table` gives the table), `action_mask` and `decision`, each of one axis; every "
+        "reward is a sum of named parts, each in `info[\"reward/<part>\"]`.", "",
         "![All decisions](colocation.svg)", "", *_rules(), ""])
 
 

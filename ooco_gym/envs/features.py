@@ -6,9 +6,11 @@ bounds. Nothing here knows more than a scheduler would: output lengths of unfini
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from ooco_gym.errors import UserError
 
 
 class Feature(NamedTuple):
@@ -99,3 +101,24 @@ CLUSTER_SIZE, CANDIDATE_SIZE, DECISION_SIZE = len(CLUSTER), len(CANDIDATES), len
 def bounds(table: tuple[Feature, ...]) -> tuple[np.ndarray, np.ndarray]:
     """Lowest and highest value of each feature: float32."""
     return np.array([f.low for f in table], np.float32), np.array([f.high for f in table], np.float32)
+
+
+def candidate_table(candidates: Any) -> Any:
+    """The candidates of an observation as a table: a view, nothing is copied.
+
+    An observation holds them row by row (Stable-Baselines3 wants parts of one axis).
+
+    Args:
+        candidates: `observation["candidates"]`, (..., K·F), of one episode or of many: numpy array or torch tensor.
+
+    Returns:
+        (..., K, F), of the same kind; F is `CANDIDATE_SIZE`, its columns are `CANDIDATES`.
+
+    Raises:
+        UserError: the last axis is no whole number of candidates.
+    """
+    shape = tuple(candidates.shape)
+    if not shape or not shape[-1] or shape[-1] % CANDIDATE_SIZE:
+        raise UserError(f"candidates of shape {shape}: expected observation[\"candidates\"], whose last axis holds "
+                        f"{CANDIDATE_SIZE} features for each candidate, row by row")
+    return candidates.reshape(*shape[:-1], shape[-1] // CANDIDATE_SIZE, CANDIDATE_SIZE)

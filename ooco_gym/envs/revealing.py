@@ -131,7 +131,7 @@ class RevealLengthsVector(VectorWrapper):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         for last in infos.get("final_obs", ()):
             if last is not None:
-                last[KEY] = np.zeros(last["candidates"].shape[0], np.float32)
+                last[KEY] = np.zeros(self._predictor.episodes.job.candidates.shape[1], np.float32)
         return self._with(observations), rewards, terminated, truncated, infos
 
     def __getstate__(self) -> dict[str, Any]:

@@ -99,8 +99,8 @@ class DecisionVectorEnv(VectorEnv):
         job = self.episodes.job
         self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode, self._trace,
                             self.metadata["render_modes"], self.metadata["render_fps"])
-        self._arrays = {"cluster": job.cluster, "candidates": job.candidates, "action_mask": job.mask,
-                        "decision": job.decision}
+        self._arrays = {"cluster": job.cluster, "candidates": job.candidates.reshape(self.num_envs, -1),
+                        "action_mask": job.mask, "decision": job.decision}
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""

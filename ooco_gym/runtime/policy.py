@@ -75,7 +75,8 @@ class Policy:
         It is a whole number, or of a policy with `parts` a vector of levels, int64 (P,).
 
         Args:
-            observation: `cluster` (Fc,), `candidates` (K, F) and `decision` (D,), in the manifest's order and units.
+            observation: `cluster` (Fc,), `candidates` (K, F), or row by row (K·F,) as environments give them, and
+                `decision` (D,), in the manifest's order and units.
             mask: legality of each action (A,), any dtype, non-zero is legal; `observation["action_mask"]` if None. A
                 policy with `parts` needs none: every level is legal.
 
@@ -97,11 +98,11 @@ class Policy:
 
         Args:
             cluster: float32 (batch, Fc).
-            candidates: float32 (batch, K, F).
+            candidates: float32 (batch, K, F), or row by row (batch, K·F).
             action_mask: int8 (batch, A), 1 where legal.
             decision: float32 (batch, D).
         """
-        return self._run(cluster, candidates, action_mask, decision)
+        return self._run(cluster, candidates.reshape(-1, *self._shapes["candidates"]), action_mask, decision)
 
     def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
         """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
@@ -208,6 +209,8 @@ class Policy:
             value = np.ascontiguousarray(observation[key], dtype=np.float32)
         except (TypeError, ValueError) as error:
             raise UserError(f"observation '{key}' is not an array of numbers of shape {shape}") from error
+        if key == "candidates" and value.shape == (*shape[:-2], shape[-2] * shape[-1]):
+            value = value.reshape(shape)
         if value.shape != shape:
             last = ", ".join(self._names[key])
             raise UserError(f"observation '{key}' has shape {value.shape}; expected {shape}, last axis: {last}")

@@ -8,6 +8,7 @@ from agents.environments import make_env
 from agents.hindsight import Hindsight, collect, targets
 from agents.imitation import teacher_of, watch
 from agents.rollout import Rollout
+from ooco_gym import candidate_table
 from ooco_gym.errors import UserError
 
 GATING = {"id": "ooco_gym/Gating-v0", "window_s": 20.0, "warmup_s": 10.0, "candidates": 4,
@@ -22,9 +23,9 @@ def gate():
 
 def test_a_heuristic_is_watched_by_its_name():
     seen = watch(GATING, "shortest", 200, seed=1)
-    assert 200 <= len(seen["answer"]) < 260 and seen["candidates"].shape[1:] == (4, 17)
+    assert 200 <= len(seen["answer"]) < 260 and seen["candidates"].shape[1:] == (4 * 17,)
     offered = seen["action_mask"][:, 2:] > 0
-    lengths = np.where(offered, seen["candidates"][:, :, 1], np.inf)
+    lengths = np.where(offered, candidate_table(seen["candidates"])[:, :, 1], np.inf)
     rows = offered.any(1)
     assert rows.any() and np.all(seen["answer"][rows] == 2 + lengths.argmin(1)[rows])
 

@@ -11,8 +11,9 @@ from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
 from agents.buffer import TimedRolloutBuffer
 from agents.environments import OBSERVATION_KEYS
-from agents.networks import Actor, ObservationEncoder, check_action_space
+from agents.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
 from agents.policies import CandidateDQNPolicy, CandidatePolicy, CandidateQRDQNPolicy, UnmaskedCandidatePolicy
+from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.errors import UserError
 
 EQUIVARIANT = [(network, joint) for network in ("candidate_scorer", "attention") for joint in (False, True)]
@@ -175,6 +176,32 @@ def test_scaling_is_that_of_all_legal_rows_in_any_grouping():
     np.testing.assert_allclose(encoder.candidates.deviation.numpy(), rows.std(0), rtol=1e-5)
     clusters = np.concatenate([c.numpy() for c, _, _, _ in parts])
     np.testing.assert_allclose(encoder.cluster.mean.numpy(), clusters.mean(0), rtol=1e-5, atol=1e-6)
+
+
+def test_candidates_row_by_row_are_the_same_to_a_network():
+    """Environments of this package give them so; somebody else's may give the table."""
+    shape, random = (3, CANDIDATE_SIZE), np.random.default_rng(0)
+    low = random.uniform(-1.0, 0.0, CANDIDATE_SIZE).astype(np.float32)
+    others = {"cluster": spaces.Box(0, 1, (2,)), "action_mask": spaces.MultiBinary(5),
+              "decision": spaces.Box(0, 1, (1,))}
+    seen = {"cluster": random.random((9, 2)), "candidates": random.random((9, *shape)),
+            "action_mask": np.ones((9, 5)), "decision": np.ones((9, 1))}
+    found = []
+    for size in (shape, (shape[0] * shape[1],)):
+        box = spaces.Box(np.resize(low, size), np.ones(size, np.float32))
+        encoder = ObservationEncoder(spaces.Dict({**others, "candidates": box}))
+        given_so = {**seen, "candidates": seen["candidates"].reshape(9, *size)}
+        encoder.update(given_so)
+        found.append((encoder, encoder({key: torch.as_tensor(part) for key, part in given_so.items()})))
+    assert torch.equal(found[0][1], found[1][1]) and torch.equal(found[0][0].candidates.floor,
+                                                                 found[1][0].candidates.floor)
+
+
+@pytest.mark.parametrize("shape", [(0,), (50,), (2, 3, 17)])
+def test_candidates_of_another_shape_are_refused(shape):
+    space = GatingDouble().observation_space
+    with pytest.raises(UserError, match="17 features for each candidate"):
+        check_observation_space(spaces.Dict({**space.spaces, "candidates": spaces.Box(0, 1, shape)}))
 
 
 def filled(elapsed_s, rewards, episode_starts, discount, trace):

@@ -7,7 +7,7 @@ from agents.contenders import by_name
 from agents.environments import make_env
 from agents.imitation import teacher_of
 from agents.search import PLAIN, LinearRule, RuleBook, Windows, cross_entropy
-from ooco_gym.envs.features import CANDIDATES, CLUSTER
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.errors import UserError
 
 GATING = {"id": "ooco_gym/Gating-v0", "window_s": 15.0, "warmup_s": 5.0, "candidates": 4,
@@ -44,10 +44,10 @@ def test_where_several_decisions_are_asked_each_has_its_rule_and_the_partner_the
 
 
 def test_the_decisions_no_depends_on_the_cluster_and_illegal_actions_are_never_taken():
-    observations = {"cluster": np.zeros((2, len(CLUSTER))), "candidates": np.zeros((2, 3, len(CANDIDATES))),
+    observations = {"cluster": np.zeros((2, len(CLUSTER))), "candidates": np.zeros((2, 3 * len(CANDIDATES))),
                     "action_mask": np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 0]])}
     observations["cluster"][:, FREE] = [0.1, 0.9]  # little memory is free, or much
-    observations["candidates"][:, :, TOKENS] = [0.6, 0.5, 0.1]
+    candidate_table(observations["candidates"])[:, :, TOKENS] = [0.6, 0.5, 0.1]
     assert rule(1, -9, -10, -1).actions(observations).tolist() == [0, 3]
     assert rule(-99, 0, 0, 99).actions(observations).tolist() == [2, 2]
 
@@ -111,7 +111,7 @@ def test_without_generations_the_rule_is_where_it_starts(tmp_path):
     book, found = search(GATING, settings, "gate", seed=1)
     assert {name: pytest.approx(found["weights"][name]) for name in start} == start
     assert book.actions({"decision": np.eye(7)[[2, 3]], "cluster": np.zeros((2, len(CLUSTER))),
-                         "candidates": np.ones((2, 2, len(CANDIDATES))), "action_mask": np.ones((2, 4))}
+                         "candidates": np.ones((2, 2 * len(CANDIDATES))), "action_mask": np.ones((2, 4))}
                         ).tolist() == [0, 1]
 
 

@@ -16,7 +16,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 from gymnasium.wrappers import FlattenObservation
 
-from ooco_gym import UserError
+from ooco_gym import UserError, candidate_table
 
 # Run in a process of its own, with nothing but what `pip install ooco-gym` brings.
 BARE = """
@@ -52,8 +52,9 @@ def test_stable_baselines_checker_is_content(name):
     checker = pytest.importorskip("stable_baselines3.common.env_checker")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", message=".*unconventional shape.*")  # candidates are a matrix, on purpose
-        checker.check_env(gym.make(name, **arguments(name)))
+        env = gym.make(name, **arguments(name))
+        checker.check_env(env)
+        checker.check_env(env.unwrapped)
 
 
 def test_a_bare_interpreter_makes_it_by_its_module_prefix():
@@ -80,6 +81,31 @@ def test_observations_flatten(name):
 
 
 @pytest.mark.parametrize("name", IDS)
+def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(name):
+    """Row by row, as the simulator has them, in one episode and in many."""
+    env, envs = make(name), gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", **arguments(name))
+    assert {len(space.shape) for space in env.observation_space.values()} == {1}
+    for observed, made in ((env.reset(seed=1)[0], env), (envs.reset(seed=1)[0], envs.unwrapped)):
+        within = made.episodes.job.candidates
+        shown = candidate_table(observed["candidates"])
+        assert np.shares_memory(shown, observed["candidates"]) and not np.shares_memory(shown, within)
+        assert np.array_equal(shown, within if made is not env else within[0])
+        assert observed["candidates"].shape == (*within.shape[:0 if made is env else 1], within[0].size)
+
+
+def test_a_tensor_of_candidates_becomes_a_table_too():
+    torch = pytest.importorskip("torch")
+    given = torch.arange(2 * 3 * 17.0).reshape(2, 51)
+    assert torch.equal(candidate_table(given), given.reshape(2, 3, 17))
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (16,), (3, 18)])
+def test_what_holds_no_whole_candidates_is_refused(shape):
+    with pytest.raises(UserError, match="17 features for each candidate"):
+        candidate_table(np.zeros(shape))
+
+
+@pytest.mark.parametrize("name", IDS)
 def test_masks_are_there_by_both_conventions(name):
     env = make(name)
     for step in play(env, at_random(3), most=300):
@@ -89,7 +115,7 @@ def test_masks_are_there_by_both_conventions(name):
         assert env.observation_space.contains(step.observation)
         if not step.truncated and env.episodes.controls is None:
             assert step.observation["decision"].sum() == 1.0
-            shown = step.observation["candidates"][:, 0] > 0
+            shown = candidate_table(step.observation["candidates"])[:, 0] > 0
             assert np.array_equal(shown, mask[2:] > 0), "every candidate shown may be taken, and no other"
     assert np.array_equal(env.action_masks(), mask.astype(bool))
 
@@ -204,7 +230,7 @@ def test_feature_tables_fit_the_spaces(name):
     env = make(name)
     tables = env.feature_tables()
     assert len(tables["cluster"]) == env.observation_space["cluster"].shape[0]
-    assert len(tables["candidates"]) == env.observation_space["candidates"].shape[1]
+    assert len(tables["candidates"]) == candidate_table(env.observation_space["candidates"].low).shape[1]
     assert json.loads(json.dumps(tables)) == tables
 
 

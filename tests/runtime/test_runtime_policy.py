@@ -87,6 +87,19 @@ def test_batches_agree_with_single_decisions(policy):
         assert policy.decide({key: part[i] for key, part in parts.items()}, mask[i]) == actions[i]
 
 
+def test_candidates_may_come_row_by_row_as_environments_give_them(policy):
+    random, legal = np.random.default_rng(1), np.ones((50, A), np.int8)
+    parts = {"cluster": random.normal(size=(50, FC)), "candidates": random.normal(size=(50, K, F)),
+             "decision": random.random((50, D))}
+    rows = {**parts, "candidates": parts["candidates"].reshape(50, K * F)}
+    expected = policy.decide_batch(parts, legal)
+    assert np.array_equal(policy.decide_batch(rows, legal), expected) and len(np.unique(expected)) > 2
+    assert policy.decide({key: part[0] for key, part in rows.items()}, legal[0]) == expected[0]
+    known = (*(rows[key].astype(np.float32) for key in ("cluster", "candidates")), legal,
+             rows["decision"].astype(np.float32))
+    assert np.array_equal(policy.decide_unchecked(*known), expected)
+
+
 def test_named_features_become_arrays_in_the_bundles_order(policy):
     observation, mask = policy.observation({"kv_free": 0.25, "load": 0.5}, [{"age_s": 3.0, "prompt_tokens": 0.9}])
     np.testing.assert_allclose(observation["cluster"], [0.5, 0.25])
@@ -122,6 +135,7 @@ def test_a_policy_of_several_decisions_must_be_told_which(tmp_path):
 @pytest.mark.parametrize("change, mask, words", [
     ({"cluster": [1.0]}, [1] * 5, "observation 'cluster' has shape (1,); expected (2,), last axis: load, kv_free"),
     ({"candidates": np.zeros((2, F))}, [1] * 5, "observation 'candidates' has shape (2, 2); expected (3, 2)"),
+    ({"candidates": np.zeros(K * F + 1)}, [1] * 5, "observation 'candidates' has shape (7,); expected (3, 2)"),
     ({"cluster": [1.0, float("nan")]}, [1] * 5, "observation 'cluster' is not finite: feature 'kv_free'"),
     ({"cluster": ["a", "b"]}, [1] * 5, "observation 'cluster' is not an array of numbers"),
     ({"decision": [1.0]}, [1] * 5, "observation 'decision' has shape (1,); expected (2,), last axis: gate, evict"),
