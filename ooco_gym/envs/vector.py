@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, ClassVar
@@ -33,6 +34,7 @@ _REWARD = INFO_KEYS.index("reward")
 _ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
 _FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
 WINDOWS = 1_000  # of a seed, to be drawn from
+_OF_THE_JOB = ("episodes", "_arrays", "_actions", "_columns", "_flags", "_watch")  # made anew by `_attach`
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -55,7 +57,8 @@ class DecisionVectorEnv(VectorEnv):
         **arguments: as of the single environment.
 
     What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
-    int8 (N, A); `action_masks()` is the same as bool.
+    int8 (N, A); `action_masks()` is the same as bool. Where no episode begins or ends, the masks `_<key>` are all True
+    and cannot be written to.
     """
 
     single: ClassVar[type[DecisionEnv]] = DecisionEnv
@@ -91,8 +94,9 @@ class DecisionVectorEnv(VectorEnv):
             raise UserError(f"train_group={train_group} does not divide num_envs={num_envs}: groups are of equal size")
         self._train_randoms = [np.random.default_rng([stream, i // self._group]) for i in range(num_envs)]
         self._over = np.zeros(num_envs, bool)  # ended, and not reset yet
-        self._steps = np.zeros(num_envs, np.int64)
+        self._steps = np.zeros(num_envs, np.int64)  # where they are limited
         self._started = False
+        self._look()
 
     def _attach(self) -> None:
         """Names the arrays of the episodes, and begins to watch them."""
@@ -101,10 +105,20 @@ class DecisionVectorEnv(VectorEnv):
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": job.cluster, "candidates": job.candidates.reshape(self.num_envs, -1),
                         "action_mask": job.mask, "decision": job.decision}
+        self._actions = job.actions if self.episodes.controls is not None else job.actions[:, 0]
+        self._columns = job.account[:, _INFO].T
+        everyone = np.ones(self.num_envs, bool)
+        everyone.flags.writeable = False
+        self._flags = {key: everyone for key in _FLAGS if key != "_reward"}
+
+    def _look(self) -> None:
+        """Notes what a step asks first: whether an episode is over, and how many steps none can come to its limit."""
+        self._waiting = bool(self._over.any())
+        self._free = math.inf if self._most is None else self._most - 1 - int(self._steps.max())
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
-        kept = {key: value for key, value in self.__dict__.items() if key not in ("episodes", "_arrays", "_watch")}
+        kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_JOB}
         places = range(self.num_envs)
         return {**kept, "_frozen": [self.episodes.frozen(i) for i in places],
                 "_recorded": [self._watch.copied(i) for i in places]}
@@ -144,6 +158,7 @@ class DecisionVectorEnv(VectorEnv):
         for i in np.flatnonzero(chosen):
             self._start(int(i), seeds[i], numbers[i])
         self._started = True
+        self._look()
         infos = {"action_mask": self.episodes.job.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
                  "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
         return self._observations(), infos
@@ -195,17 +210,19 @@ class DecisionVectorEnv(VectorEnv):
         if not self._started:
             raise UserError("call reset() before step()")
         self._take(actions)
-        resetting = bool(self._over.any())
-        if resetting and self.mode == AutoresetMode.DISABLED:
+        if self._waiting and self.mode == AutoresetMode.DISABLED:
             raise UserError(f"episodes {np.flatnonzero(self._over).tolist()} are over: reset them with "
                             "options={'reset_mask': ...}")
         ended = self.episodes.step()
-        self._steps += 1
-        if resetting or ended or self._most is not None:
+        if self._most is not None:
+            self._steps += 1
+        if self._waiting or ended or self._free <= 0:
             return self._turned(ended)
-        rewards = self.episodes.job.account[:, r.PART + _REWARD].copy()
-        none, neither = np.zeros((2, self.num_envs), bool)
-        return self._observations(), rewards, none, neither, self._infos()
+        self._free -= 1
+        n, infos = self.num_envs, self._flags.copy()
+        infos.update(zip(INFO_KEYS, self._columns.copy(), strict=True))
+        infos["action_mask"] = self._arrays["action_mask"].copy()
+        return self._observations(), infos.pop("reward").copy(), np.zeros(n, bool), np.zeros(n, bool), infos
 
     def _turned(self, ended: Sequence[int]
                 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -232,22 +249,21 @@ class DecisionVectorEnv(VectorEnv):
             self._start(int(i), None)
         if len(resets):
             infos["action_mask"] = job.mask.copy()
+        self._look()
         return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, infos
 
     def _take(self, actions: Any) -> None:
-        job = self.episodes.job
         values = np.asarray(actions)
-        shape = (self.num_envs,) if self.episodes.controls is None else job.actions.shape
-        if values.shape != shape or values.dtype.kind not in "iu":
+        if values.shape != self._actions.shape or values.dtype.kind not in "iu":
             raise UserError(f"step(): actions of shape {values.shape} and type {values.dtype}; expected whole numbers "
-                            f"of shape {shape}")
+                            f"of shape {self._actions.shape}")
         if self.episodes.controls is not None:
             values = self.episodes.controls.legal(values)
-        job.actions[:] = values.reshape(job.actions.shape)
+        self._actions[:] = values
 
     def _infos(self, present: np.ndarray | None = None) -> dict[str, Any]:
         """Information on the steps of the episodes `present` (None: all); the others have just been reset."""
-        columns = self.episodes.job.account[:, _INFO].T.copy()
+        columns = self._columns.copy()
         masks = np.ones((len(INFO_KEYS) + 1, self.num_envs), bool)
         if present is not None:
             columns[:, ~present] = 0.0
