@@ -182,6 +182,11 @@ class Episodes:
         if self.controls is not None:
             job.mask[i] = 1  # a vector of levels has no action of the partner's own: all are legal, also now
 
+    @property
+    def address(self) -> int:
+        """Of the job, for compiled code."""
+        return self._handle.address
+
     def open(self, i: int) -> bool:
         """Whether the episode in place i goes on."""
         return bool(self.job.turns[i, j.OPEN])

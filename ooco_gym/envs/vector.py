@@ -20,6 +20,7 @@ from ooco_gym.envs.control import ControlEnv
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.eviction import EvictionEnv
 from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.handing import HandedOut
 from ooco_gym.envs.job import OPEN, PARTNER_ACTION
 from ooco_gym.envs.migration import MigrationEnv
 from ooco_gym.envs.packing import PackingEnv
@@ -34,7 +35,7 @@ _REWARD = INFO_KEYS.index("reward")
 _ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
 _FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
 WINDOWS = 1_000  # of a seed, to be drawn from
-_OF_THE_JOB = ("episodes", "_arrays", "_actions", "_columns", "_flags", "_watch")  # made anew by `_attach`
+_OF_THE_JOB = ("episodes", "_arrays", "_actions", "_out", "_flags", "_watch")  # made anew by `_attach`
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -106,7 +107,7 @@ class DecisionVectorEnv(VectorEnv):
         self._arrays = {"cluster": job.cluster, "candidates": job.candidates.reshape(self.num_envs, -1),
                         "action_mask": job.mask, "decision": job.decision}
         self._actions = job.actions if self.episodes.controls is not None else job.actions[:, 0]
-        self._columns = job.account[:, _INFO].T
+        self._out = HandedOut(self.episodes)
         everyone = np.ones(self.num_envs, bool)
         everyone.flags.writeable = False
         self._flags = {key: everyone for key in _FLAGS if key != "_reward"}
@@ -220,9 +221,8 @@ class DecisionVectorEnv(VectorEnv):
             return self._turned(ended)
         self._free -= 1
         n, infos = self.num_envs, self._flags.copy()
-        infos.update(zip(INFO_KEYS, self._columns.copy(), strict=True))
-        infos["action_mask"] = self._arrays["action_mask"].copy()
-        return self._observations(), infos.pop("reward").copy(), np.zeros(n, bool), np.zeros(n, bool), infos
+        observations, rewards = self._out.take(infos)
+        return observations, rewards, np.zeros(n, bool), np.zeros(n, bool), infos
 
     def _turned(self, ended: Sequence[int]
                 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
@@ -263,7 +263,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def _infos(self, present: np.ndarray | None = None) -> dict[str, Any]:
         """Information on the steps of the episodes `present` (None: all); the others have just been reset."""
-        columns = self._columns.copy()
+        columns = self.episodes.job.account[:, _INFO].T.copy()
         masks = np.ones((len(INFO_KEYS) + 1, self.num_envs), bool)
         if present is not None:
             columns[:, ~present] = 0.0

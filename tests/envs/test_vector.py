@@ -207,6 +207,43 @@ def test_what_is_no_batch_of_actions_is_refused():
         env.reset(seed=[1, 2, 3])
 
 
+def arrays_of(result):
+    """All arrays that a step returned."""
+    observations, rewards, terminated, truncated, infos = result
+    return [*observations.values(), rewards, terminated, truncated,
+            *(value for key, value in infos.items() if not key.startswith("_"))]
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_what_a_step_returns_is_its_own(name):
+    """No array of a step is written to by a later one, nor can be by way of another array or of the next step."""
+    env = native(name, 3)
+    env.reset(seed=1)
+    first, later = (env.step(env.unwrapped.partner_actions()) for _ in range(2))
+    kept = pickle.loads(pickle.dumps(later))
+    for array in arrays_of(first):
+        array[...] = 1
+    assert alike(kept, later) and alike(env.action_masks(), later[0]["action_mask"] > 0)
+    for array in arrays_of(later):
+        array[...] = 2
+        assert sum(bool(np.shares_memory(array, other)) for other in arrays_of(later)) == 1
+    again = env.step(env.unwrapped.partner_actions())
+    assert set(again[4]["action_mask"].ravel()) <= {0, 1} and set(again[0]["action_mask"].ravel()) <= {0, 1}
+
+
+def test_masks_of_a_step_in_which_nothing_begins_or_ends_cannot_be_written_to():
+    """All steps share them."""
+    env = native("ooco_gym/Gating-v0", 2)
+    env.reset(seed=1)
+    infos = env.step([1, 1])[4]
+    masks = {key: value for key, value in infos.items() if key.startswith("_")}
+    assert set(masks) == {f"_{key}" for key in infos if not key.startswith("_")}
+    for mask in masks.values():
+        assert mask.all() and mask.shape == (2,)
+        with pytest.raises(ValueError, match="read-only"):
+            mask[0] = False
+
+
 @pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Control-v0"])
 def test_illegal_actions_do_what_the_partner_does(name):
     good, bad = native(name, 2), native(name, 2)
