@@ -116,14 +116,13 @@ class DecisionEnv(gym.Env):
         self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode, self._trace,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._snapshots = Snapshots(self.episodes)
-        self._arrays = {"cluster": job.cluster[0], "candidates": job.candidates[0].reshape(-1),
-                        "action_mask": job.mask[0], "decision": job.decision[0]}
+        self._copies = (job.cluster[0].copy, job.candidates[0].reshape(-1).copy, job.mask[0].copy, job.decision[0].copy)
         self._actions, self._mask = job.actions[0], job.mask[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items()
-                if key not in ("episodes", "_arrays", "_actions", "_mask", "_watch", "_snapshots")}
+                if key not in ("episodes", "_copies", "_actions", "_mask", "_watch", "_snapshots")}
         return {**kept, "_frozen": self.episodes.frozen(0), "_recorded": self._watch.copied(0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -280,7 +279,8 @@ class DecisionEnv(gym.Env):
         return self.episodes.simulations[0]
 
     def _observation(self) -> dict[str, np.ndarray]:
-        return {key: array.copy() for key, array in self._arrays.items()}
+        cluster, candidates, mask, decision = self._copies
+        return {"cluster": cluster(), "candidates": candidates(), "action_mask": mask(), "decision": decision()}
 
 
 def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:

@@ -93,6 +93,7 @@ class Episodes:
         for decision in self.decisions:
             self.job.offers[decision.kind] = address(decision.offer)
             self.job.answers[decision.kind] = address(decision.answer)
+        self._told = list(self.job.account[:, _INFO])  # views of its rows, which a step reads
         self._handle = j.job_handle(self.job)
         self._run = address_of(run, RUN_SIGNATURE)
 
@@ -215,7 +216,7 @@ class Episodes:
     # --- What it looks like from outside ---------------------------------------------------------------------------
     def info(self, i: int) -> dict[str, Any]:
         """The step's information on episode i, without the mask."""
-        return dict(zip(INFO_KEYS, self.job.account[i, _INFO].tolist(), strict=True))
+        return dict(zip(INFO_KEYS, self._told[i].tolist(), strict=True))
 
     def summary(self, i: int) -> dict[str, float]:
         """The protocol's figures of episode i so far."""
