@@ -135,7 +135,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if all(machine.role == "mixed" for machine in machines):
         pool = pool._replace(front=0)  # they have no gate
     state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
-                          rules.max_batch, PREFILL_ENTRIES, log_capacity, pool)
+                          rules.max_batch, PREFILL_ENTRIES, log_capacity, pool, rules.block_tokens)
     _fill_tables(state, unique, rules, rows)
     _fill_instances(state, machines, tables, unique, rows, rules)
     _fill_links(state, relaxed, rules)

@@ -17,6 +17,7 @@ from ooco_gym.sim.lanes import (
     FINISH,
     GAP,
     LATEST,
+    UNKNOWN,
     WRITTEN,
     drop_lanes,
     fewest_left,
@@ -153,7 +154,8 @@ def start_run(state, instance):
     else:
         drop_lanes(state, instance)
         context, urgent, steps, miss_ps, taken = _look_at(state, state.members[BATCH, instance], n)
-    take_blocks(state, instance, taken)
+    if taken > 0:
+        take_blocks(state, instance, taken)
     spec.left, spec.miss_ps = steps, miss_ps
     if counters[BULK] == 0 or counters[GAP_PS] < NEVER or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
         steps = 1
@@ -204,7 +206,8 @@ def _advance(state, instance, steps, end_ps, ahead):
         continuing, usual, taken = _advance_lanes(state, instance, steps, end_ps, ahead, first, last)
     else:
         continuing, usual, taken = _advance_records(state, instance, steps, end_ps, ahead, first, last)
-    take_blocks(state, instance, taken)
+    if taken > 0:
+        take_blocks(state, instance, taken)
     if usual > 0:
         state.itl[itl_bin(first)] += usual
     if end_ps > spec.miss_ps:
@@ -302,6 +305,7 @@ def _check_tokens(state, instance, time_ps):
     if spec.lanes:
         for place in range(spec.laned_urgent):
             state.gaps[instance, LATEST, place] = state.requests[state.members[URGENT, instance, place]].latest_ps
+        spec.lane_miss_ps = UNKNOWN
 
 
 @inner

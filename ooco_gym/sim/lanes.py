@@ -2,9 +2,10 @@
 
 A step gives each request of its batch a token. Written to the records, that is a line of memory for each of them; here
 it is one number for the whole instance (`lane_steps`), and what depends on the request stands in lanes, an array each,
-in the order of the member lists: at which step it has all its tokens, at which step its blocks are full, how long it
-was at step 0, the longest time between two of its tokens, when its TPOT miss becomes certain. A processor takes many
-entries of a lane at once, where the loop over them changes nothing else.
+in the order of the member lists: at which step it has all its tokens, how long it was at step 0, the longest time
+between two of its tokens, when its TPOT miss becomes certain. A processor takes many entries of a lane at once, where
+the loop over them changes nothing else. How many need a block at a step depends on where in its last block each one
+stands: so many are counted for each place.
 
 Lanes hold while every member takes part in every run. The first `laned` members of a list have them, the first
 `seasoned` of these have made a step on them: members join at the end of their list and keep their order. A record is
@@ -14,13 +15,15 @@ brought up to date when somebody wants to read it (`write_down`).
 import numpy as np
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.front import close_gap
+from ooco_gym.sim.reference import CACHE_LINE, bring
 from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, GAP_PS, NEVER, OFFLINE, RESIDENT, URGENT
 
-FINISH, ROOM, BASE = 0, 2, 4  # rows of State.lanes[instance]: each two, for URGENT and OFFLINE members
+FINISH, BASE = 0, 2  # rows of State.lanes[instance]: each two, for URGENT and OFFLINE members
 GAP, LATEST = range(2)  # rows of State.gaps[instance], of urgent members
 WRITTEN, COMPOSED, ENDED = range(3)  # what is left out of an instance's batch row: nothing, the batch, the last one
-UNKNOWN = -1  # when the first of them has all its tokens must be looked for anew
+UNKNOWN = -1  # when the first of them has all its tokens, or misses, must be looked for anew
 
 
 @inner
@@ -43,48 +46,44 @@ def open_lanes(state, instance):
     spec = state.instances[instance]
     spec.lanes, spec.stale, spec.lane_steps, spec.lane_held, spec.lane_counted = 1, 0, 0, 0, 0
     spec.laned_urgent, spec.laned_offline, spec.seasoned_urgent, spec.seasoned_offline = 0, 0, 0, 0
-    spec.lane_gap_ps, spec.lane_first = NEVER, NEVER
+    spec.lane_gap_ps, spec.lane_first, spec.lane_miss_ps = NEVER, NEVER, NEVER
+    state.ends[instance] = 0
 
 
 @inner
 def lay(state, instance, row, place, slot):
-    """Lays the lanes of a member whose record is up to date, and holds the memory of its next token."""
+    """Lays the lanes of a member whose record is up to date and has the blocks that its next token needs, no more."""
     spec, request, lanes = state.instances[instance], state.requests[slot], state.lanes[instance]
     generated = np.int64(request.generated_tokens)
     finish = spec.lane_steps + request.output_tokens - generated
     lanes[FINISH + row, place] = finish
-    lanes[BASE + row, place] = request.prompt_tokens + generated - spec.lane_steps
+    base = request.prompt_tokens + generated - spec.lane_steps
+    lanes[BASE + row, place] = base
+    state.ends[instance, base % state.counters[BLOCK_TOKENS]] += 1
     spec.lane_first = min(spec.lane_first, finish)
-    lanes[ROOM + row, place] = (spec.lane_steps + np.int64(request.blocks) * state.counters[BLOCK_TOKENS]
-                                - request.prompt_tokens - generated)
     if row == URGENT:
         state.gaps[instance, GAP, place] = request.max_gap_ps
         state.gaps[instance, LATEST, place] = request.latest_ps
         spec.lane_gap_ps = min(spec.lane_gap_ps, request.max_gap_ps)
+        spec.lane_miss_ps = min(spec.lane_miss_ps, request.latest_ps)
 
 
 @inner
 def hold_until(state, instance, step):
     """Lets every member with lanes hold the memory of its tokens up to a step. Returns the blocks that it takes."""
     spec, taken, size = state.instances[instance], 0, state.counters[BLOCK_TOKENS]
-    while spec.lane_held < step:
-        spec.lane_held = min(step, spec.lane_held + size)  # in so many steps, a block more each is enough
-        for row in (URGENT, OFFLINE):
-            taken += _hold(state.lanes[instance, ROOM + row, : laned(spec, row)], spec.lane_held, size)
-    if taken > 0:
-        spec.stale = 1
+    steps, ends = step - spec.lane_held, state.ends[instance]
+    if steps <= 0:
+        return taken
+    if steps >= size:  # each of them as many more as there are whole blocks in it
+        taken = steps // size * (spec.laned_urgent + spec.laned_offline)
+        steps %= size
+    place = -spec.lane_held % size  # of those whose tokens so far fill their blocks
+    for _ in range(steps):
+        taken += ends[place]
+        place = place - 1 if place > 0 else size - 1
+    spec.lane_held, spec.stale = step, 1
     return taken
-
-
-@inner
-def _hold(room, step, size):
-    """Gives a block more to those whose tokens do not fit theirs; returns how many they are."""
-    step, size, more = np.int32(step), np.int32(size), np.int32(0)
-    for place in range(room.size):
-        lacks = np.int32(room[place] < step)
-        room[place] += lacks * size
-        more += lacks
-    return more
 
 
 @inner
@@ -92,26 +91,38 @@ def fewest_left(state, instance):
     """Steps after which the first member with lanes has all its tokens."""
     spec = state.instances[instance]
     if spec.lane_first == UNKNOWN:
-        spec.lane_first = min(_least(state.lanes[instance, FINISH + URGENT, : spec.laned_urgent]),
-                              _least(state.lanes[instance, FINISH + OFFLINE, : spec.laned_offline]))
+        spec.lane_first = NEVER
+        for row in (URGENT, OFFLINE):
+            if laned(spec, row) == 0:
+                continue
+            first = _first_of(state.lanes[instance, FINISH + row, : laned(spec, row)])
+            if first >> 32 < spec.lane_first:
+                spec.lane_first = first >> 32
+                request = state.requests[state.members[row, instance, first & 0xFFFFFFFF]]
+                for line in range(3):  # it will be settled when nobody has looked at it for long
+                    bring(request, line * CACHE_LINE)
     return spec.lane_first - spec.lane_steps
 
 
 @inner
-def _least(values):
-    least = np.int32(2**31 - 1)
+def _first_of(values):
+    """The least of some numbers, times 2**32, plus the place of the first that has it."""
+    least = np.int64(values[0]) << 32
     for place in range(values.size):
-        least = min(least, values[place])
-    return np.int64(least)
+        least = min(least, (np.int64(values[place]) << 32) | place)
+    return least
 
 
 @inner
 def first_miss(state, instance):
     """When the first TPOT miss of a member with lanes becomes certain; NEVER where none does."""
-    first, latest = np.int64(NEVER), state.gaps[instance, LATEST, : state.instances[instance].laned_urgent]
-    for place in range(latest.size):
-        first = min(first, latest[place])
-    return first
+    spec = state.instances[instance]
+    if spec.lane_miss_ps == UNKNOWN:
+        first, latest = np.int64(NEVER), state.gaps[instance, LATEST, : spec.laned_urgent]
+        for place in range(latest.size):
+            first = min(first, latest[place])
+        spec.lane_miss_ps = first
+    return spec.lane_miss_ps
 
 
 @inner
@@ -166,8 +177,7 @@ def write_record(state, instance, row, place):
     request = state.requests[state.members[row, instance, place]]
     finish = np.int64(lanes[FINISH + row, place])
     request.generated_tokens = request.output_tokens - (finish - spec.lane_steps)
-    tokens = lanes[ROOM + row, place] - finish + request.prompt_tokens + request.output_tokens
-    request.blocks = tokens // state.counters[BLOCK_TOKENS]
+    request.blocks = blocks_for(state, lanes[BASE + row, place] + spec.lane_held)
     if place < (spec.seasoned_urgent if row == URGENT else spec.seasoned_offline):
         request.last_token_ps = spec.lane_token_ps
     if request.online:
@@ -242,12 +252,15 @@ def leave_lanes(state, instance, row, place, request):
     last = laned(spec, row) - 1
     if lanes[FINISH + row, place] == spec.lane_first:
         spec.lane_first = UNKNOWN
-    for lane in (FINISH, ROOM, BASE):
-        close_gap(lanes[lane + row], place, last)
+    state.ends[instance, lanes[BASE + row, place] % state.counters[BLOCK_TOKENS]] -= 1
+    close_gap(lanes[FINISH + row], place, last)
+    close_gap(lanes[BASE + row], place, last)
     if row == OFFLINE:
         spec.laned_offline = last
         spec.seasoned_offline -= place < spec.seasoned_offline
         return
+    if state.gaps[instance, LATEST, place] == spec.lane_miss_ps:
+        spec.lane_miss_ps = UNKNOWN
     close_gap(state.gaps[instance, GAP], place, last)
     close_gap(state.gaps[instance, LATEST], place, last)
     spec.laned_urgent = last

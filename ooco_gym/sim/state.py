@@ -136,6 +136,7 @@ INSTANCE = np.dtype(
         ("lane_first", np.int64),  # the step at which the first of them has all its tokens, if known
         ("lane_held", np.int64),  # the step up to which the memory of all tokens is held
         ("lane_token_ps", np.int64),  # when the last of these steps ended
+        ("lane_miss_ps", np.int64),  # when the first TPOT miss of one becomes certain, if known
         ("lane_gap_ps", np.int64),  # no urgent member's longest time between two tokens is below
         # queues (heads and tails of linked lists of requests) and member counts
         ("online_head", np.int32),
@@ -298,7 +299,8 @@ class State(NamedTuple):
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
     instances: np.ndarray  # INSTANCE[m]
     members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs), SUSPENDED
-    lanes: np.ndarray  # int32[m, 6, B], rows FINISH, ROOM, BASE, each for URGENT and OFFLINE members (`sim.lanes`)
+    lanes: np.ndarray  # int32[m, 4, B], rows FINISH, BASE, each for URGENT and OFFLINE members (`sim.lanes`)
+    ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
     heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
@@ -346,12 +348,13 @@ NO_POOL = Pool()
 
 
 def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, n_tables: int, max_batch: int,
-                prefill_entries: int, log_capacity: int = 0, pool: Pool = NO_POOL) -> State:
+                prefill_entries: int, log_capacity: int = 0, pool: Pool = NO_POOL, block_tokens: int = 16) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return State(
         np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
-        np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 6, max_batch), np.int32),
+        np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 4, max_batch), np.int32),
+        np.zeros((n_instances, block_tokens), np.int32),
         np.zeros((n_instances, 2, max_batch), np.int64),
         np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),

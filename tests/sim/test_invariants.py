@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ooco_gym.sim import state as s
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
-from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, ROOM, UNKNOWN
+from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, UNKNOWN
 
 MANY_EVENTS = 6000
 HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
@@ -115,22 +115,26 @@ def check_lanes(state: s.State) -> None:
         if not spec["lanes"]:
             continue
         assert not spec["stale"]
-        finish = [s.NEVER]
+        finish, ends = [s.NEVER], np.zeros(size, np.int64)
         for row, name in ((s.URGENT, "urgent"), (s.OFFLINE, "offline")):
             count, seasoned = spec[f"laned_{name}"], spec[f"seasoned_{name}"]
             assert seasoned <= count <= spec[f"{name}_members"]
             slots, lanes = state.members[row, i, :count], state.lanes[i, :, :count] - spec["lane_steps"]
             assert (lanes[FINISH + row] == left[slots]).all()
-            assert (lanes[ROOM + row] == requests["blocks"][slots] * size - tokens[slots]).all()
+            held = state.lanes[i, BASE + row, :count] + spec["lane_held"]
+            assert (requests["blocks"][slots] == -(-held // size)).all()
+            ends += np.bincount((held - spec["lane_held"]) % size, minlength=size)
             assert (lanes[BASE + row] + 2 * spec["lane_steps"] == tokens[slots]).all()
             assert (requests["last_token_ps"][slots[:seasoned]] == spec["lane_token_ps"]).all()
             finish += state.lanes[i, FINISH + row, :count].tolist()
         assert spec["lane_first"] in (UNKNOWN, min(finish))
+        assert (state.ends[i] == ends).all()
         urgent = state.members[s.URGENT, i, : spec["laned_urgent"]]
         gaps, online = state.gaps[i, :, : len(urgent)], requests["online"][urgent] == 1
         assert (gaps[GAP] == requests["max_gap_ps"][urgent])[online].all()
         assert (gaps[GAP] >= spec["lane_gap_ps"])[online].all()
         assert (gaps[LATEST] == requests["latest_ps"][urgent]).all()
+        assert spec["lane_miss_ps"] in (UNKNOWN, min((s.NEVER, *gaps[LATEST])))
         counts = (online & (requests["counted"][urgent] == 1))[: spec["seasoned_urgent"]]
         assert spec["lane_counted"] == np.count_nonzero(counts)
 
