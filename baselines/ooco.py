@@ -7,7 +7,7 @@ the rule that tells a compute bottleneck (batch size against `bs_sat`).
 """
 
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import (
@@ -123,7 +123,7 @@ def evict(view):
 
 
 # --- Offline request gating (3.4.2) ---------------------------------------------------------------------------------
-@inner
+@inlined
 def gate_balance(view, resident):
     """(Latency saved, recomputation expected) of prefilling the first candidates as one batch, in ps.
 
@@ -165,7 +165,7 @@ def gate(view):
 
 
 # --- Offline request migration (3.4.3, Algorithm 1) -----------------------------------------------------------------
-@inner
+@inlined
 def fullest_relaxed(state):
     """The relaxed instance with the most offline requests to pull; -1 where there is none (ours: the paper has one)."""
     best, most = -1, 0
@@ -175,7 +175,7 @@ def fullest_relaxed(state):
     return best
 
 
-@inner
+@inlined
 def preferred_length(state, instance, source, batch, context, bound):
     """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: nobody fits)."""
     free_tokens = state.instances[instance].free_blocks * state.counters[BLOCK_TOKENS]
@@ -194,7 +194,7 @@ def gather_pullable(state, source):
     return gather_lengths(state, source, OFFLINE, state.scratch[0], state.scratch[1])
 
 
-@inner
+@inlined
 def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
     """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
     if decodable(state, source, OFFLINE)[0] < group:
@@ -203,7 +203,7 @@ def group_reaches_saturation(state, instance, source, batch, context, group, bou
     return tokens <= free_tokens and predict_decode(state, instance, batch + group, context + tokens) <= bound
 
 
-@inner
+@inlined
 def pick_closest(state, instance, source, batch, context, bound, preferred):
     """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
     # Gathered anew: selecting has moved the lengths, and of equals the first member is taken.

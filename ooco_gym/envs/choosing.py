@@ -1,13 +1,13 @@
 """Which of many are offered as candidates: what rules would pick, then quantiles of length."""
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.job import KIND, PLANNED
 from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.state import ROUTE_STEP, rule_at
 
 
-@inner
+@inlined
 def add_choice(chosen, count, value):
     """Adds a value to the `count` chosen ones, where it is new and there is room; returns how many there are."""
     if value < 0 or count >= chosen.size:
@@ -38,7 +38,7 @@ def add_quantiles(state, chosen, count, found):
     return add_spread(values, chosen, count, left, left, left)
 
 
-@inner
+@inlined
 def add_spread(ordered, chosen, count, left, low, high):
     """Fills `chosen` up with every so many of the first entries of `ordered`, evenly, from the first to the last.
 
@@ -67,7 +67,7 @@ def add_spread(ordered, chosen, count, left, low, high):
     return count + offered
 
 
-@inner
+@inlined
 def partner_pick(state, job, i):
     """What the partner's rule answers to the open decision; Job.turns[i, PLANNED] keeps it."""
     view = pending_view(state)

@@ -83,7 +83,7 @@ def online_rate(state, slot, horizon_s):
     return state.stats[slot] * math.exp(-elapsed / horizon_s)
 
 
-@inner
+@inlined
 def fast_rate(state):
     """The moving online arrival rate over the shortest horizon, in requests a second."""
     return online_rate(state, ONLINE_RATE_FAST, FAST_S)
@@ -194,7 +194,7 @@ def _fill_strict(state, out):
     out[29] = busy / max(1, state.links.size)
 
 
-@inner
+@inlined
 def _guard(state, instance):
     """Whether Algorithm 1 would think of a pull: everybody in the batch, latency and memory to spare (OOCO 3.4.3)."""
     spec = state.instances[instance]
@@ -205,7 +205,7 @@ def _guard(state, instance):
     return 1.0 if latency < GUARD * state.counters[DEFAULT_TPOT_PS] else 0.0
 
 
-@inner
+@inlined
 def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
     """Writes the CANDIDATES features of a request that is waiting, or holds memory on `instance`.
 
@@ -293,7 +293,7 @@ def fill_instance(state, instance, slot, decodes, out):
     out[13] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
 
 
-@inner
+@inlined
 def rank_candidates(candidates):
     """Writes to each candidate present which share of the others is shorter; those present come first."""
     lengths, present = _lengths(), 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.memory import late_area
 from ooco_gym.sim.state import (
     NOW,
@@ -45,7 +45,7 @@ ACCOUNT = TOTAL + _N + 2
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
 
-@inner
+@inlined
 def settle_account(state, weights, account):
     """Writes the parts of the reward since the last call: differences of the simulator's sums, weighted.
 
@@ -78,13 +78,13 @@ def settle_account(state, weights, account):
         account[TOTAL + column] += account[PART + column]
 
 
-@inner
+@inlined
 def _book(account, weights, part, sign, total):
     account[PART + part] = sign * weights[part] * (total - account[OLD + part])
     account[OLD + part] = total
 
 
-@inner
+@inlined
 def _excess(state, account, now):
     """Online requests beyond the budget, summed over the blocks of time so far; of the present one, so far."""
     block = np.floor(now / BURST_S)
@@ -96,13 +96,13 @@ def _excess(state, account, now):
     return account[BLOCK_EXCESS] + max(0.0, violated - account[BUDGET] * arrived)
 
 
-@inner
+@inlined
 def block_end_ps(account):
     """When the present block of time ends."""
     return np.int64((account[BLOCK] + 1.0) * BURST_S) * PS_PER_S
 
 
-@inner
+@inlined
 def turn_block(state, account):
     """At the end of a block of time: what it had beyond the budget stays, and the next one begins."""
     now = state.counters[NOW] / PS_PER_S
@@ -131,7 +131,7 @@ def open_account(state, weights, budget, account):
     account[ELAPSED] = 0.0
 
 
-@inner
+@inlined
 def recent_violations(state, account):
     """Share of the online requests of the present block of time that missed an SLO."""
     arrived = state.counters[ONLINE_ARRIVED] - account[BLOCK_ARRIVED]

@@ -3,7 +3,7 @@
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import inner, jit
+from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.job import (
@@ -52,7 +52,7 @@ from ooco_gym.sim.state import (
 ORDER = tuple(int(place) for place in KIND_ORDER)
 
 
-@inner
+@inlined
 def pending_view(state):
     """The open decision as a rule sees it."""
     counters = state.counters
@@ -88,7 +88,7 @@ def end_runs(state):
         cut(state, instance)
 
 
-@inner
+@inlined
 def run_to(state, job, i, run_address, rules, until_ps, answer):
     """Runs an episode under rules until a time or what they ask; the account's blocks turn on the way.
 
@@ -108,7 +108,7 @@ def run_to(state, job, i, run_address, rules, until_ps, answer):
         answer = ASK
 
 
-@inner
+@inlined
 def advance(state, job, i, run_address, answer):
     """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
     turn = job.turns[i]
@@ -128,7 +128,7 @@ def advance(state, job, i, run_address, answer):
         answer = partner_answer(state, job, i, kind)
 
 
-@inner
+@inlined
 def offer(state, job, i):
     """Offers the candidates of the open decision. Returns whether there are two actions at least."""
     chosen, candidates = job.chosen[i], job.candidates[i]
@@ -140,7 +140,7 @@ def offer(state, job, i):
     return offer_at(job.offers[job.turns[i, KIND]])(state, job, i) >= 2
 
 
-@inner
+@inlined
 def answer_of(state, job, i):
     """The answer for the simulator, or MORE; an action that is not legal does what the partner would do."""
     kind, action = job.turns[i, KIND], job.actions[i, 0]
@@ -151,7 +151,7 @@ def answer_of(state, job, i):
     return offer_at(job.answers[kind])(state, job, i)
 
 
-@inner
+@inlined
 def observe(state, job, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
     kind, instance = job.turns[i, KIND], np.int64(0)
@@ -184,7 +184,7 @@ def blank(job, i):
         job.mask[i, PARTNER_ACTION] = 1
 
 
-@inner
+@inlined
 def show(state, job, i, goes_on):
     """Writes what is seen after a step: the open decision, or that there is none any more."""
     if goes_on:

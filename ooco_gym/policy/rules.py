@@ -1,7 +1,7 @@
 """The vocabulary that rules are written in: compiled helpers over a `View`, and the plainest rule for each point."""
 
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle, settle_books, urgent_load
@@ -28,7 +28,7 @@ __all__ = ["blocks_for", "gather_lengths", "length", "predict_decode", "predict_
 
 
 # --- What a rule may ask about an instance --------------------------------------------------------------------------
-@inner
+@inlined
 def decodable(state, instance, row):
     """(How many requests of a class decode on a settled instance, the sum of their context lengths in tokens)."""
     spec = state.instances[instance]
@@ -37,13 +37,13 @@ def decodable(state, instance, row):
     return spec.decodable - spec.urgent_decodable, spec.offline_context
 
 
-@inner
+@inlined
 def saturated_batch(state, instance):
     """Compute-saturated decode batch size of an instance (bs_sat, OOCO 3.3.3)."""
     return state.tables[state.instances[instance].belief].bs_sat
 
 
-@inner
+@inlined
 def tpot_bound(state, instance):
     """The TPOT SLO that binds on an instance, in ps: the tightest of its online requests, else the scenario's."""
     bound = state.counters[DEFAULT_TPOT_PS]
@@ -142,7 +142,7 @@ def route_by_class(state, slot, bound_ps):
     return STAY
 
 
-@inner
+@inlined
 def all_fit(state, instance, bound_ps):
     """Whether a step of all that decode on a settled instance keeps the bound; the loop asks again once it does not."""
     online, online_context = decodable(state, instance, URGENT)
@@ -152,7 +152,7 @@ def all_fit(state, instance, bound_ps):
     return fits
 
 
-@inner
+@inlined
 def longest_that_fits(state, instance, batch, context, group, bound, most):
     """Largest l with L(B and `group` requests of length l) within the bound, by binary search; -1 if none."""
     low, high = 0, max(0, most)
@@ -177,7 +177,7 @@ def sort_ascending(keys, values, count):
             keys[j], values[j] = key, value
 
 
-@inner
+@inlined
 def sum_of_smallest(keys, count, few):
     """The sum of the `few` smallest of the first `count` keys, which change places: Hoare's selection."""
     low, high = 0, count - 1

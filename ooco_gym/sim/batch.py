@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.lanes import COMPOSED, WRITTEN, write_down
 from ooco_gym.sim.queues import number_members
@@ -32,7 +32,7 @@ def _fill_picked(state, instance, picks):
     return count
 
 
-@inner
+@inlined
 def _fill_all(state, instance):
     """Writes everything decodable to the batch row, urgent requests first; returns how many.
 
@@ -51,7 +51,7 @@ def _fill_all(state, instance):
     return count
 
 
-@inner
+@inlined
 def fill_batch(state, instance, picks):
     """Writes the batch row: everything decodable (`picks` < 0), or the first `picks` of State.picks that are legal."""
     spec, count = state.instances[instance], 0
@@ -102,7 +102,7 @@ def steps_in_memory(state, instance, most):
     return low
 
 
-@inner
+@inlined
 def hold_tokens(request, tokens, block_tokens):
     """Lets a request hold the blocks of `tokens`; returns how many more than before."""
     lacking = tokens - request.blocks * block_tokens

@@ -8,14 +8,14 @@ import math
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import inner, jit
+from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.sim.state import BLOCK_TOKENS, SEED, state_at
 
 MAX_STEPS = 65_536  # in one run: keeps the closed-form sums far from an int64's limit
 NOISE_STREAM, JITTER_STREAM = 101, 102
 
 
-@inner
+@inlined
 def decode_latency(state, table, batch_size, context):
     """Latency of one decode step of `batch_size` requests with `context` tokens in all, in ps (OOCO 3.3.2)."""
     lines = state.decode_lines[table, batch_size]
@@ -34,7 +34,7 @@ def _line_sum(base, slope, batch_size, context, steps):
     return steps * (base + slope * context) + slope * batch_size * (steps * (steps - 1) // 2)
 
 
-@inner
+@inlined
 def decode_sum(state, table, batch_size, context, steps):
     """Latency of `steps` consecutive decode steps of one batch, each a token longer a request, in ps: closed form.
 
@@ -53,7 +53,7 @@ def decode_sum(state, table, batch_size, context, steps):
             + _line_sum(other_base, other_slope, batch_size, context + head * batch_size, steps - head))
 
 
-@inner
+@inlined
 def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
     """Smallest number of steps (1 … most) whose sum is at least `elapsed_ps`, or beyond it where `past` is 1.
 
@@ -72,7 +72,7 @@ def steps_to_reach(state, table, batch_size, context, elapsed_ps, most, past):
     return low
 
 
-@inner
+@inlined
 def steps_within(state, table, batch_size, context, bound_ps):
     """How many steps in a row stay within `bound_ps` each, at most MAX_STEPS (0: not even the first)."""
     most, lines = np.int64(MAX_STEPS), state.decode_lines[table, batch_size]
@@ -86,14 +86,14 @@ def steps_within(state, table, batch_size, context, bound_ps):
     return most
 
 
-@inner
+@inlined
 def prompt_rows(state, table, tokens):
     """Rows that the new tokens of a prompt take in attention: padded to its tile."""
     tile = state.tables[table].tile
     return (tokens + tile - 1) // tile * tile
 
 
-@inner
+@inlined
 def prompt_work(state, table, tokens, context):
     """What a prompt of `tokens` new tokens and `context` in all adds to the work of attention (`perf.Attention`)."""
     return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
@@ -112,7 +112,7 @@ def _measured_attention(state, table, work, rows, context, prompts):
     return prompts * 2.0 ** (lower + u * (upper - lower))
 
 
-@inner
+@inlined
 def prefill_attention(state, table, work, rows, context, prompts):
     """Attention of `prompts` prompts, in ps, from the sums of their work, their rows and their contexts."""
     one = state.tables[table]
@@ -133,14 +133,14 @@ def prefill_attention(state, table, work, rows, context, prompts):
             + one.linear[3] * prompts + largest)
 
 
-@inner
+@inlined
 def dense_latency(state, table, tokens):
     """What a prefill iteration takes by its new tokens alone, in ps: linear layers, communication, overhead."""
     last = state.prefill_ps.shape[1] - 1
     return state.prefill_ps[table, min(tokens, last)] + max(0, tokens - last) * state.tables[table].prefill_slope_ps
 
 
-@inner
+@inlined
 def prefill_latency(state, table, work, rows, tokens, context, sequences):
     """Latency of a prefill batch, in ps.
 
@@ -152,7 +152,7 @@ def prefill_latency(state, table, work, rows, tokens, context, sequences):
     return max(latency, state.tables[table].prefill_floor_ps)
 
 
-@inner
+@inlined
 def prefill_one(state, table, tokens):
     """Latency of prefilling one prompt of `tokens` alone, in ps."""
     if 0 <= tokens < state.alone_ps.shape[1] and state.alone_ps[table, tokens] > 0:
@@ -170,14 +170,14 @@ def work_out_alone(handle):
             state.alone_ps[table, tokens] = prefill_one(state, table, tokens)
 
 
-@inner
+@inlined
 def blocks_for(state, tokens):
     """KV blocks that hold `tokens`."""
     size = state.counters[BLOCK_TOKENS]
     return (tokens + size - 1) // size
 
 
-@inner
+@inlined
 def length(state, slot):
     """Context length of a request in tokens: prompt plus what it has generated."""
     return np.int64(state.requests[slot].prompt_tokens) + np.int64(state.requests[slot].generated_tokens)
@@ -229,7 +229,7 @@ def _spread(state, table, stream, instance, step):
     return max(0.1, 1.0 + noise * random_normal(state, stream, instance, step))
 
 
-@inner
+@inlined
 def predict_decode(state, instance, batch_size, context):
     """What a policy believes a decode step of this batch on this instance would take, in ps."""
     if batch_size <= 0:
@@ -244,7 +244,7 @@ def predict_decode(state, instance, batch_size, context):
     return np.int64(latency * _spread(state, spec.belief, NOISE_STREAM, instance, spec.steps_begun))
 
 
-@inner
+@inlined
 def predict_prefill(state, instance, tokens):
     """What a policy believes a prefill of one prompt of `tokens` on this instance would take, in ps."""
     return prefill_one(state, state.instances[instance].belief, tokens)

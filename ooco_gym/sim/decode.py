@@ -9,7 +9,7 @@ import math
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.batch import hold_tokens, steps_in_memory
 from ooco_gym.sim.costs import MAX_STEPS, decode_latency, decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.lanes import (
@@ -75,7 +75,7 @@ ITL_WIDTH = math.log(1.02)
 MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
 
 
-@inner
+@inlined
 def itl_bin(gap_ps):
     """Bin of an inter-token time: logarithmic, 2 % wide."""
     if gap_ps <= ITL_FIRST_PS:
@@ -83,13 +83,13 @@ def itl_bin(gap_ps):
     return min(ITL_BINS - 1, 1 + int(math.log(gap_ps / ITL_FIRST_PS) / ITL_WIDTH))
 
 
-@inner
+@inlined
 def _past(state, instance):
     """1 where a step that ends exactly now has been dealt with already: events at one time go by source."""
     return 1 if instance < state.counters[SOURCE] else 0
 
 
-@inner
+@inlined
 def first_step(state, slot, time_ps):
     """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished."""
     request, counters = state.requests[slot], state.counters
@@ -122,7 +122,7 @@ def _look_at(state, batch, size):
     return context, urgent, left, miss_ps, taken
 
 
-@inner
+@inlined
 def _lay_lanes(state, instance):
     """Every member gets lanes, and the memory of its next token. Returns as `_look_at`, from the third on."""
     spec, now = state.instances[instance], state.counters[NOW]
@@ -143,7 +143,7 @@ def _lay_lanes(state, instance):
     return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
 
 
-@inner
+@inlined
 def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
     spec, counters = state.instances[instance], state.counters
@@ -190,7 +190,7 @@ def _duration(state, instance, steps):
     return jittered(state, instance, spec.steps_begun, total) if steps == 1 else total
 
 
-@inner
+@inlined
 def _advance(state, instance, steps, end_ps, ahead):
     """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses.
 
@@ -226,7 +226,7 @@ def _advance(state, instance, steps, end_ps, ahead):
     spec.start_ps = end_ps
 
 
-@inner
+@inlined
 def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
     """Tokens, inter-token times and memory of the first `steps` steps of a run of members with lanes.
 
@@ -308,7 +308,7 @@ def _check_tokens(state, instance, time_ps):
         spec.lane_miss_ps = UNKNOWN
 
 
-@inner
+@inlined
 def _count_gaps(state, instance, steps, requests):
     """Inter-token times of all steps of a run but the first."""
     spec = state.instances[instance]
@@ -329,7 +329,7 @@ def settle(state, instance):
     write_down(state, instance)
 
 
-@inner
+@inlined
 def settle_books(state, instance):
     """Brings a run's books up to now, but not its members' records: sums and memory of the instance, misses."""
     spec = state.instances[instance]
@@ -355,7 +355,7 @@ def urgent_load(state, instance):
     return spec.urgent_decodable, context
 
 
-@inner
+@inlined
 def cut(state, instance):
     """Lets a run end with the step in progress: something changed that its next step must see. In O(1): not settled."""
     spec = state.instances[instance]
@@ -370,7 +370,7 @@ def cut(state, instance):
         schedule(state, instance, spec.end_ps)
 
 
-@inner
+@inlined
 def wake(state, instance):
     """Something changed on an instance: it is dispatched if idle, and its run is cut if it decodes."""
     if state.instances[instance].activity == IDLE:
@@ -379,7 +379,7 @@ def wake(state, instance):
         cut(state, instance)
 
 
-@inner
+@inlined
 def end_run(state, instance):
     """The run's last step is over. Returns how many requests finished."""
     spec = state.instances[instance]
@@ -411,7 +411,7 @@ def end_run(state, instance):
     return finished
 
 
-@inner
+@inlined
 def _rest_batch(spec):
     spec.activity = IDLE
     spec.unwritten = WRITTEN if spec.unwritten == WRITTEN else ENDED
@@ -429,7 +429,7 @@ def _finished(state, instance):
     return found
 
 
-@inner
+@inlined
 def _finished_on_lanes(state, instance):
     """As `_finished`, of members with lanes; brings their records up to date."""
     spec, found = state.instances[instance], 0

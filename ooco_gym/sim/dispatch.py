@@ -7,7 +7,7 @@ so nothing may be changed before a decision that the second run would change aga
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.decode import cut, settle, settle_books, start_run, wake
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
@@ -68,7 +68,7 @@ DONE, UNANSWERED, DECLINED = 1, 0, -2
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 
-@inner
+@inlined
 def ask(state, point, instance, slot, count, hook):
     """Takes a decision: from outside where that is what was asked for, else from the hook.
 
@@ -130,7 +130,7 @@ def legal(answer, count):
 
 
 # --- An idle instance -----------------------------------------------------------------------------------------------
-@inner
+@inlined
 def dispatch(state, instance, gate, compose, evict_hook, pull):
     """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
     spec = state.instances[instance]
@@ -172,7 +172,7 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
     return DONE
 
 
-@inner
+@inlined
 def _compose(state, instance, compose):
     """Asks which residents take part in the next step, and writes the batch."""
     if state.instances[instance].decodable == 0:
@@ -185,7 +185,7 @@ def _compose(state, instance, compose):
     return DONE
 
 
-@inner
+@inlined
 def _pull(state, instance, pull):
     """Asks a strict instance whom it pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
     spec = state.instances[instance]
@@ -206,7 +206,7 @@ def _pull(state, instance, pull):
     return DONE
 
 
-@inner
+@inlined
 def _rest(state, instance):
     """Nothing to run: the instance sleeps until something changes, or until its gate is asked again."""
     spec = state.instances[instance]
@@ -220,7 +220,7 @@ def _rest(state, instance):
         cancel(state, instance)
 
 
-@inner
+@inlined
 def _start_online(state, instance, evict_hook):
     """Online prefill first; offline residents give way to it.
 
@@ -247,7 +247,7 @@ def _start_online(state, instance, evict_hook):
     return -1
 
 
-@inner
+@inlined
 def gather_waiting(state, instance):
     """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
     spec, found = state.instances[instance], 0
@@ -266,7 +266,7 @@ def gather_waiting(state, instance):
     return found
 
 
-@inner
+@inlined
 def _start_offline(state, instance, gate):
     """With no online request pending: resume, or ask the gate. Returns -1 where it holds."""
     spec = state.instances[instance]
@@ -291,7 +291,7 @@ def _start_offline(state, instance, gate):
     return -1
 
 
-@inner
+@inlined
 def _make_room(state, instance, evict_hook):
     """The composed batch's next tokens do not fit: somebody gives way. Returns -1 to compose anew."""
     spec = state.instances[instance]
@@ -310,7 +310,7 @@ def _make_room(state, instance, evict_hook):
 
 
 # --- A prefilled request --------------------------------------------------------------------------------------------
-@inner
+@inlined
 def place(state, slot, queued, route, evict_hook):
     """Finds a prefilled request its place to decode. Returns UNANSWERED, DONE, or -1 where it must wait.
 
@@ -355,7 +355,7 @@ def place(state, slot, queued, route, evict_hook):
     return DONE
 
 
-@inner
+@inlined
 def _choose_target(state, slot, route):
     relaxed, instances = state.counters[RELAXED_COUNT], state.instances.size
     if state.requests[slot].urgent and instances - relaxed == 1:
@@ -368,7 +368,7 @@ def _choose_target(state, slot, route):
     return answer
 
 
-@inner
+@inlined
 def _tell_hungry(state):
     """A new offline request decodes on a relaxed instance: strict ones that found nobody to pull look again."""
     for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
@@ -387,7 +387,7 @@ def retry_pushes(state, queue, route, evict_hook):
     return UNANSWERED if placed == UNANSWERED else DONE
 
 
-@inner
+@inlined
 def place_new(state, slot, route, evict_hook):
     """First try of a request that has just been prefilled: it queues where it cannot be placed."""
     queue = PUSH_HEAD if state.requests[slot].urgent else OFFLINE_PUSH_HEAD

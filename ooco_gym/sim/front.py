@@ -4,12 +4,12 @@ A gate looks at the first `gate_window` requests far more often than they change
 for the memory at each of its links. So they are kept in the queue's order and in the order of their lengths.
 """
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 
 FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH, FRONT_ROWS = range(5)  # rows of State.front
 
 
-@inner
+@inlined
 def join_front(state, instance, slot, tokens, first):
     """Adds a request that joins the queue at its head, or at its end: there, if nobody waits beyond the front."""
     spec, front = state.instances[instance], state.front[instance]
@@ -29,7 +29,7 @@ def join_front(state, instance, slot, tokens, first):
     spec.front_size = size + 1
 
 
-@inner
+@inlined
 def leave_front(state, instance, slot):
     """Takes out a request that has left the queue; the first one beyond the front, if there is one, moves up."""
     spec, front = state.instances[instance], state.front[instance]
@@ -62,7 +62,7 @@ def _tokens(state, slot):
     return state.requests[slot].prompt_tokens + state.requests[slot].generated_tokens
 
 
-@inner
+@inlined
 def _join_order(front, slot, tokens, size, first):
     """Of equals, who is first in the queue goes first."""
     lengths, place = front[SHORTEST_LENGTH, :size], 0
@@ -73,7 +73,7 @@ def _join_order(front, slot, tokens, size, first):
     front[SHORTEST, place], front[SHORTEST_LENGTH, place] = slot, tokens
 
 
-@inner
+@inlined
 def _leave_order(front, slot, size):
     place = 0
     while front[SHORTEST, place] != slot:
@@ -82,7 +82,7 @@ def _leave_order(front, slot, size):
     close_gap(front[SHORTEST_LENGTH], place, size - 1)
 
 
-@inner
+@inlined
 def close_gap(values, place, last):
     """Moves what stands behind `place`, up to `last`, one to the front."""
     part = values[place : last + 1]  # from here on no place is negative: a processor moves many at once
@@ -90,7 +90,7 @@ def close_gap(values, place, last):
         part[other] = part[other + 1]
 
 
-@inner
+@inlined
 def open_gap(values, place, size):
     """Moves what stands from `place` on, of `size` entries, one back."""
     part = values[place : size + 1]

@@ -14,7 +14,7 @@ brought up to date when somebody wants to read it (`write_down`).
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.front import close_gap
 from ooco_gym.sim.reference import CACHE_LINE, bring
@@ -26,13 +26,13 @@ WRITTEN, COMPOSED, ENDED = range(3)  # what is left out of an instance's batch r
 UNKNOWN = -1  # when the first of them has all its tokens, or misses, must be looked for anew
 
 
-@inner
+@inlined
 def laned(spec, row):
     """How many members of a list have lanes."""
     return spec.laned_urgent if row == URGENT else spec.laned_offline
 
 
-@inner
+@inlined
 def may_run_on_lanes(state, instance):
     """Whether the batch just composed is every member, in the order of the lists."""
     spec = state.instances[instance]
@@ -50,7 +50,7 @@ def open_lanes(state, instance):
     state.ends[instance] = 0
 
 
-@inner
+@inlined
 def lay(state, instance, row, place, slot):
     """Lays the lanes of a member whose record is up to date and has the blocks that its next token needs, no more."""
     spec, request, lanes = state.instances[instance], state.requests[slot], state.lanes[instance]
@@ -68,7 +68,7 @@ def lay(state, instance, row, place, slot):
         spec.lane_miss_ps = min(spec.lane_miss_ps, request.latest_ps)
 
 
-@inner
+@inlined
 def hold_until(state, instance, step):
     """Lets every member with lanes hold the memory of its tokens up to a step. Returns the blocks that it takes."""
     spec, taken, size = state.instances[instance], 0, state.counters[BLOCK_TOKENS]
@@ -86,7 +86,7 @@ def hold_until(state, instance, step):
     return taken
 
 
-@inner
+@inlined
 def fewest_left(state, instance):
     """Steps after which the first member with lanes has all its tokens."""
     spec = state.instances[instance]
@@ -104,7 +104,7 @@ def fewest_left(state, instance):
     return spec.lane_first - spec.lane_steps
 
 
-@inner
+@inlined
 def _first_of(values):
     """The least of some numbers, times 2**32, plus the place of the first that has it."""
     least = np.int64(values[0]) << 32
@@ -113,7 +113,7 @@ def _first_of(values):
     return least
 
 
-@inner
+@inlined
 def first_miss(state, instance):
     """When the first TPOT miss of a member with lanes becomes certain; NEVER where none does."""
     spec = state.instances[instance]
@@ -125,7 +125,7 @@ def first_miss(state, instance):
     return spec.lane_miss_ps
 
 
-@inner
+@inlined
 def gather_lengths(state, instance, row, lengths, slots):
     """Writes lengths (context, in tokens) and slots of those members of a class that decode, in the order of their
     list, as far as the instance's books are settled (`decode.settle_books`).
@@ -158,7 +158,7 @@ def gather_lengths(state, instance, row, lengths, slots):
     return count
 
 
-@inner
+@inlined
 def stretch_gaps(state, instance, gap_ps):
     """A time between two tokens of all urgent members that have made a step on lanes; `lane_gap_ps` is the least of
     what is noted of any."""
@@ -170,7 +170,7 @@ def stretch_gaps(state, instance, gap_ps):
         gaps[place] = max(gaps[place], gap_ps)
 
 
-@inner
+@inlined
 def write_record(state, instance, row, place):
     """Brings the record of a member with lanes up to date."""
     spec, lanes = state.instances[instance], state.lanes[instance]
@@ -184,7 +184,7 @@ def write_record(state, instance, row, place):
         request.max_gap_ps = state.gaps[instance, GAP, place]
 
 
-@inner
+@inlined
 def write_slot(state, instance, slot):
     """Brings the record of one member up to date with its instance's books."""
     spec, row = state.instances[instance], URGENT if state.requests[slot].urgent else OFFLINE
@@ -243,7 +243,7 @@ def drop_lanes(state, instance):
     state.instances[instance].lanes = 0
 
 
-@inner
+@inlined
 def leave_lanes(state, instance, row, place, request):
     """A member leaves its list: those behind it move up, in the lanes too."""
     spec, lanes = state.instances[instance], state.lanes[instance]

@@ -9,7 +9,7 @@ import math
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import function_at, inner, jit
+from ooco_gym.compile import function_at, inlined, inner, jit
 from ooco_gym.sim.blocks import want
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
@@ -83,7 +83,7 @@ UNKNOWN = 0  # of when the next request arrives: it is looked up
 LOG_MARGIN = 4096  # entries that one event may write at most
 
 
-@inner
+@inlined
 def end_of_episode(state):
     """When the window is over and every counted online request has finished or certainly missed; NEVER if open yet."""
     if state.counters[OPEN_ONLINE] > 0:
@@ -91,7 +91,7 @@ def end_of_episode(state):
     return max(state.counters[WINDOW_END], state.counters[SETTLED_PS])
 
 
-@inner
+@inlined
 def sweep_deadlines(state, time_ps):
     """Charges the TTFT misses of all deadlines before `time_ps`, or before the end of the episode."""
     counters = state.counters
@@ -107,7 +107,7 @@ def sweep_deadlines(state, time_ps):
         counters[NEXT_DEADLINE] += 1
 
 
-@inner
+@inlined
 def _observe_arrival(state):
     """Moving averages of the online arrival rate, in requests a second."""
     elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
@@ -118,12 +118,12 @@ def _observe_arrival(state):
     _fade(state.stats, ONLINE_RATE_HALF_HOUR, elapsed, HALF_HOUR_S)
 
 
-@inner
+@inlined
 def _fade(stats, slot, elapsed, horizon_s):
     stats[slot] = stats[slot] * math.exp(-elapsed / horizon_s) + 1.0 / horizon_s
 
 
-@inner
+@inlined
 def _arrive(state, slot, route):
     """A request arrives: it is routed to a relaxed instance and queues there for prefill."""
     request, counters = state.requests[slot], state.counters
@@ -167,7 +167,7 @@ def _arrive(state, slot, route):
     return TASK_DONE
 
 
-@inner
+@inlined
 def _too_large(state, request):
     """Whether a request could not even run alone, on some instance that it may come to."""
     blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1) + state.counters[RESERVED_BLOCKS]
@@ -177,7 +177,7 @@ def _too_large(state, request):
     return False
 
 
-@inner
+@inlined
 def _interrupt(state, instance, slot, hook):
     """An online request meets an instance busy with offline work."""
     spec = state.instances[instance]
@@ -195,7 +195,7 @@ def _interrupt(state, instance, slot, hook):
     return TASK_DONE
 
 
-@inner
+@inlined
 def _end_iteration(state, instance):
     """An instance's iteration or run is over, or its alarm rings."""
     spec = state.instances[instance]
@@ -214,7 +214,7 @@ def _end_iteration(state, instance):
     add_dispatch(state, instance)
 
 
-@inner
+@inlined
 def _work(state, route, interrupt, gate, compose, evict, pull):
     """Works off the open tasks. Returns UNANSWERED where one waits for an answer."""
     counters = state.counters

@@ -3,7 +3,7 @@
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.bidirectional import pair_release, paired
 from ooco_gym.sim.blocks import close_table, told_apart, want
 from ooco_gym.sim.costs import length
@@ -57,7 +57,7 @@ SHARE_WEIGHT = 0.02  # of the newest request in the moving share of evicted offl
 MEAN_WEIGHT = 0.01  # of the newest request in the moving means of output lengths
 
 
-@inner
+@inlined
 def count(state, counter, amount):
     """Adds to a sum that is kept over the measured window only."""
     counters = state.counters
@@ -65,7 +65,7 @@ def count(state, counter, amount):
         counters[counter] += amount
 
 
-@inner
+@inlined
 def change_outstanding(state, service_ps):
     """Adds to the offline work that is in the system, and keeps the integral of it over time."""
     counters = state.counters
@@ -86,14 +86,14 @@ def change_late(state, requests, time_ps):
     state.stats[LATE_TIMES] -= requests * (time_ps // PS_PER_US)
 
 
-@inner
+@inlined
 def late_area(state):
     """Counted online requests past an SLO and unfinished, times seconds, so far."""
     counters = state.counters
     return (state.stats[LATE_TIMES] + counters[LATE_OPEN] * (counters[NOW] // PS_PER_US)) / 1e6
 
 
-@inner
+@inlined
 def take_blocks(state, instance, blocks):
     """Takes free blocks (negative: gives them back) and keeps the integral of memory in use."""
     spec = state.instances[instance]
@@ -103,13 +103,13 @@ def take_blocks(state, instance, blocks):
     spec.free_blocks -= blocks
 
 
-@inner
+@inlined
 def release(state, slot):
     """Gives back the blocks that a request holds, for good."""
     let_go(state, slot, False)
 
 
-@inner
+@inlined
 def let_go(state, slot, wanted):
     """Gives back the blocks that a request holds; `wanted` says that it will come back for what is in them."""
     request = state.requests[slot]
@@ -137,7 +137,7 @@ def cancel_reservation(state, slot):
     request.target_blocks = 0
 
 
-@inner
+@inlined
 def finish_deadline(state, slot, first_decode):
     """Latest finish that meets the TPOT SLO (PROTOCOL, online quality), in ps; `first_decode` picks its definition."""
     request, counters = state.requests[slot], state.counters
@@ -157,7 +157,7 @@ def settle_online(state, time_ps):
     counters[SETTLED_PS] = max(counters[SETTLED_PS], time_ps)
 
 
-@inner
+@inlined
 def charge_miss(state, slot, bit, time_ps):
     """Marks an SLO miss that is certain since `time_ps`; counts it where the request counts."""
     request, counters = state.requests[slot], state.counters
@@ -179,7 +179,7 @@ def charge_miss(state, slot, bit, time_ps):
         change_late(state, 1, time_ps)
 
 
-@inner
+@inlined
 def check_token(state, slot, time_ps):
     """Charges a TPOT miss once an online request that is still running is past its latest finish."""
     request = state.requests[slot]
@@ -189,7 +189,7 @@ def check_token(state, slot, time_ps):
         charge_miss(state, slot, TPOT_BIT, time_ps)
 
 
-@inner
+@inlined
 def _observe_output(state, request):
     """Running means of what has finished: all that a policy may know of output lengths."""
     stats = state.stats
@@ -200,7 +200,7 @@ def _observe_output(state, request):
         stats[OFFLINE_EVICTED_SHARE] *= 1.0 - SHARE_WEIGHT
 
 
-@inner
+@inlined
 def finish(state, slot):
     """A request has its last token: its memory goes, its service counts. It must be in no member list any more."""
     request, counters = state.requests[slot], state.counters

@@ -1,7 +1,7 @@
 """Prefill batches on relaxed instances: assembling, finishing, interruption at a layer boundary and resumption."""
 
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.decode import itl_bin
 from ooco_gym.sim.lanes import WRITTEN
@@ -40,19 +40,19 @@ from ooco_gym.sim.state import (
 )
 
 
-@inner
+@inlined
 def prompt_blocks(state, slot):
     """Blocks that a prefill of this request takes, room for its next token included."""
     return blocks_for(state, length(state, slot) + 1)
 
 
-@inner
+@inlined
 def prefill_fits(state, instance, slot):
     """Whether a waiting request's prefill fits the free memory of the instance."""
     return prompt_blocks(state, slot) <= state.instances[instance].free_blocks and has_room(state, instance)
 
 
-@inner
+@inlined
 def _admit(state, instance, slot, place):
     request = state.requests[slot]
     dequeue(state, instance, slot)
@@ -62,7 +62,7 @@ def _admit(state, instance, slot, place):
     state.members[BATCH, instance, place] = slot
 
 
-@inner
+@inlined
 def start_prefill(state, instance, chosen):
     """Starts the prefill of `chosen`, filled up to the token budget with waiting requests of its class, in order."""
     spec, urgent = state.instances[instance], state.requests[chosen].urgent
@@ -95,7 +95,7 @@ def start_prefill(state, instance, chosen):
     log_event(state, LOG_PREFILL_START, instance, chosen, tokens)
 
 
-@inner
+@inlined
 def _time_prefill(state, instance, latency):
     spec = state.instances[instance]
     spec.interrupted = 0
@@ -213,7 +213,7 @@ def charge_waste(state, slot, tokens, time_ps):
     count(state, WASTED_PS, time_ps)
 
 
-@inner
+@inlined
 def end_prefill(state, instance):
     """A prefill is over, or stopped: first tokens, and a place to decode is asked for."""
     spec, counters = state.instances[instance], state.counters
@@ -247,7 +247,7 @@ def end_prefill(state, instance):
             add_task(state, PLACE, instance, slot)
 
 
-@inner
+@inlined
 def new_token(state, slot, now):
     """The token that a prefill makes: the first, or after a recomputation the next."""
     request = state.requests[slot]

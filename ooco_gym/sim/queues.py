@@ -5,7 +5,7 @@ operations are O(1) but for removal from a member list, which keeps the order of
 """
 
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.front import close_gap, join_front, lay_front, leave_front
 from ooco_gym.sim.lanes import leave_lanes
 from ooco_gym.sim.order import ordered, set_waiting
@@ -34,7 +34,7 @@ LOG_NAMES = ("arrival", "prefill_start", "prefill_end", "interrupt", "decode_run
 
 
 # --- Linked queues of requests --------------------------------------------------------------------------------------
-@inner
+@inlined
 def append(requests, head, tail, slot):
     """Adds `slot` at the end; returns the queue's new head and tail."""
     requests[slot].previous = tail
@@ -45,7 +45,7 @@ def append(requests, head, tail, slot):
     return head, slot
 
 
-@inner
+@inlined
 def prepend(requests, head, tail, slot):
     """Adds `slot` at the front; returns the queue's new head and tail."""
     requests[slot].next = head
@@ -56,7 +56,7 @@ def prepend(requests, head, tail, slot):
     return slot, tail
 
 
-@inner
+@inlined
 def unlink(requests, head, tail, slot):
     """Takes `slot` out, wherever it stands; returns the queue's new head and tail."""
     before, after = requests[slot].previous, requests[slot].next
@@ -74,7 +74,7 @@ def unlink(requests, head, tail, slot):
 
 
 # --- Waiting for prefill, by instance and class ---------------------------------------------------------------------
-@inner
+@inlined
 def enqueue(state, instance, slot, front):
     """Puts a request into its instance's queue for prefill, at the front or at the end."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -126,7 +126,7 @@ def enqueue_by_arrival(state, instance, slot):
     lay_front(state, instance)
 
 
-@inner
+@inlined
 def dequeue(state, instance, slot):
     """Takes a request out of its instance's queue for prefill."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -165,7 +165,7 @@ def leave_push_queue(state, slot):
 
 
 # --- Members: who holds KV memory on an instance --------------------------------------------------------------------
-@inner
+@inlined
 def member_count(spec, row):
     """Length of a member list: row URGENT (0) or OFFLINE (1)."""
     if row == 0:
@@ -181,7 +181,7 @@ def number_members(state, instance):
             state.requests[state.members[row, instance, place]].position = place
 
 
-@inner
+@inlined
 def add_member(state, instance, slot):
     """Adds a request at the end of its class's member list."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -194,7 +194,7 @@ def add_member(state, instance, slot):
         spec.offline_members += 1
 
 
-@inner
+@inlined
 def remove_member(state, instance, slot):
     """Removes a request from its member list, keeping the order of the others."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -210,7 +210,7 @@ def remove_member(state, instance, slot):
         spec.offline_members -= 1
 
 
-@inner
+@inlined
 def join_decodable(state, instance, slot):
     """A member can decode from now on: counts it and its context length."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -223,7 +223,7 @@ def join_decodable(state, instance, slot):
         spec.offline_context += tokens
 
 
-@inner
+@inlined
 def leave_decodable(state, instance, slot):
     """A member, settled, no longer decodes here."""
     spec, request = state.instances[instance], state.requests[slot]
@@ -236,7 +236,7 @@ def leave_decodable(state, instance, slot):
         spec.offline_context -= tokens
 
 
-@inner
+@inlined
 def has_room(state, instance):
     """Whether the member and batch lists of an instance can take one more request."""
     spec = state.instances[instance]
@@ -250,14 +250,14 @@ def _before(heap, a, b):
     return heap[0, a] < heap[0, b] or (heap[0, a] == heap[0, b] and a < b)
 
 
-@inner
+@inlined
 def _swap(heap, i, j):
     a, b = heap[1, i], heap[1, j]
     heap[1, i], heap[1, j] = b, a
     heap[2, a], heap[2, b] = j, i
 
 
-@inner
+@inlined
 def _sift(heap, size, place):
     while place > 0 and _before(heap, heap[1, place], heap[1, (place - 1) // 2]):
         _swap(heap, place, (place - 1) // 2)
@@ -274,7 +274,7 @@ def _sift(heap, size, place):
         place = child
 
 
-@inner
+@inlined
 def schedule(state, source, time_ps):
     """Sets the next event of `source`, whether it had one or not."""
     heap = state.heap
@@ -287,7 +287,7 @@ def schedule(state, source, time_ps):
     _sift(heap, state.counters[HEAP_SIZE], heap[2, source])
 
 
-@inner
+@inlined
 def cancel(state, source):
     """Removes the event of `source`, if it has one."""
     heap = state.heap
@@ -319,7 +319,7 @@ def stop_at_layer(state, instance, layers):
 
 
 # --- Tasks ----------------------------------------------------------------------------------------------------------
-@inner
+@inlined
 def add_task(state, kind, instance, slot):
     """Appends a task to the ring."""
     tail = state.counters[TASK_TAIL]
@@ -331,7 +331,7 @@ def add_task(state, kind, instance, slot):
     state.counters[TASK_TAIL] = tail + 1
 
 
-@inner
+@inlined
 def add_dispatch(state, instance):
     """Asks for an instance to be dispatched, once however often it is asked."""
     if state.instances[instance].queued == 0:
@@ -339,7 +339,7 @@ def add_dispatch(state, instance):
         add_task(state, DISPATCH, instance, NONE)
 
 
-@inner
+@inlined
 def retry_waiting(state):
     """Memory is free again: the queues for decode instances are tried anew, online first, each in a task of its own.
 
@@ -351,7 +351,7 @@ def retry_waiting(state):
 
 
 # --- Log ------------------------------------------------------------------------------------------------------------
-@inner
+@inlined
 def log_event(state, kind, instance, slot, value):
     """Writes an event where logging is on; costs one comparison where it is off."""
     used = state.counters[LOG_USED]

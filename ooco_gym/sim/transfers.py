@@ -5,7 +5,7 @@ has a link of its own; a link serves pushes before pulls, first come first serve
 """
 
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.batch import fits_for_sure
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import cut, settle_books, wake
@@ -41,14 +41,14 @@ from ooco_gym.sim.state import (
 )
 
 
-@inner
+@inlined
 def link_of(state, source, target):
     """Index of the link from a relaxed to a strict instance (relaxed instances come first)."""
     relaxed = state.counters[RELAXED_COUNT]
     return source * (state.instances.size - relaxed) + (target - relaxed)
 
 
-@inner
+@inlined
 def reserve(state, slot, target):
     """Reserves the memory that a request needs at its destination; a run there that needs it ends with its step."""
     request, spec = state.requests[slot], state.instances[target]
@@ -65,13 +65,13 @@ def reserve(state, slot, target):
         spec.arriving_pulls += 1
 
 
-@inner
+@inlined
 def can_reserve(state, slot, target):
     """Whether a request fits the free memory of an instance."""
     return blocks_there(state, slot) <= state.instances[target].free_blocks and has_room(state, target)
 
 
-@inner
+@inlined
 def surely_reservable(state, slot, target):
     """Whether a request fits an instance whatever the run there has taken since it was settled."""
     spec = state.instances[target]
@@ -81,13 +81,13 @@ def surely_reservable(state, slot, target):
     return blocks_there(state, slot) + growth <= spec.free_blocks and has_room(state, target)
 
 
-@inner
+@inlined
 def blocks_there(state, slot):
     """Blocks to reserve at a destination: with the token that the step in progress may still add."""
     return blocks_for(state, length(state, slot) + 1)
 
 
-@inner
+@inlined
 def send(state, slot, pushed):
     """Puts a request whose destination is reserved on its link."""
     request = state.requests[slot]
@@ -102,7 +102,7 @@ def send(state, slot, pushed):
         _next_transfer(state, index)
 
 
-@inner
+@inlined
 def _next_transfer(state, index):
     link = state.links[index]
     source = state.instances.size + index
@@ -125,7 +125,7 @@ def _next_transfer(state, index):
     schedule(state, source, state.counters[NOW] + duration)
 
 
-@inner
+@inlined
 def end_transfer(state, index):
     """A transfer is done: the source is free, the request can decode at its destination."""
     link = state.links[index]
@@ -156,7 +156,7 @@ def end_transfer(state, index):
     _next_transfer(state, index)
 
 
-@inner
+@inlined
 def accept_pull(state, slot, target):
     """Starts the migration of a decoding offline request to `target`; at once, or when its step in progress ends.
 
@@ -192,7 +192,7 @@ def _runs(state, instance, slot):
     return False
 
 
-@inner
+@inlined
 def send_leaving(state, instance):
     """Sends the pulled requests whose step here has ended."""
     spec = state.instances[instance]
