@@ -305,15 +305,9 @@ def add_offline(state, instance, count, context, bound):
     return count
 
 
-@hook(COMPOSE, settles=True)
-def mix(view):
-    """Algorithm 2: all online requests, K offline ones at random, then the shortest, while the step keeps the SLO."""
-    state, instance = view.state, view.instance
-    spec = state.instances[instance]
-    if spec.role == RELAXED:
-        spec.bound_ps = NEVER
-        return ALL
-    bound = int(state.params[P.slo_margin] * tpot_bound(state, instance))
+@inner
+def mix_within(state, instance, bound):
+    """Algorithm 2 with a bound on the step's latency, in ps."""
     if all_fit(state, instance, bound):
         return ALL
     settle(state, instance)
@@ -322,6 +316,17 @@ def mix(view):
     if predict_decode(state, instance, online, online_context) > bound:
         return overload(state, instance, count, online_context, bound)
     return add_offline(state, instance, count, online_context, bound)
+
+
+@hook(COMPOSE, settles=True)
+def mix(view):
+    """Algorithm 2: all online requests, K offline ones at random, then the shortest, while the step keeps the SLO."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    if spec.role == RELAXED:
+        spec.bound_ps = NEVER
+        return ALL
+    return mix_within(state, instance, int(state.params[P.slo_margin] * tpot_bound(state, instance)))
 
 
 policy = Policy("ooco", PARAMS, route=route, interrupt=preempt, gate=gate, compose=mix, evict=evict, pull=pull)

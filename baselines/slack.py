@@ -4,23 +4,41 @@ An online arrival stops offline work only where its first token would be late ot
 `baselines/ooco.py`), and a strict instance pulls only whom it will have memory for: Algorithm 1 looks at the memory
 that is free now, while its residents grow with each step, so that pulls are followed by evictions. Here a pull must
 fit when everybody has grown by what requests of their class generate on average, which for lengths without memory is
-also what they still generate.
+also what they still generate. Algorithm 2 bounds each step by the TPOT SLO; the promise is one on the mean, so a step
+may also take what every online request of its batch is ahead of its own deadlines (Echo, arXiv 2504.03651, 5.1), as
+long as nobody is known to join after it, who would wait for its end.
 """
 
 from dataclasses import replace
 
 from baselines.ooco import PARAMS as OOCO_PARAMS
+from baselines.ooco import mix, mix_within, preempt
 from baselines.ooco import policy as ooco
-from baselines.ooco import preempt
 from baselines.ooco import pull as algorithm_1
 from ooco_gym.compile import inner
-from ooco_gym.decisions import INTERRUPT, PULL, hook
+from ooco_gym.decisions import COMPOSE, INTERRUPT, PULL, hook
 from ooco_gym.policy.bundle import Param, slots
-from ooco_gym.policy.rules import blocks_for, length
-from ooco_gym.sim.state import BLOCK_TOKENS, FULL, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN
+from ooco_gym.policy.rules import all_fit, blocks_for, length, settle, tpot_bound
+from ooco_gym.sim.state import (
+    ALL,
+    BLOCK_TOKENS,
+    FULL,
+    NEVER,
+    NOW,
+    OFFLINE_OUTPUT_MEAN,
+    ONLINE_OUTPUT_MEAN,
+    PUSH_HEAD,
+    RELAXED,
+    RESIDENT,
+    URGENT,
+)
 
 PARAMS = (*OOCO_PARAMS,
-          Param("growth", "mean lengths by which all must be able to grow after a pull; 0: Algorithm 1", 0.0, 100.0))
+          Param("growth", "mean lengths by which all must be able to grow after a pull; 0: Algorithm 1", 0.0, 100.0),
+          Param("bank", "times the TPOT SLO that a step may take at most, where all online requests are ahead of their "
+                "deadlines; 0: Algorithm 2's bound", 0.0, 100.0),
+          Param("shorten", "which steps keep to Algorithm 2's bound for all that: those before a known join, or none",
+                choices=("join", "never")))
 P = slots(PARAMS)
 
 
@@ -36,13 +54,13 @@ def growing_blocks(state, instance, horizon):
     return int(tokens) // state.counters[BLOCK_TOKENS] + 1
 
 
-@hook(INTERRUPT)
+@hook(INTERRUPT, settles=True)
 def stop_if_late(view):
     """Offline work is stopped only if the arrival's first token would be late otherwise (unless told otherwise)."""
     return preempt(view)
 
 
-@hook(PULL)
+@hook(PULL, settles=True)
 def pull_what_fits_grown(view):
     """Algorithm 1's picks, as long as they and the residents fit the memory when all have grown to mean lengths."""
     state, instance = view.state, view.instance
@@ -62,4 +80,44 @@ def pull_what_fits_grown(view):
     return kept if kept > 0 else FULL
 
 
-policy = replace(ooco, name="slack", params=PARAMS, interrupt=stop_if_late, pull=pull_what_fits_grown)
+@inner
+def ahead_ps(state, instance):
+    """The least of the times by which the next tokens of the online requests that decode here are due."""
+    least, now = float(NEVER), state.counters[NOW]
+    for i in range(state.instances[instance].urgent_members):
+        request = state.requests[state.members[URGENT, instance, i]]
+        if request.status == RESIDENT and request.online:
+            due_ps = request.first_token_ps + float(request.generated_tokens) * request.tpot_slo_ps
+            least = min(least, due_ps - now)
+    return least
+
+
+@inner
+def somebody_joins(state, instance):
+    """Whether an online request is on its way here, or waits to be sent."""
+    spec = state.instances[instance]
+    return spec.arriving > spec.arriving_pulls or state.counters[PUSH_HEAD] >= 0
+
+
+@hook(COMPOSE, settles=True)
+def spend_what_is_ahead(view):
+    """Algorithm 2 within what all online requests are ahead of Echo's deadlines, but before a known join as OOCO's."""
+    state, instance = view.state, view.instance
+    spec, limit = state.instances[instance], float(tpot_bound(state, instance))
+    if spec.role == RELAXED or state.params[P.bank] == 0.0:
+        return mix(view)
+    plain = int(state.params[P.slo_margin] * limit)
+    if all_fit(state, instance, plain):
+        return ALL
+    bound = plain
+    if state.params[P.shorten] == 1.0 or not somebody_joins(state, instance):
+        settle(state, instance)
+        bound = max(plain, int(state.params[P.slo_margin] * min(
+            state.params[P.bank] * limit, ahead_ps(state, instance))))
+    answer = mix_within(state, instance, bound)
+    spec.bound_ps = 0  # what is ahead, and who is to join, is another matter at the next step
+    return answer
+
+
+policy = replace(ooco, name="slack", params=PARAMS, interrupt=stop_if_late, compose=spend_what_is_ahead,
+                 pull=pull_what_fits_grown)

@@ -54,6 +54,34 @@ def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
     assert seen >= 30 and cut > 0
 
 
+def test_steps_beyond_the_bound_are_banked_and_nobody_joins_after_them() -> None:
+    tpot_ps, margin = 0.04 * s.PS_PER_S, 0.9
+    scenario = Scenario(workload="azure_conv", rate_scale=0.085, slo={"ttft_s": 2.0, "tpot_s": 0.04},
+                        offline={"mode": "rate", "rate": 8.0}, duration_s=120.0)
+    simulation = Simulation(scenario, f"slack:bank=2,slo_margin={margin},pull_margin=0", outside=("compose",))
+    state, beyond, kept = simulation.state, 0, 0
+    while simulation.advance() and (beyond < 200 or kept < 20):
+        answer, place = simulation.rule_answer(), int(state.counters[s.PENDING_INSTANCE])
+        spec = state.instances[place]
+        if spec["role"] == s.STRICT:
+            members = [state.members[row, place, : spec[f"{name}_members"]]
+                       for row, name in ((s.URGENT, "urgent"), (s.OFFLINE, "offline"))]
+            rows = state.requests[np.concatenate(members) if answer == s.ALL else state.picks[:answer]]
+            context = int((rows["prompt_tokens"].astype(np.int64) + rows["generated_tokens"]).sum())
+            base, slope, other_base, other_slope = state.decode_lines[spec["belief"], len(rows)]
+            latency = max(base + slope * context, other_base + other_slope * context)
+            online = rows[rows["online"] == 1]
+            due = online["first_token_ps"] + online["generated_tokens"] * online["tpot_slo_ps"]
+            ahead = min(due - state.counters[s.NOW], default=float(s.NEVER))
+            joins = spec["arriving"] > spec["arriving_pulls"] or state.counters[s.PUSH_HEAD] >= 0
+            banked = 0.0 if joins else margin * min(2.0 * tpot_ps, ahead)
+            assert latency <= max(margin * tpot_ps, banked) or len(online) == len(rows)
+            beyond += latency > margin * tpot_ps and len(online) < len(rows)
+            kept += joins and answer != s.ALL
+        simulation.answer(answer)
+    assert beyond >= 200 and kept >= 20
+
+
 def test_it_stops_offline_work_only_where_the_first_token_would_be_late() -> None:
     assert counters("slack")["interruptions"] < counters("slack:interrupt=always")["interruptions"]
     assert counters("slack:interrupt=never")["interruptions"] == 0
@@ -75,7 +103,7 @@ def test_the_least_urgent_is_who_arrived_last() -> None:
 
 @pytest.mark.parametrize("name", ["slack", "least_urgent"])
 def test_all_else_is_ooco(name: str) -> None:
-    changed = {"slack": {"interrupt", "pull"}, "least_urgent": {"evict"}}[name]
+    changed = {"slack": {"interrupt", "compose", "pull"}, "least_urgent": {"evict"}}[name]
     points = ("route", "interrupt", "gate", "compose", "evict", "pull")
     pairs = zip(points, get_policy(name).hooks(), get_policy("ooco").hooks(), strict=True)
     assert {point for point, one, other in pairs if one is not other} == changed
