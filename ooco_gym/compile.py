@@ -36,11 +36,16 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
+from ooco_gym.parts import OutlinedCompiler, PartCompiler
+
 PACKAGE = Path(__file__).resolve().parent
 # A function is built from its own level and those before it, as the imports go.
 LEVELS = (("decisions", "sim"), ("policy",), ("envs",))
 RULES = 2                   # levels that a rule outside the package builds on: the simulator and the policy helpers
 KEPT = 8                    # folders of older digests that stay for one source file
+
+# Of a part. What `forceinline` is not set for takes it from whoever calls it first.
+PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "forceinline": False}
 
 
 def jit(signature: Any = None, **options: Any) -> Any:
@@ -60,23 +65,26 @@ def jit(signature: Any = None, **options: Any) -> Any:
 
 
 def inner(function: Callable[..., Any]) -> Any:
-    """Compiles a helper that only compiled code calls: half the compile time of `numba.njit`.
+    """Compiles a helper that only compiled code calls, with what calls it (`parts`).
 
     It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
-    live as long as the outermost call.
+    live as long as the outermost call. LLVM decides where it is inlined.
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-    return njit(**options)(function)
+    return njit(pipeline_class=PartCompiler, **PART)(function)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
     """As `inner`, and always inlined: for what lies on the way from one decision to the next.
 
     A call passes on where results and errors go, and looks at what came back: the calls of a decision took a fifth of
-    its time. What only some policies do is left to LLVM (`inner`).
+    its time.
     """
-    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False}
-    return njit(forceinline=True, **options)(function)
+    return njit(pipeline_class=PartCompiler, **{**PART, "forceinline": True})(function)
+
+
+def outlined(function: Callable[..., Any]) -> Any:
+    """As `inner`, and never inlined: for what is long and seldom needed, which else makes what calls it longer."""
+    return njit(pipeline_class=OutlinedCompiler, **PART)(function)
 
 
 def address_of(compiled: Any, signature: Any) -> int:
@@ -199,7 +207,8 @@ def _levels(path: Path) -> int:
 def core_digest(package: Path, levels: int) -> bytes:
     """Digest of the sources in the first `levels` levels of the compiled core; read once in a process."""
     folders = [folder for level in LEVELS[:levels] for folder in level]
-    paths = [package / "compile.py", *(path for folder in folders for path in (package / folder).rglob("*.py"))]
+    own = [package / "compile.py", package / "parts.py"]
+    paths = [*own, *(path for folder in folders for path in (package / folder).rglob("*.py"))]
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         digest.update(str(path.relative_to(package)).encode() + b"\0")
