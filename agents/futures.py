@@ -7,11 +7,12 @@ from collections.abc import Iterator
 import numpy as np
 
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.lookahead import bring_up, change_lengths
+from ooco_gym.envs.lookahead import change_lengths
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import REFERENCE_BATCH
 from ooco_gym.sim.driver import Simulation
+from ooco_gym.sim.look import bring_up
 
 
 class Futures:

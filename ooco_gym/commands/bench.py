@@ -75,7 +75,7 @@ FIGURES = (
     Figure("env_steps_per_s", 60_000.0, True, "1/s", "steps of Gating-v0 from Python through gym.make with its default "
            "wrappers, three holds and a start in turn, resets left out; processor time"),
     Figure("vector_decisions_per_s", 500_000.0, True, "1/s", "the same of 64 episodes of Gating-v0 side by side, in "
-           "all, through gym.make_vec"),
+           "all, through gym.make_vec, over the first 5,000 steps of each"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
     Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )

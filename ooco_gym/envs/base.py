@@ -275,7 +275,7 @@ class DecisionEnv(gym.Env):
 
     @property
     def simulation(self) -> Any:
-        """The simulation under way, for a look inside; None before the first reset."""
+        """The simulation under way; None before the first reset. For a look inside: `sim.look.look(simulation.state)`."""
         return self.episodes.simulations[0]
 
     def _observation(self) -> dict[str, np.ndarray]:

@@ -10,6 +10,7 @@ import numpy as np
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.recording import Answered, Asking, clock_of
 from ooco_gym.sim import state as s
+from ooco_gym.sim.look import look
 
 BAR = 12  # characters of a bar of memory
 MOST_INSTANCES = 16  # rows; of more, the first ones
@@ -93,7 +94,7 @@ class LiveView:
         simulation = self._episodes.simulations[0]
         if simulation is None:
             return None
-        state, now_s = simulation.state, simulation.now_s
+        state, now_s = look(simulation.state), simulation.now_s
         seconds = now_s - simulation.window_s[0]
         clock = clock_of(float(self._episodes.job.days[0]) + now_s)
         seed, window = self._episodes.windows[0]

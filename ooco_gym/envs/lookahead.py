@@ -23,7 +23,6 @@ from ooco_gym.envs.stepping import advance, answer_of, end_runs, offer, play_dow
 from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.decode import cut, first_step, settle
 from ooco_gym.sim.lanes import drop_lanes
-from ooco_gym.sim.loop import settle_all
 from ooco_gym.sim.state import (
     ASK,
     BATCH,
@@ -173,14 +172,8 @@ def play_out(job_address, run_address, bases, until_ps, end_ps, progress):
 
 
 @jit(types.void(types.int64))
-def bring_up(handle):
-    """Brings the books of every instance up to now, so that lengths may be changed (`change_lengths`)."""
-    settle_all(state_at(handle))
-
-
-@jit(types.void(types.int64))
 def change_lengths(handle):
-    """After output lengths have been changed: runs end with the step in progress, and none counts on the old ones."""
+    """After output lengths have been changed (`look.bring_up` comes first): runs end with the step in progress, and none counts on the old ones."""
     state = state_at(handle)
     for slot in range(state.counters[NEXT_ARRIVAL]):
         request = state.requests[slot]

@@ -24,6 +24,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.sim import queues as q
 from ooco_gym.sim import state as s
+from ooco_gym.sim.look import look
 
 CLUSTER, REQUESTS = 1, 2  # processes of the trace
 _ENDS, _ENDS_ALL, _BEGINS_ALL, _BEGINS, _OTHER = range(5)  # order of what happens at one time
@@ -126,7 +127,7 @@ def _instant(name: str, lane: int, values: dict[str, Any]) -> Event:
 
 # --- Requests -------------------------------------------------------------------------------------------------------
 def _requests(recording: Recording) -> Iterator[tuple[int, int, Event]]:
-    rows = recording.state.requests
+    rows = look(recording.state).requests
     for slot, (phases, end_ps) in phases_of(recording).items():
         row = rows[slot]
         begin_ps, common = phases[0][0], {"cat": "online" if row["online"] else "offline", "id": str(slot),

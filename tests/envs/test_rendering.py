@@ -15,11 +15,12 @@ import pytest
 from gymnasium.wrappers import AddRenderObservation, RecordVideo, RenderCollection
 
 import ooco_gym
-from ooco_gym.envs import rendering
+from ooco_gym.envs import live, rendering
 from ooco_gym.envs.live import LiveView, slack_s
 from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
 from ooco_gym.render import style
 from ooco_gym.sim import state as s
+from ooco_gym.sim.look import look
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
 MODES = {"human", "rgb_array", "ansi"}
@@ -236,6 +237,21 @@ def test_slack_is_that_of_the_nearest_deadline() -> None:
         seen += 1
         assert ttft == min(int(row["arrival_ps"] + row["ttft_slo_ps"]) - now for row in waiting) / s.PS_PER_S
     assert seen
+
+
+def test_the_live_view_counts_the_steps_that_no_record_has_yet() -> None:
+    env, behind = make("Gating").unwrapped, 0
+    view = LiveView(env.episodes, "Gating", 4.0)
+    env.reset(seed=1)
+    for _ in range(60):
+        env.step(0)
+        state = env.simulation.state
+        before = state.requests.tobytes()
+        shown, due = view.view().renderables[3], slack_s(look(state))[1]
+        assert f"following tokens {live._slack(due)}" in shown
+        assert state.requests.tobytes() == before
+        behind += slack_s(state)[1] != due and not np.isnan(due)
+    assert behind
 
 
 def test_every_mode_is_declared() -> None:

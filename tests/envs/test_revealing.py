@@ -14,6 +14,7 @@ import ooco_gym
 from ooco_gym.envs import job as j
 from ooco_gym.envs.revealing import KEY, LIMIT, RevealLengths, RevealLengthsVector
 from ooco_gym.sim import state as s
+from ooco_gym.sim.look import look
 
 SHORT: dict[str, Any] = {"window_s": 40.0, "warmup_s": 20.0}
 
@@ -43,7 +44,7 @@ def test_without_error_it_is_the_truth(name: str) -> None:
         if int(inside.episodes.job.turns[0, j.KIND]) >= j.PACK:
             assert not observation[KEY].any()
         else:
-            rows = inside.simulation.state.requests
+            rows = look(inside.simulation.state).requests
             left = [max(1, int(rows["output_tokens"][slot]) - int(rows["generated_tokens"][slot]))
                     for slot in asked_of(env)] if inside.episodes.open(0) else []
             wanted = np.minimum(1.0, np.log1p(left) / np.log1p(LIMIT))
