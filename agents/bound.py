@@ -41,7 +41,8 @@ def fluid_bound(state: s.State, end_ps: int, budget: float = 0.03) -> float:
     """The most reference GPU-seconds of offline work that can be completed by `end_ps` in the measured window.
 
     Args:
-        state: where an episode stands, at its window's start or later, its books brought up to then (`sim.look`); what was completed by then counts as it is.
+        state: where an episode stands, at its window's start or later, its books brought up to then
+            (`sim.look`); what was completed by then counts as it is.
         end_ps: the window's end, in the simulation's time.
         budget: share of the window's online requests that may miss an SLO.
 

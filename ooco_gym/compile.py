@@ -36,16 +36,13 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.extending import intrinsic
 
-from ooco_gym.parts import OutlinedCompiler, PartCompiler
+from ooco_gym.parts import PartCompiler
 
 PACKAGE = Path(__file__).resolve().parent
 # A function is built from its own level and those before it, as the imports go.
 LEVELS = (("decisions", "sim"), ("policy",), ("envs",))
 RULES = 2                   # levels that a rule outside the package builds on: the simulator and the policy helpers
 KEPT = 8                    # folders of older digests that stay for one source file
-
-# Of a part. What `forceinline` is not set for takes it from whoever calls it first.
-PART: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False, "forceinline": False}
 
 
 def jit(signature: Any = None, **options: Any) -> Any:
@@ -65,12 +62,12 @@ def jit(signature: Any = None, **options: Any) -> Any:
 
 
 def inner(function: Callable[..., Any]) -> Any:
-    """Compiles a helper that only compiled code calls, with what calls it (`parts`).
+    """Compiles a helper that only compiled code calls, together with what calls it (`parts`).
 
     It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
     live as long as the outermost call. LLVM decides where it is inlined.
     """
-    return njit(pipeline_class=PartCompiler, **PART)(function)
+    return _part(function, inline=False)
 
 
 def inlined(function: Callable[..., Any]) -> Any:
@@ -79,12 +76,14 @@ def inlined(function: Callable[..., Any]) -> Any:
     A call passes on where results and errors go, and looks at what came back: the calls of a decision took a fifth of
     its time.
     """
-    return njit(pipeline_class=PartCompiler, **{**PART, "forceinline": True})(function)
+    return _part(function, inline=True)
 
 
-def outlined(function: Callable[..., Any]) -> Any:
-    """As `inner`, and never inlined: for what is long and seldom needed, which else makes what calls it longer."""
-    return njit(pipeline_class=OutlinedCompiler, **PART)(function)
+def _part(function: Callable[..., Any], inline: bool) -> Any:
+    # Where forceinline is not set at all, a function takes it from the first one that calls it.
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False,
+                               "forceinline": inline, "pipeline_class": PartCompiler}
+    return njit(**options)(function)
 
 
 def address_of(compiled: Any, signature: Any) -> int:

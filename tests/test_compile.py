@@ -9,8 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from numba import njit, types
 
 import ooco_gym.compile as compile_module
+from ooco_gym.compile import inlined, inner, jit
+from ooco_gym.parts import Part
 
 SOURCES = Path(compile_module.__file__).parent
 
@@ -71,13 +74,14 @@ else:
 
 @pytest.fixture
 def package(tmp_path: Path) -> Path:
-    """A small copy of the package: our compile.py, and a simulator of two files."""
+    """A small copy of the package: what compiles, and a simulator of two files."""
     root = tmp_path / "ooco_gym"
     for folder in ("decisions", "sim", "policy", "envs"):
         (root / folder).mkdir(parents=True)
         (root / folder / "__init__.py").write_text("")
     (root / "__init__.py").write_text("")
-    shutil.copy(SOURCES / "compile.py", root)
+    for name in ("compile.py", "parts.py"):
+        shutil.copy(SOURCES / name, root)
     (root / "sim" / "helper.py").write_text(HELPER.format(add=1))
     (root / "sim" / "loop.py").write_text(LOOP)
     return root
@@ -156,3 +160,42 @@ def test_old_digests_are_removed(tmp_path: Path) -> None:
     newest = {f"ooco_gym-x-{i}" for i in range(4, compile_module.KEPT + 5)}
     assert left == newest
     assert compile_module.KeyedFiles(tmp_path / "ooco_gym-x-12", "ooco_gym-x-", "f-1").load(("key",)) == 12
+
+
+@inner
+def _halved(x):
+    return x // 2
+
+
+@inlined
+def _collatz(x):
+    return _halved(x) if x % 2 == 0 else 3 * x + 1
+
+
+@jit(types.int64(types.int64))
+def _steps(x):
+    count = 0
+    while x != 1:
+        x = _collatz(x)
+        count += 1
+    return count
+
+
+def test_parts_are_compiled_with_what_python_calls_and_with_nothing_else() -> None:
+    assert _steps(27) == 111
+    for part in (_halved, _collatz):
+        (compiled,) = part.overloads.values()
+        assert isinstance(compiled.library, Part)
+        assert compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name) == 0
+    # numba by itself hands forced inlining down: all that an inlined function calls would be inlined by force
+    code = next(iter(_collatz.overloads.values())).library._get_module_for_linking()
+    forced = {one.name for one in code.functions if b"alwaysinline" in one.attributes}
+    assert [name for name in ("_halved", "_collatz") if any(name in one for one in forced)] == ["_collatz"]
+
+
+def test_any_compiled_function_may_call_a_part() -> None:
+    @njit
+    def twice(x):
+        return _halved(x) + _collatz(x)
+
+    assert twice(10) == 10

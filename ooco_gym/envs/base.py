@@ -275,7 +275,7 @@ class DecisionEnv(gym.Env):
 
     @property
     def simulation(self) -> Any:
-        """The simulation under way; None before the first reset. For a look inside: `sim.look.look(simulation.state)`."""
+        """The simulation under way; None before the first reset. Its records may be behind: read `sim.look.look`."""
         return self.episodes.simulations[0]
 
     def _observation(self) -> dict[str, np.ndarray]:

@@ -173,7 +173,10 @@ def play_out(job_address, run_address, bases, until_ps, end_ps, progress):
 
 @jit(types.void(types.int64))
 def change_lengths(handle):
-    """After output lengths have been changed (`look.bring_up` comes first): runs end with the step in progress, and none counts on the old ones."""
+    """Output lengths have been changed: runs end with the step in progress, and none counts on the old ones.
+
+    Before they are changed the books must be brought up to now (`sim.look.bring_up`).
+    """
     state = state_at(handle)
     for slot in range(state.counters[NEXT_ARRIVAL]):
         request = state.requests[slot]
