@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from numba import njit, types
+from numba import njit
 
 import ooco_gym.compile as compile_module
-from ooco_gym.compile import inlined, inner, jit
+from ooco_gym.compile import inlined, inner
 from ooco_gym.parts import Part
 
 SOURCES = Path(compile_module.__file__).parent
@@ -172,30 +172,19 @@ def _collatz(x):
     return _halved(x) if x % 2 == 0 else 3 * x + 1
 
 
-@jit(types.int64(types.int64))
-def _steps(x):
-    count = 0
-    while x != 1:
-        x = _collatz(x)
-        count += 1
-    return count
-
-
-def test_parts_are_compiled_with_what_python_calls_and_with_nothing_else() -> None:
-    assert _steps(27) == 111
-    for part in (_halved, _collatz):
-        part.compile((types.int64,))  # where `_steps` came from the disk nothing else has
-        (compiled,) = part.overloads.values()
-        assert isinstance(compiled.library, Part)
-    # numba by itself hands forced inlining down: all that an inlined function calls would be inlined by force
-    code = next(iter(_collatz.overloads.values())).library._get_module_for_linking()
-    forced = {one.name for one in code.functions if b"alwaysinline" in one.attributes}
-    assert [name for name in ("_halved", "_collatz") if any(name in one for one in forced)] == ["_collatz"]
-
-
-def test_any_compiled_function_may_call_a_part() -> None:
+def test_parts_are_compiled_with_what_python_calls() -> None:
     @njit
-    def twice(x):
-        return _halved(x) + _collatz(x)
+    def steps(x):
+        count = 0
+        while x != 1:
+            x = _collatz(x)
+            count += 1
+        return count
 
-    assert twice(10) == 10
+    assert steps(27) == 111
+    parts = [next(iter(part.overloads.values())).library for part in (_halved, _collatz)]
+    assert all(isinstance(part, Part) for part in parts)
+    # numba by itself hands forced inlining down: all that an inlined function calls would be inlined by force
+    forced = [one.name for one in parts[1]._get_module_for_linking().functions if b"alwaysinline" in one.attributes]
+    assert len(forced) == 1
+    assert "_collatz" in forced[0]
