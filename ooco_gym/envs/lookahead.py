@@ -21,7 +21,7 @@ from ooco_gym.envs.job import (
 from ooco_gym.envs.reward import PART, REWARD, TOTAL, settle_account
 from ooco_gym.envs.stepping import advance, answer_of, end_runs, offer, play_down, run_to, set_margin
 from ooco_gym.sim.costs import prefill_one
-from ooco_gym.sim.decode import cut, first_step, settle
+from ooco_gym.sim.decode import cut, settle
 from ooco_gym.sim.lanes import drop_lanes
 from ooco_gym.sim.state import (
     ASK,
@@ -41,6 +41,7 @@ from ooco_gym.sim.state import (
     RESIDENT,
     state_at,
 )
+from ooco_gym.sim.tokens import first_step
 
 SCORE = TOTAL + REWARD - PART  # column of an account: the reward so far, and what a play-out adds to it
 # Who plays on: the partner; or, in decisions of the environment's kinds, *no*, the shortest or the longest request

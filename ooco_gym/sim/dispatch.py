@@ -9,27 +9,18 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
+from ooco_gym.sim.candidates import gather_evictable, gather_waiting, legal
 from ooco_gym.sim.decode import cut, settle, settle_books, start_run, wake
-from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
-from ooco_gym.sim.lanes import WRITTEN, write_all_down, write_down
+from ooco_gym.sim.lanes import WRITTEN, write_all_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
-from ooco_gym.sim.queues import (
-    cancel,
-    has_room,
-    join_decodable,
-    join_push_queue,
-    leave_push_queue,
-    retry_waiting,
-    schedule,
-)
+from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule
 from ooco_gym.sim.state import (
     ANSWER,
     ANSWERED,
     ASK,
     BATCH,
-    BLOCK_TOKENS,
     COMPOSE,
     DECISIONS,
     DECLINE,
@@ -51,7 +42,6 @@ from ooco_gym.sim.state import (
     PENDING_REQUEST,
     PULL,
     PUSH_HEAD,
-    PUSH_WAITING,
     RELAXED,
     RELAXED_COUNT,
     RESIDENT,
@@ -94,22 +84,6 @@ def ask(state, point, instance, slot, count, hook):
 
 
 @inner
-def gather_evictable(state, instance, row):
-    """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
-    spec, found, blocks = state.instances[instance], 0, 0
-    write_down(state, instance)
-    members = spec.urgent_members if row == URGENT else spec.offline_members
-    for i in range(members):
-        slot = state.members[row, instance, i]
-        status = state.requests[slot].status
-        if status == RESIDENT or (status == PUSH_WAITING and row == OFFLINE):
-            state.picks[found] = slot
-            blocks += state.requests[slot].blocks
-            found += 1
-    return found, blocks
-
-
-@inner
 def evict_from(state, instance, slot):
     """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
     settle(state, instance)
@@ -121,12 +95,6 @@ def evict_from(state, instance, slot):
     wake(state, instance)
     retry_waiting(state)
     wake(state, origin)
-
-
-@inner
-def legal(answer, count):
-    """An answer from outside that is out of range falls back to the first candidate."""
-    return answer if 0 <= answer < count else 0
 
 
 # --- An idle instance -----------------------------------------------------------------------------------------------
@@ -245,25 +213,6 @@ def _start_online(state, instance, evict_hook):
             return DECLINED
         evict_from(state, instance, state.picks[legal(answer, found)])
     return -1
-
-
-@inlined
-def gather_waiting(state, instance):
-    """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
-    spec, found = state.instances[instance], 0
-    if not has_room(state, instance):
-        return found
-    slots, lengths, picks = state.front[instance, FIRST], state.front[instance, FIRST_LENGTH], state.picks
-    most = spec.free_blocks * state.counters[BLOCK_TOKENS] - 1  # tokens, with room for the next one
-    size = spec.front_size
-    if size > 0 and state.front[instance, SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, and so do all
-        for place in range(size):
-            picks[place] = slots[place]
-        return size
-    for place in range(size):
-        picks[found] = slots[place]
-        found += lengths[place] <= most
-    return found
 
 
 @inlined

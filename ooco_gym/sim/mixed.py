@@ -8,12 +8,12 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.sim.costs import jittered, length
-from ooco_gym.sim.decode import first_step, itl_bin
 from ooco_gym.sim.iteration import iteration_sums, sums_latency
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish
 from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
 from ooco_gym.sim.state import BATCH, GAP_PS, HOST_BYTES_PER_S, IDLE, MIXING, NEVER, NOW, PS_PER_S, SWAP_OVERLAP
+from ooco_gym.sim.tokens import first_step, itl_bin
 from ooco_gym.sim.verbs import leave_running
 
 

@@ -3,7 +3,6 @@
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
-from ooco_gym.sim.decode import itl_bin
 from ooco_gym.sim.lanes import WRITTEN
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, count, finish, release, take_blocks
 from ooco_gym.sim.queues import (
@@ -38,6 +37,7 @@ from ooco_gym.sim.state import (
     WASTED_PS,
     WASTED_TOKENS,
 )
+from ooco_gym.sim.tokens import itl_bin
 
 
 @inlined

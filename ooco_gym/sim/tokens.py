@@ -1,0 +1,223 @@
+"""What the steps of a decode run do to those who run: tokens, times between them, memory, certain misses."""
+
+import math
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.sim.batch import hold_tokens
+from ooco_gym.sim.costs import MAX_STEPS, decode_latency
+from ooco_gym.sim.lanes import (
+    GAP,
+    LATEST,
+    UNKNOWN,
+    drop_lanes,
+    fewest_left,
+    first_miss,
+    hold_until,
+    laned,
+    lay,
+    open_lanes,
+    stretch_gaps,
+    write_down,
+)
+from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish_deadline, take_blocks
+from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, GAP_PS, ITL_BINS, NEVER, NOW, OFFLINE, TPOT_FROM_DECODE, URGENT
+
+ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
+ITL_WIDTH = math.log(1.02)
+MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
+
+
+@inlined
+def itl_bin(gap_ps):
+    """Bin of an inter-token time: logarithmic, 2 % wide."""
+    if gap_ps <= ITL_FIRST_PS:
+        return 0
+    return min(ITL_BINS - 1, 1 + int(math.log(gap_ps / ITL_FIRST_PS) / ITL_WIDTH))
+
+
+@inlined
+def first_step(state, slot, time_ps):
+    """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished."""
+    request, counters = state.requests[slot], state.counters
+    request.first_decode_ps = time_ps
+    request.latest_ps = NEVER
+    if request.online and request.violated & TPOT_BIT == 0:
+        request.latest_ps = finish_deadline(state, slot, counters[TPOT_FROM_DECODE])
+
+
+@inner
+def look_at(state, batch, size):
+    """Looks at requests that begin a run, and takes the memory of their next tokens.
+
+    Returns (the sum of their context lengths, how many are urgent, the fewest tokens that one lacks, the first of
+    their `latest_ps`, blocks taken).
+    """
+    context, urgent, left, miss_ps, taken = 0, 0, MAX_STEPS, NEVER, 0
+    now, block_tokens = state.counters[NOW], state.counters[BLOCK_TOKENS]
+    for i in range(size):
+        request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
+        generated = np.int64(request.generated_tokens)
+        tokens = request.prompt_tokens + generated
+        context += tokens
+        urgent += request.urgent
+        left = min(left, request.output_tokens - generated)
+        if request.first_decode_ps == 0:
+            first_step(state, batch[i], now)
+        miss_ps = min(miss_ps, request.latest_ps)
+        taken += hold_tokens(request, tokens + 1, block_tokens)
+    return context, urgent, left, miss_ps, taken
+
+
+@inlined
+def lay_lanes(state, instance):
+    """Every member gets lanes, and the memory of its next token. Returns as `look_at`, from the third on."""
+    spec, now = state.instances[instance], state.counters[NOW]
+    if spec.lanes == 0 or spec.lane_steps > MOST_LANE_STEPS:
+        drop_lanes(state, instance)
+        open_lanes(state, instance)
+    taken = hold_until(state, instance, spec.lane_steps + 1)
+    for row in (URGENT, OFFLINE):
+        for place in range(laned(spec, row), spec.urgent_members if row == URGENT else spec.offline_members):
+            slot = state.members[row, instance, place]
+            request = state.requests[slot]
+            if request.first_decode_ps == 0:
+                first_step(state, slot, now)
+            taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
+                                 state.counters[BLOCK_TOKENS])
+            lay(state, instance, row, place, slot)
+    spec.laned_urgent, spec.laned_offline = spec.urgent_members, spec.offline_members
+    return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
+
+
+@inlined
+def advance(state, instance, steps, end_ps, ahead):
+    """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses.
+
+    Every request then holds the memory of its tokens and of `ahead` more (1 where the run goes on).
+    """
+    spec = state.instances[instance]
+    first = end_ps - spec.start_ps
+    last = first
+    if steps > 1:
+        first = decode_latency(state, spec.table, spec.batch_size, spec.context)
+        last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
+    if spec.lanes:
+        continuing, usual, taken = _advance_lanes(state, instance, steps, end_ps, ahead, first, last)
+    else:
+        continuing, usual, taken = _advance_records(state, instance, steps, end_ps, ahead, first, last)
+    if taken > 0:
+        take_blocks(state, instance, taken)
+    if usual > 0:
+        state.itl[itl_bin(first)] += usual
+    if end_ps > spec.miss_ps:
+        _check_tokens(state, instance, end_ps)
+    if steps > 1 and continuing > 0:
+        _count_gaps(state, instance, steps, continuing)
+    spec.urgent_context += steps * spec.urgent_running
+    spec.offline_context += steps * (spec.running - spec.leaving - spec.urgent_running)
+    spec.decoded_tokens += steps * spec.running
+    spec.decode_steps += steps
+    spec.decode_ps += end_ps - spec.start_ps
+    spec.steps_begun += steps
+    spec.context += steps * spec.batch_size
+    spec.steps -= steps
+    spec.left -= steps
+    spec.start_ps = end_ps
+
+
+@inlined
+def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
+    """Tokens, inter-token times and memory of the first `steps` steps of a run of members with lanes.
+
+    Returns (online requests that count, those of them who made their last token when the run began, blocks taken).
+    """
+    spec, gaps = state.instances[instance], state.gaps[instance, GAP]
+    first_ps = spec.start_ps + first
+    gap = first_ps - spec.lane_token_ps
+    stretch_gaps(state, instance, max(gap, last))
+    continuing = np.int64(spec.lane_counted)
+    usual = continuing if gap == first else 0
+    if 0 < continuing != usual:
+        state.itl[itl_bin(gap)] += continuing
+    for place in range(spec.seasoned_urgent, spec.laned_urgent):  # whose last token is one of its own
+        request = state.requests[state.members[URGENT, instance, place]]
+        if not request.online:
+            continue
+        gap = first_ps - request.last_token_ps
+        gaps[place] = max(gaps[place], gap, last)
+        spec.lane_gap_ps = min(spec.lane_gap_ps, gaps[place])
+        if request.counted:
+            continuing += 1
+            if gap == first:
+                usual += 1
+            else:
+                state.itl[itl_bin(gap)] += 1
+    spec.lane_counted = continuing
+    spec.seasoned_urgent, spec.seasoned_offline = spec.laned_urgent, spec.laned_offline
+    spec.lane_steps += steps
+    spec.lane_token_ps = end_ps
+    spec.stale = 1
+    return continuing, usual, hold_until(state, instance, spec.lane_steps + ahead)
+
+
+@inner
+def _advance_records(state, instance, steps, end_ps, ahead, first, last):
+    """As `_advance_lanes`, of requests without lanes."""
+    spec = state.instances[instance]
+    continuing, usual, taken = 0, 0, 0
+    batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
+    first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
+    grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
+    for i in range(spec.running):
+        request = state.requests[np.uint64(batch[i])]
+        if request.online:
+            gap = first_ps - request.last_token_ps
+            longest = max(gap, last)
+            if longest > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
+                request.max_gap_ps = longest
+            if longest > worst_ps:
+                charge_miss(state, batch[i], TPOT_BIT, end_ps)
+            if request.counted:
+                continuing += 1
+                if gap == first:  # it made its last token when this run began
+                    usual += 1
+                else:
+                    state.itl[itl_bin(gap)] += 1
+        generated = request.generated_tokens + steps
+        request.generated_tokens = generated
+        request.last_token_ps = end_ps
+        if grows:
+            taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
+    return continuing, usual, taken
+
+
+@inner
+def _check_tokens(state, instance, time_ps):
+    """Charges the TPOT misses of running requests that still lack tokens (finishing ones are judged as they finish)."""
+    spec = state.instances[instance]
+    write_down(state, instance)
+    for i in range(spec.running):
+        slot = state.members[BATCH, instance, i]
+        request = state.requests[slot]
+        if request.online and request.generated_tokens < request.output_tokens:
+            check_token(state, slot, time_ps)
+    if spec.lanes:
+        for place in range(spec.laned_urgent):
+            state.gaps[instance, LATEST, place] = state.requests[state.members[URGENT, instance, place]].latest_ps
+        spec.lane_miss_ps = UNKNOWN
+
+
+@inlined
+def _count_gaps(state, instance, steps, requests):
+    """Inter-token times of all steps of a run but the first."""
+    spec = state.instances[instance]
+    low = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + spec.batch_size))
+    high = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size))
+    if low == high:
+        state.itl[low] += requests * (steps - 1)
+        return
+    for step in range(1, steps):
+        gap = decode_latency(state, spec.table, spec.batch_size, spec.context + step * spec.batch_size)
+        state.itl[itl_bin(gap)] += requests
