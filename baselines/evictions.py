@@ -6,7 +6,7 @@ from baselines.ooco import policy as ooco
 from ooco_gym.decisions import EVICT, hook
 
 
-@hook(EVICT)
+@hook(EVICT, settles=True)
 def last_arrived(view):
     """BROS's least urgent: best-effort requests have no deadline, so the one that arrived last goes (`bros_parts`)."""
     best = 0

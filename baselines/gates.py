@@ -10,19 +10,19 @@ from ooco_gym.sim.state import HOLD
 GATE_STREAM = 2
 
 
-@hook(GATE)
+@hook(GATE, settles=True)
 def start_first(view):
     """Always start the first waiting offline request."""
     return 0
 
 
-@hook(GATE)
+@hook(GATE, settles=True)
 def hold(view):
     """Never start an offline prefill."""
     return HOLD
 
 
-@hook(GATE)
+@hook(GATE, settles=True)
 def at_random(view):
     """Hold or start one of the candidates, all equally likely."""
     step = view.state.instances[view.instance].steps_begun

@@ -67,6 +67,7 @@ def pull_what_fits_grown(view):
     count = algorithm_1(view)
     if count <= 0 or state.params[P.growth] == 0.0:
         return count
+    settle(state, state.requests[state.picks[0]].instance)  # all picks decode there
     horizon = state.params[P.growth] * state.stats[OFFLINE_OUTPUT_MEAN]
     free = state.instances[instance].free_blocks - growing_blocks(state, instance, horizon)
     kept = 0

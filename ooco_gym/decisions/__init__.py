@@ -8,7 +8,6 @@ then the loop stops there and the caller answers from outside.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -63,16 +62,16 @@ def hook(point: Point, *, settles: bool = False) -> Callable[[Callable[..., int]
     Args:
         point: the decision point.
         settles: it settles an instance (`rules.settle`) before it looks at what the members there have generated, how
-            long they are, what memory they hold, or who runs. Where a rule of a policy does not, all of that is brought
-            up to date before each decision, which takes time.
+            long they are, what memory they hold, or who runs. `rules.settle_books` is enough for the sums of an
+            instance and for `rules.gather_lengths`, not for the records of requests. Where a rule of a policy does not
+            settle, all records are written before each decision of that policy, which takes time.
     """
     if point not in POINTS:
         raise ValueError(f"{point!r} is not one of the decision points")
 
     def compiled(function: Callable[..., int]) -> Any:
         rule = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(function)
-        with suppress(AttributeError):  # plain functions of Python, where compilation is off, too
-            rule.settles = settles
+        rule.settles = settles
         return rule
 
     return compiled

@@ -4,6 +4,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.job import KIND, PLANNED
 from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import sort_ascending
+from ooco_gym.sim.dispatch import ask_rule
 from ooco_gym.sim.state import ROUTE_STEP, rule_at
 
 
@@ -73,7 +74,7 @@ def partner_pick(state, job, i):
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
     wake_ps, turn = spec.pull_wake_ps, state.counters[ROUTE_STEP]
-    answer = rule_at(job.rules[1, job.turns[i, KIND] - 1])(view)
+    answer = ask_rule(rule_at(job.rules[1, job.turns[i, KIND] - 1]), view)
     spec.pull_wake_ps, state.counters[ROUTE_STEP] = wake_ps, turn
     job.turns[i, PLANNED] = answer
     return answer

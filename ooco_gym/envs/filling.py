@@ -37,8 +37,8 @@ from ooco_gym.sim.state import (
 
 DAY_S = 86_400.0
 GUARD = 0.85  # of the TPOT SLO: OOCO's slo_margin less its pull_margin
-_10_MS, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
-LOGS = range(1, 5)  # features of a request that are logarithms
+TEN_MS, _SHORT, _LONG = (1.0 / math.log1p(x) for x in (10_000.0, 32_768.0, 16_384.0))
+FIRST_LOG, LOG_COUNT = 1, 4  # features of a request that are logarithms
 ROW = CLUSTER_SIZE + -CLUSTER_SIZE % LANES  # numbers of a row of features, in whole vector registers
 CHUNK = 32  # candidates' logarithms that are taken at once
 
@@ -50,10 +50,10 @@ def _scales(features, size):
 
 
 _CLUSTER_SCALES = _scales(CLUSTER, ROW)
-_LOG_SCALES = np.tile(_scales(CANDIDATES[LOGS.start:LOGS.stop], len(LOGS)), CHUNK // len(LOGS))
-_LOG_UNITS = np.tile([1.0, 1.0, 1e9, PS_PER_S], CHUNK // len(LOGS))  # tokens, tokens, ms and s of ps
+_LOG_SCALES = np.tile(_scales(CANDIDATES[FIRST_LOG : FIRST_LOG + LOG_COUNT], LOG_COUNT), CHUNK // LOG_COUNT)
+_LOG_UNITS = np.tile([1.0, 1.0, 1e9, PS_PER_S], CHUNK // LOG_COUNT)  # tokens, tokens, ms and s of ps
 _cluster_row = stack_floats(ROW)
-stack_logs = stack_floats(MOST_CANDIDATES * len(LOGS))
+stack_logs = stack_floats(MOST_CANDIDATES * LOG_COUNT)
 _chunk = stack_floats(CHUNK)
 _lengths = stack_floats(MOST_CANDIDATES + LANES)
 
@@ -225,10 +225,11 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
     tokens = length(state, slot)
     prefill_ps = predict_prefill(state, instance, tokens)
     out[0] = 1.0
-    logs[4 * k] = tokens
-    logs[4 * k + 1] = request.generated_tokens
-    logs[4 * k + 2] = prefill_ps
-    logs[4 * k + 3] = now - request.arrival_ps
+    at = LOG_COUNT * k
+    logs[at] = tokens
+    logs[at + 1] = request.generated_tokens
+    logs[at + 2] = prefill_ps
+    logs[at + 3] = now - request.arrival_ps
     out[5] = share(float(request.evictions), 4.0)
     out[6] = share(float(request.interruptions), 8.0)
     out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
@@ -250,17 +251,17 @@ def take_logs(logs, count, candidates):
         count: of the candidates.
         candidates: float32[at least count, CANDIDATE_SIZE].
     """
-    for place in range(4 * count, 4 * count + -4 * count % CHUNK):
+    for place in range(LOG_COUNT * count, LOG_COUNT * count + -LOG_COUNT * count % CHUNK):
         logs[place] = 0.0
     chunk = _chunk()  # what no other function has seen is known to overlap with nothing: else this is no vector code
-    for first in range(0, count, CHUNK // 4):
+    for first in range(0, count, CHUNK // LOG_COUNT):
         for lane in range(CHUNK):
-            chunk[lane] = logs[4 * first + lane]
+            chunk[lane] = logs[LOG_COUNT * first + lane]
         for lane in range(CHUNK):
             chunk[lane] = scale_log(quotient(chunk[lane], _LOG_UNITS[lane]), _LOG_SCALES[lane])
-        for k in range(min(count - first, CHUNK // 4)):
-            for log in range(4):
-                candidates[first + k, 1 + log] = chunk[4 * k + log]
+        for k in range(min(count - first, CHUNK // LOG_COUNT)):
+            for log in range(LOG_COUNT):
+                candidates[first + k, FIRST_LOG + log] = chunk[LOG_COUNT * k + log]
 
 
 @inner
@@ -278,7 +279,7 @@ def fill_instance(state, instance, slot, decodes, out):
     out[0] = 1.0
     out[1] = log_scale(float(tokens), _SHORT)
     out[2] = log_scale(float(state.requests[slot].generated_tokens), _LONG)
-    out[3] = log_scale(predict_prefill(state, instance, tokens) / 1e9, _10_MS)
+    out[3] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
     out[7] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
     requests = spec.decodable + spec.arriving + decodes
     context = spec.urgent_context + spec.offline_context + spec.arriving_context + tokens * decodes
@@ -289,7 +290,7 @@ def fill_instance(state, instance, slot, decodes, out):
         backlog_ps = predict_prefill(state, instance, waiting)
     if spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
         backlog_ps += spec.end_ps - now
-    out[12] = log_scale(backlog_ps / 1e9, _10_MS)
+    out[12] = log_scale(backlog_ps / 1e9, TEN_MS)
     out[13] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
 
 

@@ -6,13 +6,11 @@ from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fast_rate, fill_request, log_scale, stack_logs, take_logs
+from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
 from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.costs import predict_prefill
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import INTERRUPT, KEEP, NOW, PENDING_INSTANCE, PENDING_REQUEST, STOP
-
-_10_MS = 1.0 / 9.210440366976517  # log(1 + 10 000)
 
 
 @part_of_a_step
@@ -25,7 +23,7 @@ def offer_interrupt(state, job, i):
     fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)
     take_logs(logs, 1, job.candidates[i])
     ahead_ps = spec.end_ps - state.counters[NOW] + predict_prefill(state, instance, spec.online_waiting_tokens)
-    out[12] = log_scale(ahead_ps / 1e9, _10_MS)
+    out[12] = log_scale(ahead_ps / 1e9, TEN_MS)
     job.chosen[i, 0] = slot
     job.mask[i, DECLINE_ACTION] = 1
     job.mask[i, PARTNER_ACTION] = 1

@@ -30,6 +30,7 @@ from ooco_gym.envs.job import (
 )
 from ooco_gym.envs.reward import WAITING, block_end_ps, open_account, recent_violations, settle_account, turn_block
 from ooco_gym.sim.decode import cut, settle_books
+from ooco_gym.sim.dispatch import ask_rule
 from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import (
     ASK,
@@ -67,7 +68,7 @@ def partner_answer(state, job, i, kind):
         return ASK
     if kind == CONTROL:
         return ASK
-    return rule_at(job.rules[1, kind - 1])(pending_view(state))
+    return ask_rule(rule_at(job.rules[1, kind - 1]), pending_view(state))
 
 
 @inner

@@ -154,4 +154,5 @@ class Policy:
     def settings(self) -> dict[int, int]:
         """The counters that this policy sets for the simulator itself."""
         numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
-        return {s.WRITES_DOWN: int(self.settles)} | {SETTINGS[name]: int(value) for name, value in numbers.items()}
+        settle = self.settles or self.mixed  # mixed instances have nothing that is written late
+        return {s.RULES_SETTLE: int(settle)} | {SETTINGS[name]: int(value) for name, value in numbers.items()}

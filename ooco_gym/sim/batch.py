@@ -4,9 +4,9 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.lanes import COMPOSED, WRITTEN, write_down
+from ooco_gym.sim.lanes import COMPOSED, WRITTEN, member_count, write_down
 from ooco_gym.sim.queues import number_members
-from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, URGENT, WRITES_DOWN
+from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, RULES_SETTLE, URGENT
 
 
 @inner
@@ -36,15 +36,15 @@ def _fill_picked(state, instance, picks):
 def _fill_all(state, instance):
     """Writes everything decodable to the batch row, urgent requests first; returns how many.
 
-    Where that is every member, and nobody looks without asking, it is written once it is looked at (`sim.lanes`).
+    Where that is every member, and rules settle whom they look at, it is written once somebody does (`sim.lanes`).
     """
     spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
-    if state.counters[WRITES_DOWN] and spec.decodable == spec.urgent_members + spec.offline_members:
+    if state.counters[RULES_SETTLE] and spec.decodable == spec.urgent_members + spec.offline_members:
         spec.unwritten = COMPOSED
         return spec.decodable
     for row in (URGENT, OFFLINE):
         members = state.members[row, instance]
-        for i in range(spec.urgent_members if row == URGENT else spec.offline_members):
+        for i in range(member_count(spec, row)):
             if state.requests[members[i]].status == RESIDENT:
                 batch[count] = members[i]
                 count += 1

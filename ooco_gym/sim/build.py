@@ -142,7 +142,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _fill_requests(state, trace, rules, window_s, class_blind)
     _price_requests(state, tables[0], tables[min(relaxed, len(tables) - 1)])
     _charge_decisions(state, len(unique), rules.decision_s)
-    work_out_alone(s.handle_of(state).address)
+    handle = s.handle_of(state)  # must live as long as its address is used
+    work_out_alone(handle.address)
     _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
     state.params[:] = params
     for slot, value in settings.items():

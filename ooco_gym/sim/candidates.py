@@ -2,9 +2,9 @@
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
-from ooco_gym.sim.lanes import write_down
+from ooco_gym.sim.lanes import member_count, write_down
 from ooco_gym.sim.queues import has_room
-from ooco_gym.sim.state import BLOCK_TOKENS, OFFLINE, PUSH_WAITING, RESIDENT, URGENT
+from ooco_gym.sim.state import BLOCK_TOKENS, OFFLINE, PUSH_WAITING, RESIDENT
 
 
 @inner
@@ -12,8 +12,7 @@ def gather_evictable(state, instance, row):
     """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
     spec, found, blocks = state.instances[instance], 0, 0
     write_down(state, instance)
-    members = spec.urgent_members if row == URGENT else spec.offline_members
-    for i in range(members):
+    for i in range(member_count(spec, row)):
         slot = state.members[row, instance, i]
         status = state.requests[slot].status
         if status == RESIDENT or (status == PUSH_WAITING and row == OFFLINE):

@@ -46,16 +46,24 @@ from ooco_gym.sim.state import (
     RELAXED_COUNT,
     RESIDENT,
     ROUTE,
+    RULES_SETTLE,
     STAY,
     STRICT,
     URGENT,
-    WRITES_DOWN,
     View,
 )
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
 
 DONE, UNANSWERED, DECLINED = 1, 0, -2
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
+
+
+@inlined
+def ask_rule(rule, view):
+    """Asks a rule. Where one of the policy's does not settle whom it looks at, every record is written first."""
+    if view.state.counters[RULES_SETTLE] == 0:
+        write_all_down(view.state)
+    return rule(view)
 
 
 @inlined
@@ -70,9 +78,7 @@ def ask(state, point, instance, slot, count, hook):
         counters[PENDING] = NO_POINT
         counters[DECISIONS] += 1
         return counters[ANSWER]
-    if counters[WRITES_DOWN] == 0:
-        write_all_down(state)
-    answer = hook(View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
+    answer = ask_rule(hook, View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
     if answer == ASK:
         counters[PENDING] = point
         counters[PENDING_INSTANCE] = instance

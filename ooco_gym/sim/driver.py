@@ -147,7 +147,7 @@ class Simulation:
                                  log_capacity=LOG_ENTRIES if self.log else 0)
         self.rules = self.policy.hooks()
         if self.outside:
-            self.state.counters[s.WRITES_DOWN] = 0  # whoever is asked may look at any record
+            self.state.counters[s.RULES_SETTLE] = 0  # who is asked need not settle anybody
         names = [point.name for point in POINTS]
         for name in self.outside:
             if name not in names:

@@ -33,6 +33,18 @@ def laned(spec, row):
 
 
 @inlined
+def seasoned(spec, row):
+    """How many of them have made a step on their lanes."""
+    return spec.seasoned_urgent if row == URGENT else spec.seasoned_offline
+
+
+@inlined
+def member_count(spec, row):
+    """Length of a member list: URGENT or OFFLINE."""
+    return spec.urgent_members if row == URGENT else spec.offline_members
+
+
+@inlined
 def may_run_on_lanes(state, instance):
     """Whether the batch just composed is every member, in the order of the lists."""
     spec = state.instances[instance]
@@ -140,7 +152,7 @@ def gather_lengths(state, instance, row, lengths, slots):
         How many they are.
     """
     spec, members = state.instances[instance], state.members[row, instance]
-    size, first, count = spec.urgent_members if row == URGENT else spec.offline_members, 0, 0
+    size, first, count = member_count(spec, row), 0, 0
     if spec.lanes and spec.decodable == spec.urgent_members + spec.offline_members:
         first = count = np.int64(laned(spec, row))
         base, steps = state.lanes[instance, BASE + row, :count], spec.lane_steps
@@ -178,7 +190,7 @@ def write_record(state, instance, row, place):
     finish = np.int64(lanes[FINISH + row, place])
     request.generated_tokens = request.output_tokens - (finish - spec.lane_steps)
     request.blocks = blocks_for(state, lanes[BASE + row, place] + spec.lane_held)
-    if place < (spec.seasoned_urgent if row == URGENT else spec.seasoned_offline):
+    if place < seasoned(spec, row):
         request.last_token_ps = spec.lane_token_ps
     if request.online:
         request.max_gap_ps = state.gaps[instance, GAP, place]
@@ -209,7 +221,7 @@ def write_batch(state, instance):
     for row in (URGENT, OFFLINE):
         size = np.int64(laned(spec, row))
         if composed:
-            size = spec.urgent_members if row == URGENT else spec.offline_members
+            size = member_count(spec, row)
         for place in range(size):
             batch[count] = state.members[row, instance, place]
             count += 1

@@ -16,5 +16,6 @@ def bring_up(handle):
 def look(state: State) -> State:
     """A copy of an episode with the books of every instance brought up to now; the episode itself is left alone."""
     copy = copy_state(state)
-    bring_up(handle_of(copy).address)
+    handle = handle_of(copy)  # must live as long as its address is used
+    bring_up(handle.address)
     return copy

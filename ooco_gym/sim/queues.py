@@ -7,7 +7,7 @@ operations are O(1) but for removal from a member list, which keeps the order of
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.front import close_gap, join_front, lay_front, leave_front
-from ooco_gym.sim.lanes import leave_lanes
+from ooco_gym.sim.lanes import leave_lanes, member_count
 from ooco_gym.sim.order import ordered, set_waiting
 from ooco_gym.sim.state import (
     DISPATCH,
@@ -165,14 +165,6 @@ def leave_push_queue(state, slot):
 
 
 # --- Members: who holds KV memory on an instance --------------------------------------------------------------------
-@inlined
-def member_count(spec, row):
-    """Length of a member list: row URGENT (0) or OFFLINE (1)."""
-    if row == 0:
-        return spec.urgent_members
-    return spec.offline_members
-
-
 @inner
 def number_members(state, instance):
     """Writes to each member's record where it stands in its list: places change whenever somebody leaves."""

@@ -4,7 +4,7 @@ import numpy as np
 
 REQUEST = np.dtype(
     [
-        # what every decode step, and every look along a queue, touches: one line of the processor's cache
+        # what a look along a queue, and bringing a record up to date (`sim.lanes`), touches: one line of the cache
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
         ("generated_tokens", np.int32),

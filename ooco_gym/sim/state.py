@@ -62,7 +62,7 @@ ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
  GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
  GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS, PREFIX_CACHING, KV_PRIORITY, WAITING_ORDER, SWAP_OVERLAP,
  HOST_BYTES_PER_S, INDEX_SIZE, ROWS, ROW_SIZE, BIDIRECTIONAL,
- DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS, WRITES_DOWN,  # 1: rules settle whom they look at
+ DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS, RULES_SETTLE,  # 0: all is written before a rule
  # sums since the beginning: rewards and progress are differences of these
  ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
  SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
@@ -93,7 +93,8 @@ class State(NamedTuple):
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
     instances: np.ndarray  # INSTANCE[m]
-    members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH (who runs), SUSPENDED
+    members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH, SUSPENDED
+    # BATCH is who runs, as far as it is written (`lanes.write_batch`); -1: who has left since
     lanes: np.ndarray  # int32[m, 4, B], rows FINISH, BASE, each for URGENT and OFFLINE members (`sim.lanes`)
     ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members

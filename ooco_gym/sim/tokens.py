@@ -17,6 +17,7 @@ from ooco_gym.sim.lanes import (
     hold_until,
     laned,
     lay,
+    member_count,
     open_lanes,
     stretch_gaps,
     write_down,
@@ -74,12 +75,13 @@ def look_at(state, batch, size):
 def lay_lanes(state, instance):
     """Every member gets lanes, and the memory of its next token. Returns as `look_at`, from the third on."""
     spec, now = state.instances[instance], state.counters[NOW]
-    if spec.lanes == 0 or spec.lane_steps > MOST_LANE_STEPS:
+    if spec.lanes and spec.lane_steps > MOST_LANE_STEPS:
         drop_lanes(state, instance)
+    if spec.lanes == 0:
         open_lanes(state, instance)
     taken = hold_until(state, instance, spec.lane_steps + 1)
     for row in (URGENT, OFFLINE):
-        for place in range(laned(spec, row), spec.urgent_members if row == URGENT else spec.offline_members):
+        for place in range(laned(spec, row), member_count(spec, row)):
             slot = state.members[row, instance, place]
             request = state.requests[slot]
             if request.first_decode_ps == 0:

@@ -54,6 +54,16 @@ def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
     assert seen >= 30 and cut > 0
 
 
+def test_who_is_pulled_counts_with_all_that_it_has_generated() -> None:
+    late, always = Simulation(Scenario(**TIGHT), "slack"), Simulation(Scenario(**TIGHT), "slack")
+    assert late.state.counters[s.RULES_SETTLE] == 1
+    always.state.counters[s.RULES_SETTLE] = 0  # every record is written before each decision
+    for simulation in (late, always):
+        simulation.advance()
+    assert np.array_equal(late.state.requests["finish_ps"], always.state.requests["finish_ps"])
+    assert np.count_nonzero(late.state.requests["migrations"]) > 0
+
+
 def test_steps_beyond_the_bound_are_banked_and_nobody_joins_after_them() -> None:
     tpot_ps, margin = 0.04 * s.PS_PER_S, 0.9
     scenario = Scenario(workload="azure_conv", rate_scale=0.085, slo={"ttft_s": 2.0, "tpot_s": 0.04},

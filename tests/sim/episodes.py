@@ -17,6 +17,11 @@ VALUES: dict[str, dict[str, Any]] = {
         "overload": st.sampled_from(("best_effort", "sacrifice")),
         "evict": st.sampled_from(("bottleneck", "longest", "shortest")), "gate_window": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((1, 512, 2048)), "layer_resume": st.integers(0, 1)},
+    "slack": {
+        "growth": st.sampled_from((0.0, 0.1, 1.0)), "bank": st.sampled_from((0.0, 1.0, 2.0)),
+        "shorten": st.sampled_from(("join", "never")), "slo_margin": st.sampled_from((0.5, 1.0)),
+        "interrupt": st.sampled_from(("always", "slack", "never")), "max_pull": st.integers(1, 8),
+        "prefill_tokens": st.sampled_from((512, 2048))},
     "ooco_xllm": {
         "stop_share": st.sampled_from((0.5, 0.98)), "estimate_every": st.integers(1, 3),
         "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "slo_unit_bug": st.integers(0, 1),

@@ -6,7 +6,7 @@ from random import Random
 
 import numpy as np
 import pytest
-from episodes import setups
+from episodes import VALUES, setups
 from harness import BASELINES, POINT_NAMES, Episode, Setup, differences, play
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
 from ooco_gym.sim.state import copy_state
+from ooco_gym.sim.tokens import MOST_LANE_STEPS
 from ooco_gym.workload import merge
 
 
@@ -22,11 +23,33 @@ def test_closed_form_equals_one_step_at_a_time(setup: Setup) -> None:
     assert differences(play(setup).state, play(setup, bulk=False).state) == []
 
 
-@given(setups(random_rules=False))
+SETTLE = tuple(name for name in VALUES if get_policy(name).settles)
+
+
+@given(setups(SETTLE, random_rules=False))
 def test_records_written_late_equal_records_written_always(setup: Setup) -> None:
-    always = Episode(setup)
-    always.state.counters[s.WRITES_DOWN] = 0
-    assert differences(play(setup).state, always.play().state) == []
+    late, always = Episode(setup), Episode(setup)
+    assert late.state.counters[s.RULES_SETTLE] == 1
+    always.state.counters[s.RULES_SETTLE] = 0
+    assert differences(late.play().state, always.play().state) == []
+
+
+def test_who_settles_is_known() -> None:
+    assert {"ooco", "base_pd", "slack"} <= set(SETTLE)
+    assert all(get_policy(name).settles for name in ("always", "never", "random", "least_urgent"))
+
+
+@given(setups(SETTLE, random_rules=False), st.integers(0, 30))
+def test_lanes_that_begin_anew_change_nothing(setup: Setup, left: int) -> None:
+    late = Episode(setup)
+    for instance in late.state.instances:  # as if they had run for so many steps
+        for field in ("lane_steps", "lane_held"):
+            instance[field] = MOST_LANE_STEPS - left
+        for field in ("lane_gap_ps", "lane_first", "lane_miss_ps"):
+            instance[field] = s.NEVER
+        instance["lanes"] = 1
+    assert differences(late.play().state, play(setup).state) == []
+    assert (late.state.instances["lane_steps"] <= MOST_LANE_STEPS).all() or left > 0
 
 
 @given(setups(), st.sampled_from((*((name,) for name in POINT_NAMES), POINT_NAMES)))
