@@ -1,4 +1,4 @@
-"""A minute of training on a real environment is worth something in clearly more than half of the windows it has not met."""
+"""A minute of training on a real environment is worth something in most windows that it has not met."""
 
 import numpy as np
 import pytest
