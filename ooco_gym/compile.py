@@ -229,7 +229,9 @@ def _collect(function: Callable[..., Any], files: set[Path], seen: set[Any]) -> 
         return                                      # the core's digest has it, and all that it calls
     if path.is_file():
         files.add(path)
-    for name in function.__code__.co_names:
-        called = function.__globals__.get(name)
+    names = function.__code__.co_names              # of attributes, too
+    found = [function.__globals__.get(name) for name in names]
+    found += [getattr(one, name, None) for one in found if inspect.ismodule(one) for name in names]
+    for called in found:
         if isinstance(called, Dispatcher) and called.py_func is not None:
             _collect(called.py_func, files, seen)

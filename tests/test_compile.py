@@ -59,6 +59,18 @@ def lazy(x):
     return step(x)
 """
 
+BY_MODULE = """
+from numba import types
+
+import others
+from ooco_gym.compile import jit
+
+
+@jit(types.int64(types.int64))
+def rule(x):
+    return others.step(x)
+"""
+
 MAIN = """
 import numpy as np
 from ooco_gym.sim import loop as m
@@ -105,6 +117,17 @@ def test_second_process_loads_and_any_changed_file_recompiles(package: Path) -> 
     assert run(package) == ["510", "201", "0", "0", "0"]
     (package / "envs" / "new.py").write_text("x = 1\n")     # the simulator is not built from the environments
     assert run(package) == ["510", "201", "1", "1", "1"]
+
+
+def test_what_is_called_through_its_module_is_noticed_too(package: Path) -> None:
+    """Of files outside the core, of which the digest knows only those that a function names."""
+    (package.parent / "outside.py").write_text(BY_MODULE)
+    (package.parent / "others.py").write_text(HELPER.format(add=1))
+    code = "import outside as m; print(m.rule(1), *m.rule.stats.cache_hits.values())"
+    assert run(package, code) == ["2"]
+    assert run(package, code) == ["2", "1"]
+    (package.parent / "others.py").write_text(HELPER.format(add=10))
+    assert run(package, code) == ["11"]
 
 
 def test_python_and_other_folder_by_environment(package: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numba import types
 
 from ooco_gym.compile import address_of, jit
 from ooco_gym.sim import state as s
-from ooco_gym.sim.lanes import write_all_down
+from ooco_gym.sim.decode import settle_all
 from ooco_gym.sim.reference import refer
 from ooco_gym.sim.state import View, rule_at
 
@@ -64,7 +64,7 @@ def hook(point: Point, *, settles: bool = False) -> Callable[[Callable[..., int]
         settles: it settles an instance (`rules.settle`) before it looks at what the members there have generated, how
             long they are, what memory they hold, or who runs. `rules.settle_books` is enough for the sums of an
             instance and for `rules.gather_lengths`, not for the records of requests. Where a rule of a policy does not
-            settle, all records are written before each decision of that policy, which takes time.
+            settle, every instance is settled before each decision of that policy, which takes time.
     """
     if point not in POINTS:
         raise ValueError(f"{point!r} is not one of the decision points")
@@ -97,7 +97,7 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
 
 @jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64))
 def _call(state, address, instance, request, count):
-    write_all_down(refer(state))
+    settle_all(refer(state))
     return rule_at(address)(View(refer(state), instance, request, state.picks[:count]))
 
 

@@ -74,7 +74,9 @@ class Episodes:
             return partner
         if any(param.name == "gate_window" for param in partner.params):
             return replace(partner, values={**partner.values, "gate_window": window})
-        raise UserError(f"partner '{partner.name}' has no gate: its class-blind queue leaves nothing to decide")
+        why = ("its class-blind queue leaves nothing to decide" if partner.class_blind else
+               "it has no parameter gate_window, by which it is told how many waiting requests to look at")
+        raise UserError(f"partner '{partner.name}' has no gate to be asked here: {why}")
 
     def _lay_out(self, count: int) -> None:
         config = self.config

@@ -115,8 +115,10 @@ def candidate_table(candidates: Any) -> Any:
         (..., K, F), of the same kind; F is `CANDIDATE_SIZE`, its columns are `CANDIDATES`.
 
     Raises:
-        UserError: the last axis is no whole number of candidates.
+        UserError: no array, or one whose last axis is no whole number of candidates.
     """
+    if not hasattr(candidates, "shape"):
+        raise UserError(f"candidates is a {type(candidates).__name__}: expected observation[\"candidates\"], an array")
     shape = tuple(candidates.shape)
     if not shape or not shape[-1] or shape[-1] % CANDIDATE_SIZE:
         raise UserError(f"candidates of shape {shape}: expected observation[\"candidates\"], whose last axis holds "

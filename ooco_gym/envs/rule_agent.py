@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from ooco_gym.envs import job as j
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.policy import list_policies, policy_of
+from ooco_gym.policy import Policy, list_policies, policy_of
 
 PARTNER = "partner"
 Ask = Callable[..., Any]  # (method of an environment, arguments) -> what it says in each place
@@ -66,7 +66,11 @@ def make_agent(name: str, env: Any) -> RuleAgent:
         UserError: no policy of that name, one that has no say at these decisions, or no environment of ours.
     """
     if not isinstance(name, str):
-        raise UserError(f"make_agent({name!r}): expected a policy's name, such as 'ooco'")
+        shown = f"Policy '{name.name}'" if isinstance(name, Policy) else repr(name)
+        raise UserError(f"make_agent({shown}): expected a registered policy's name, such as 'ooco'; a policy of your "
+                        "own is registered as CONTRIBUTING.md says, or plays as partner=POLICY")
+    if not hasattr(env, "unwrapped"):
+        raise UserError(f"make_agent: {type(env).__name__} is no environment of ooco_gym")
     env, many = _vector_of(env)
     ask = _asking(env)
     try:
@@ -96,7 +100,7 @@ def seat_of(episodes: Episodes, name: str) -> str:
     if all(decision.kind >= j.PACK for decision in episodes.decisions):
         asked = " and ".join(decision.name for decision in episodes.decisions)
         return (f"policy '{name}' has no say here: what this environment asks ({asked}) are settings, for which no "
-                f"rule answers; let it play as the partner instead: partner='{name}'")
+                f"rule answers; a policy that has these settings may play as the partner instead")
     mixed = policy_of(partner).mixed
     if policy.mixed != mixed:
         kinds = ("relaxed and strict instances", "mixed instances")

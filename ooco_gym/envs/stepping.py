@@ -29,6 +29,7 @@ from ooco_gym.envs.job import (
     offer_at,
 )
 from ooco_gym.envs.reward import WAITING, block_end_ps, open_account, recent_violations, settle_account, turn_block
+from ooco_gym.errors import UserError
 from ooco_gym.sim.decode import cut, settle_books
 from ooco_gym.sim.dispatch import ask_rule
 from ooco_gym.sim.loop import run_at
@@ -138,6 +139,9 @@ def offer(state, job, i):
         for place in range(CANDIDATE_SIZE):
             candidates[k, place] = 0.0
     job.mask[i, :] = 0
+    if job.offers[job.turns[i, KIND]] == 0:
+        raise UserError("a rule of the partner answered ASK to a decision that this environment does not ask; "
+                        "let it answer, or take an environment that asks for it")
     return offer_at(job.offers[job.turns[i, KIND]])(state, job, i) >= 2
 
 

@@ -98,6 +98,13 @@ def settle(state, instance):
     write_down(state, instance)
 
 
+@inner
+def settle_all(state):
+    """Brings the books of every instance, and all records, up to now."""
+    for instance in range(state.instances.size):
+        settle(state, instance)
+
+
 @inlined
 def settle_books(state, instance):
     """Brings a run's books up to now, but not its members' records: sums and memory of the instance, misses."""

@@ -10,8 +10,8 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
 from ooco_gym.sim.candidates import gather_evictable, gather_waiting, legal
-from ooco_gym.sim.decode import cut, settle, settle_books, start_run, wake
-from ooco_gym.sim.lanes import WRITTEN, write_all_down
+from ooco_gym.sim.decode import cut, settle, settle_all, settle_books, start_run, wake
+from ooco_gym.sim.lanes import WRITTEN
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
@@ -60,9 +60,9 @@ CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 @inlined
 def ask_rule(rule, view):
-    """Asks a rule. Where one of the policy's does not settle whom it looks at, every record is written first."""
+    """Asks a rule. Where one of the policy's does not settle whom it looks at, everybody is settled first."""
     if view.state.counters[RULES_SETTLE] == 0:
-        write_all_down(view.state)
+        settle_all(view.state)
     return rule(view)
 
 

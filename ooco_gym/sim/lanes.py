@@ -242,13 +242,6 @@ def write_down(state, instance):
 
 
 @inner
-def write_all_down(state):
-    """Brings the records of all members of all instances up to date with the books."""
-    for instance in range(state.instances.size):
-        write_down(state, instance)
-
-
-@inner
 def drop_lanes(state, instance):
     """From now on the records of an instance's members are kept up to date one by one."""
     write_down(state, instance)

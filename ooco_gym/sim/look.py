@@ -3,7 +3,7 @@
 from numba import types
 
 from ooco_gym.compile import jit
-from ooco_gym.sim.loop import settle_all
+from ooco_gym.sim.decode import settle_all
 from ooco_gym.sim.state import State, copy_state, handle_of, state_at
 
 

@@ -12,7 +12,7 @@ from numba import types
 from ooco_gym.compile import function_at, inlined, inner, jit
 from ooco_gym.sim.blocks import want
 from ooco_gym.sim.costs import blocks_for
-from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle, wake
+from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle_all, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, count
@@ -291,13 +291,6 @@ def _next_arrival(state):
     if following + 1 < state.requests.size:
         bring(state.requests[following + 1], CACHE_LINE)  # when that comes is asked for soon
     return state.requests[following].arrival_ps
-
-
-@inner
-def settle_all(state):
-    """Brings the books of every instance up to now, for a look from outside."""
-    for instance in range(state.instances.size):
-        settle(state, instance)
 
 
 RUN_SIGNATURE = types.int64(types.int64, RULES_TYPE, types.int64, types.int64)

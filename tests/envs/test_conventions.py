@@ -93,6 +93,11 @@ def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(na
         assert observed["candidates"].shape == (*within.shape[:0 if made is env else 1], within[0].size)
 
 
+def test_a_whole_observation_is_no_candidates():
+    with pytest.raises(UserError, match="candidates is a dict: expected observation"):
+        candidate_table({"candidates": 1})
+
+
 def test_a_tensor_of_candidates_becomes_a_table_too():
     torch = pytest.importorskip("torch")
     given = torch.arange(2 * 3 * 17.0).reshape(2, 51)

@@ -95,7 +95,9 @@ def test_a_batch_of_one_is_answered_by_an_array() -> None:
 
 @pytest.mark.parametrize(("env", "name", "words"), [
     ("Gating", "oco", "ooco"), ("Gating", "ooco:nothing=1", "nothing"), ("Gating", "vllm_v0", "mixed instances"),
-    ("Packing", "echo_pd", "partner='echo_pd'"), ("Control", "hygen_pd", "settings"), ("Gating", 3, "policy's name"),
+    ("Packing", "echo_pd", "as the partner instead"), ("Control", "hygen_pd", "settings"),
+    ("Gating", 3, "policy's name"),
+    ("Gating", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*partner=POLICY"),
 ])
 def test_who_has_no_say_is_told_why(env: str, name: Any, words: str) -> None:
     with pytest.raises(ooco_gym.UserError, match=words):
@@ -109,6 +111,8 @@ def test_who_has_no_say_is_told_why(env: str, name: Any, words: str) -> None:
 def test_other_environments_are_refused() -> None:
     with pytest.raises(ooco_gym.UserError, match="no environment of ooco_gym"):
         ooco_gym.make_agent("ooco", gym.make("CartPole-v1"))
+    with pytest.raises(ooco_gym.UserError, match="NoneType is no environment of ooco_gym"):
+        ooco_gym.make_agent("ooco", None)
 
 
 def test_the_core_needs_no_agents_for_it() -> None:

@@ -10,13 +10,15 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import pytest
 
 import ooco_gym
-from ooco_gym.decisions import GATE, hook
-from ooco_gym.policy.rules import length
+from ooco_gym.decisions import GATE, PULL, hook
+from ooco_gym.errors import UserError
+from ooco_gym.policy.rules import length, settle
 from ooco_gym.sim import state as s
 from ooco_gym.sim.look import look
-from ooco_gym.sim.state import DECODE, HOLD, OFFLINE, RESIDENT, URGENT
+from ooco_gym.sim.state import ASK, DECODE, HOLD, OFFLINE, RESIDENT, URGENT
 
 LOOK = """
 from ooco_gym import Scenario, Simulation
@@ -72,6 +74,45 @@ def count_what_is_behind(view):
         memory[1] += tokens != spec.urgent_context + spec.offline_context
     memory[0] += 1
     return HOLD
+
+
+@hook(PULL)
+def count_tokens_that_are_missing(view):
+    """Pulls nobody; counts in `memory` how often it was asked, and how many tokens settling brought to records."""
+    state, memory, before, after = view.state, view.state.memory[view.instance], 0, 0
+    for instance in range(state.instances.size):
+        for place in range(state.instances[instance].offline_members):
+            before += length(state, state.members[OFFLINE, instance, place])
+        settle(state, instance)
+        for place in range(state.instances[instance].offline_members):
+            after += length(state, state.members[OFFLINE, instance, place])
+    memory[0] += 1
+    memory[1] += after - before
+    return 0
+
+
+def test_a_rule_that_does_not_settle_finds_all_steps_counted() -> None:
+    counts = replace(ooco_gym.get_policy("ooco"), name="counts", pull=count_tokens_that_are_missing)
+    scenario = ooco_gym.Scenario(workload="azure_conv", cluster="pair_llama2_7b_40g", rate_scale=0.03, duration_s=60.0,
+                                 offline={"mode": "rate", "rate": 1.0})
+    simulation = ooco_gym.Simulation(scenario, counts)
+    assert not simulation.advance()
+    asked, missing = simulation.state.memory.sum(axis=0)[:2]
+    assert asked > 100
+    assert missing == 0
+
+
+@hook(GATE)
+def ask_somebody(view):
+    """Leaves the decision to whoever drives the simulator."""
+    return ASK
+
+
+def test_a_partner_whose_rule_asks_outside_is_refused_in_a_sentence() -> None:
+    asks = replace(ooco_gym.get_policy("ooco"), name="asks", gate=ask_somebody)
+    env = gym.make("ooco_gym/Preemption-v0", partner=asks)
+    with pytest.raises(UserError, match="answered ASK"):
+        env.reset(seed=1)
 
 
 def test_a_rule_that_does_not_settle_finds_records_up_to_date_in_environments_too() -> None:
