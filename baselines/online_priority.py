@@ -34,7 +34,7 @@ PARAMS = (
 P = slots(PARAMS)
 
 
-@hook(ROUTE)
+@hook(ROUTE, settles=True)
 def route(view):
     """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
     state = view.state
@@ -51,13 +51,13 @@ def route(view):
     return best
 
 
-@hook(INTERRUPT)
+@hook(INTERRUPT, settles=True)
 def preempt(view):
     """Offline prefill runs to its end, unless told otherwise: layer-level interruption is OOCO's own."""
     return STOP if view.state.params[P.interrupt] == 1 else KEEP
 
 
-@hook(COMPOSE)
+@hook(COMPOSE, settles=True)
 def capped(view):
     """All online requests, then offline ones in order of joining up to the cap."""
     state, instance = view.state, view.instance

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.commands.bench_envs import environments_table, measure_envs
+from ooco_gym.commands.bench_envs import VECTOR_STEPS, environments_table, measure_envs
 from ooco_gym.commands.bench_measures import (
     measure_day,
     measure_decode,
@@ -75,7 +75,7 @@ FIGURES = (
     Figure("env_steps_per_s", 60_000.0, True, "1/s", "steps of Gating-v0 from Python through gym.make with its default "
            "wrappers, three holds and a start in turn, resets left out; processor time"),
     Figure("vector_decisions_per_s", 500_000.0, True, "1/s", "the same of 64 episodes of Gating-v0 side by side, in "
-           "all, through gym.make_vec, over the first 5,000 steps of each"),
+           f"all, through gym.make_vec, over the first {VECTOR_STEPS:,} steps of each"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
     Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )

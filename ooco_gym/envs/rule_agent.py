@@ -100,7 +100,7 @@ def seat_of(episodes: Episodes, name: str) -> str:
     if all(decision.kind >= j.PACK for decision in episodes.decisions):
         asked = " and ".join(decision.name for decision in episodes.decisions)
         return (f"policy '{name}' has no say here: what this environment asks ({asked}) are settings, for which no "
-                f"rule answers; a policy that has these settings may play as the partner instead")
+                "rule answers; a policy that has these settings may play as the partner instead")
     mixed = policy_of(partner).mixed
     if policy.mixed != mixed:
         kinds = ("relaxed and strict instances", "mixed instances")

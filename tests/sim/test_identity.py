@@ -35,21 +35,31 @@ def test_records_written_late_equal_records_written_always(setup: Setup) -> None
 
 
 def test_who_settles_is_known() -> None:
-    assert {"ooco", "base_pd", "slack"} <= set(SETTLE)
+    assert {"ooco", "base_pd", "slack", "online_priority"} <= set(SETTLE)
     assert all(get_policy(name).settles for name in ("always", "never", "random", "least_urgent"))
+
+
+def nearly_full(setup: Setup, left: int) -> Episode:
+    """An episode whose lanes, of nobody yet, are at the step at which only so many are left before they begin anew."""
+    episode = Episode(setup)
+    for instance in episode.state.instances:
+        instance["lanes"], instance["lane_steps"], instance["lane_held"] = 1, *[MOST_LANE_STEPS - left] * 2
+        for field in ("lane_gap_ps", "lane_first", "lane_miss_ps"):
+            instance[field] = s.NEVER
+    return episode
 
 
 @given(setups(SETTLE, random_rules=False), st.integers(0, 30))
 def test_lanes_that_begin_anew_change_nothing(setup: Setup, left: int) -> None:
-    late = Episode(setup)
-    for instance in late.state.instances:  # as if they had run for so many steps
-        for field in ("lane_steps", "lane_held"):
-            instance[field] = MOST_LANE_STEPS - left
-        for field in ("lane_gap_ps", "lane_first", "lane_miss_ps"):
-            instance[field] = s.NEVER
-        instance["lanes"] = 1
-    assert differences(late.play().state, play(setup).state) == []
-    assert (late.state.instances["lane_steps"] <= MOST_LANE_STEPS).all() or left > 0
+    assert differences(nearly_full(setup, left).play().state, play(setup).state) == []
+
+
+def test_lanes_begin_anew_before_they_are_full() -> None:
+    setup = Setup(requests=tuple((0.1 * i, 200, 60 + i, True) for i in range(8)))
+    late = nearly_full(setup, 20).play().state
+    assert 0 < late.instances["lane_steps"][1] < 1000
+    assert late.instances["decode_steps"][1] > 20
+    assert differences(late, play(setup).state) == []
 
 
 @given(setups(), st.sampled_from((*((name,) for name in POINT_NAMES), POINT_NAMES)))
