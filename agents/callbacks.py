@@ -17,7 +17,7 @@ from agents.networks import Actor, ObservationEncoder
 from agents.scoring import feasible_first
 from agents.vector import GymnasiumVecEnv
 from ooco_gym.cli.progress import progress
-from ooco_gym.envs.job import DECLINE_ACTION, PARTNER_ACTION
+from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
 from ooco_gym.files import atomic_write
 
 REWARD_PREFIX, COST_PREFIX = "reward/", "cost"

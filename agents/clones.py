@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.compile import address_of
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.lookahead import SCORE, play_out
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 
-_OWN = (*j.ROWS, "handles", "weights")  # of a job: all else is the episodes' own
+_OWN = (*b.ROWS, "handles", "weights")  # of the buffers: all else is the episodes' own
 
 
 class Clones:
@@ -26,14 +26,15 @@ class Clones:
 
     def __init__(self, episodes: Episodes, state: s.State, count: int, weights: np.ndarray) -> None:
         self.count, self._bases = count, np.zeros((2, count), np.int64)
-        rows = {name: np.zeros((count, *getattr(episodes.job, name).shape[1:]), getattr(episodes.job, name).dtype)
+        shared = episodes.buffers
+        rows = {name: np.zeros((count, *getattr(shared, name).shape[1:]), getattr(shared, name).dtype)
                 for name in _OWN if name != "weights"}
-        self.job = episodes.job._replace(**rows, weights=np.array(weights, float))
+        self.buffers = episodes.buffers._replace(**rows, weights=np.array(weights, float))
         self._changing = [name for name in s.State._fields if name not in s.SHARED and getattr(state, name).size]
         self._states = [s.copy_state(state) for _ in range(count)]
         self._handles = [s.handle_of(copy) for copy in self._states]
-        self.job.handles[:] = [handle.address for handle in self._handles]
-        self._handle, self._run = j.job_handle(self.job), address_of(run, RUN_SIGNATURE)
+        self.buffers.handles[:] = [handle.address for handle in self._handles]
+        self._handle, self._run = b.buffers_handle(self.buffers), address_of(run, RUN_SIGNATURE)
         self._pairs = [(name, [getattr(copy, name) for copy in self._states]) for name in self._changing]
 
     def play(self, episodes: Episodes, i: int, state: s.State, actions: np.ndarray, bases: np.ndarray, until_ps: int,
@@ -55,9 +56,9 @@ class Clones:
             source = getattr(state, name)
             for copy in copies[:count]:
                 np.copyto(copy, source)
-        for name in j.ROWS:
-            getattr(self.job, name)[:count] = getattr(episodes.job, name)[i]
-        self.job.actions[:count] = actions
+        for name in b.ROWS:
+            getattr(self.buffers, name)[:count] = getattr(episodes.buffers, name)[i]
+        self.buffers.actions[:count] = actions
         self._bases[0, :count] = bases
         play_out(self._handle.address, self._run, self._bases[:, :count].copy(), int(until_ps), int(end_ps), progress)
-        return self.job.account[:count, SCORE].copy()
+        return self.buffers.account[:count, SCORE].copy()

@@ -28,7 +28,7 @@ import numpy as np
 from agents.environments import Window, is_partner, make_env
 from agents.play import Observations, play
 from agents.rollout import SIZED, Rollout, by_length, decline
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.controls import pack_parameter
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, list_policies, policy_of
@@ -104,7 +104,7 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
             return seated(config, name, made)
     here = env.unwrapped
     kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
-    if not kinds or min(kinds) < j.PACK or not is_published(name) or is_partner(name, here):
+    if not kinds or min(kinds) < b.PACK or not is_published(name) or is_partner(name, here):
         return dict(config), name
     moved = {**config, "partner": name}
     make_env(moved).close()  # a policy without the settings that are turned here says so
@@ -135,7 +135,7 @@ def by_name(env: Any, name: str) -> Contender:
         policy_of(name)
         if is_partner(name, env):
             return Contender(name, plain[PARTNER].begin)
-        if min(kinds) >= j.PACK:
+        if min(kinds) >= b.PACK:
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
                             "the partner's seat (agents.contenders.seated)")
         return _published(name)
@@ -192,10 +192,10 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
     kinds = {decision.kind for decision in env.decisions}
     rules = rule_names(rules)
     plain = _plain(env, kinds)
-    if rules and min(kinds) >= j.PACK:
+    if rules and min(kinds) >= b.PACK:
         raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
                         "which are settings; leave rules=null")
-    if min(kinds) >= j.PACK:
+    if min(kinds) >= b.PACK:
         return plain
     return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
 
@@ -205,20 +205,20 @@ def _plain(env: Any, kinds: set[int]) -> list[Contender]:
     listed = [Contender(PARTNER, lambda env: env.partner_action)]
     if env.episodes.controls is not None:
         return listed + _constant_controls(env.episodes.controls)
-    if kinds == {j.PACK}:
+    if kinds == {b.PACK}:
         return listed + _constant_levels(env)
     listed.append(Contender("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
         listed += [Contender(name, lambda env, longest=longest: partial(by_length, env, longest))
                    for name, longest in (("shortest", False), ("longest", True))]
     if kinds == {s.INTERRUPT}:
-        listed.append(Contender("stop", lambda env: lambda: j.FIXED))
+        listed.append(Contender("stop", lambda env: lambda: b.FIXED))
     return listed
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Pool policies that answer these decisions by rules of their own."""
-    points = [kind - 1 for kind in sorted(kinds) if kind < j.PACK]
+    points = [kind - 1 for kind in sorted(kinds) if kind < b.PACK]
     partner = policy_of(env.config.partner)
     seen: list[tuple[Any, ...]] = [tuple(partner.hooks()[point] for point in points)]
     names = []
@@ -234,8 +234,8 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
 def _published(rule: str) -> Contender:
     """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
     def begin(env: Any) -> Callable[[], Any]:
-        turns, level = env.episodes.job.turns, _nearest_level(env, rule)
-        return lambda: level if turns[0, j.KIND] == j.PACK else env.rule_action(rule)
+        turns, level = env.episodes.buffers.turns, _nearest_level(env, rule)
+        return lambda: level if turns[0, b.KIND] == b.PACK else env.rule_action(rule)
 
     return Contender(rule, begin)
 
@@ -243,20 +243,20 @@ def _published(rule: str) -> Contender:
 def _nearest_level(env: Any, rule: str) -> int:
     """The action that packs as a policy is set to; the partner's where it is set alike, or has no such setting."""
     own, partner = (policy_of(one) for one in (rule, env.config.partner))
-    if j.PACK not in {decision.kind for decision in env.decisions}:
-        return j.PARTNER_ACTION
+    if b.PACK not in {decision.kind for decision in env.decisions}:
+        return b.PARTNER_ACTION
     (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, partner))
     if place < 0 or there < 0:
-        return j.PARTNER_ACTION
+        return b.PARTNER_ACTION
     share, tuned = own.vector()[place] * scale, partner.vector()[there] * unit
-    gaps = np.abs(env.episodes.job.levels[0] * unit - share)
-    return j.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else j.FIXED + int(np.argmin(gaps))
+    gaps = np.abs(env.episodes.buffers.levels[0] * unit - share)
+    return b.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else b.FIXED + int(np.argmin(gaps))
 
 
 def _constant_levels(env: Any) -> list[Contender]:
-    scale = float(env.episodes.job.settings[j.PACK_SCALE]) or 1.0
-    return [Contender(f"level {level * scale:g}", lambda env, k=k: lambda: j.FIXED + k)
-            for k, level in enumerate(env.episodes.job.levels[0])]
+    scale = float(env.episodes.buffers.settings[b.PACK_SCALE]) or 1.0
+    return [Contender(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
+            for k, level in enumerate(env.episodes.buffers.levels[0])]
 
 
 def _constant_controls(controls: Any) -> list[Contender]:
@@ -295,4 +295,4 @@ def _random(env: Any) -> Callable[[], Any]:
     controls = env.episodes.controls
     if controls is not None:
         return lambda: random.integers(controls.counts)
-    return lambda: int(random.choice(np.flatnonzero(env.episodes.job.mask[0])))
+    return lambda: int(random.choice(np.flatnonzero(env.episodes.buffers.mask[0])))

@@ -20,7 +20,7 @@ from agents.explain_rules import (
     whether_names,
     whether_table,
 )
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 
 _SIMPLER = 0.01  # a smaller tree may agree so much less
 FOLDS = 4  # into which windows are dealt to judge how large a tree should be

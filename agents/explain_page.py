@@ -14,8 +14,8 @@ from agents.explain_record import UNKNOWN, Recording
 from agents.explain_rules import ANOTHER, BESIDE, NO, PARTNER, Tree, answer
 from agents.scoring import METRICS
 from agents.tables import TITLES, bracketed, markdown_table
+from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
-from ooco_gym.envs.job import FIXED, PARTNER_ACTION
 from ooco_gym.envs.words import WORDS, in_unit, is_flag
 from ooco_gym.render.page import Section
 from ooco_gym.render.page import page as html_page

@@ -60,11 +60,11 @@ class Hindsight:
         simulation = episodes.simulations[0]
         if self._window is not simulation:
             self._window = simulation
-            self._clones = Clones(episodes, simulation.state, episodes.job.mask.shape[1], self.weights)
+            self._clones = Clones(episodes, simulation.state, episodes.buffers.mask.shape[1], self.weights)
         actions = legal_actions(self.env, np.zeros(0, np.int64))
         now_ps, end_ps = int(simulation.state.counters[s.NOW]), simulation.end_ps
         until_ps = min(end_ps, now_ps + round(self.horizon_s * s.PS_PER_S))
-        values = np.full(episodes.job.mask.shape[1], np.nan)
+        values = np.full(episodes.buffers.mask.shape[1], np.nan)
         values[actions[:, 0]] = self._clones.play(
             episodes, 0, simulation.state, actions, np.full(len(actions), self.base), until_ps, end_ps, 1.0)
         return values

@@ -19,7 +19,7 @@ from agents.environments import OBSERVATION_KEYS, make_env, plain, split_seeds
 from agents.history import ClusterStack
 from agents.networks import Actor, ObservationEncoder
 from agents.policies import random_legal
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
 
@@ -74,7 +74,7 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
     acting = {decisions[name]: by_name(env, one).begin(env) for name, one in rule.items()}
 
     def act() -> Any:
-        kind = int(env.episodes.job.turns[0, j.KIND])
+        kind = int(env.episodes.buffers.turns[0, b.KIND])
         return acting[kind]() if kind in acting else env.partner_action()
 
     return act

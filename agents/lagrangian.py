@@ -122,7 +122,7 @@ class ViolationRate:
 def _counters(env: GymnasiumVecEnv) -> np.ndarray:
     """Online requests that arrived, and that missed an SLO, of the episodes under way so far: (2,)."""
     places: Any = env.env
-    return places.episodes.job.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
+    return places.episodes.buffers.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
 
 
 class CostCritic(nn.Module):

@@ -20,7 +20,7 @@ import numpy as np
 
 from agents.clones import Clones
 from agents.futures import Futures
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.lookahead import BASES, DECLINE, HOLD, LONGEST, PARTNER, SHORTEST, TOKENS
 from ooco_gym.errors import unknown
@@ -118,7 +118,7 @@ class Rollout:
         self._window, self._asked, self._base, self._held = simulation, 0, PARTNER, np.zeros(0, np.int64)
         self._futures = Futures(episodes, self.seed, max(8, self.samples)) if self.samples else None
         template = simulation.state if self._futures is None else self._futures.state
-        count = len(BASES) + 2 * max(episodes.job.mask.shape[1], 1)
+        count = len(BASES) + 2 * max(episodes.buffers.mask.shape[1], 1)
         self._clones = Clones(episodes, template, count, self.weights)
 
 
@@ -134,7 +134,7 @@ def bases_of(env: Any, names: Sequence[str] | None) -> list[int]:
             if name not in BASES:
                 raise unknown("base", name, BASES)
         return [PARTNER, *(base for base, name in enumerate(BASES) if name in names and base != PARTNER)]
-    if min(kinds) >= j.PACK:
+    if min(kinds) >= b.PACK:
         return [PARTNER, HOLD]
     return [PARTNER, DECLINE] + [SHORTEST, LONGEST] * bool(kinds & set(SIZED))
 
@@ -146,11 +146,11 @@ def legal_actions(env: Any, held: np.ndarray) -> np.ndarray:
         env: the environment, bare.
         held: what the controls were last set to, from which they are turned; of size 0: the partner's.
     """
-    controls, mask = env.episodes.controls, env.episodes.job.mask[0]
+    controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
     if controls is None:
         legal = np.flatnonzero(mask)
-        partner = [j.PARTNER_ACTION] * bool(mask[j.PARTNER_ACTION])
-        return np.concatenate([partner, legal[legal != j.PARTNER_ACTION]])[:, None].astype(np.int64)
+        partner = [b.PARTNER_ACTION] * bool(mask[b.PARTNER_ACTION])
+        return np.concatenate([partner, legal[legal != b.PARTNER_ACTION]])[:, None].astype(np.int64)
     held = held if held.size else controls.tuned
     moves = [controls.tuned, held]
     for part, count in enumerate(controls.counts):
@@ -164,16 +164,16 @@ def legal_actions(env: Any, held: np.ndarray) -> np.ndarray:
 
 def decline(env: Any) -> int:
     """The decision's own *no* where that is legal, else the partner's."""
-    return j.DECLINE_ACTION if env.episodes.job.mask[0, j.DECLINE_ACTION] else j.PARTNER_ACTION
+    return b.DECLINE_ACTION if env.episodes.buffers.mask[0, b.DECLINE_ACTION] else b.PARTNER_ACTION
 
 
 def by_length(env: Any, longest: bool) -> int:
     """The shortest (or longest) request offered, where requests are; else the partner's."""
-    job = env.episodes.job
-    if job.turns[0, j.KIND] not in SIZED:
-        return j.PARTNER_ACTION
-    there = np.flatnonzero(job.mask[0, j.FIXED :])
+    buffers = env.episodes.buffers
+    if buffers.turns[0, b.KIND] not in SIZED:
+        return b.PARTNER_ACTION
+    there = np.flatnonzero(buffers.mask[0, b.FIXED :])
     if not len(there):
-        return j.DECLINE_ACTION
-    tokens = job.candidates[0, there, TOKENS]
-    return j.FIXED + int(there[np.argmax(tokens) if longest else np.argmin(tokens)])
+        return b.DECLINE_ACTION
+    tokens = buffers.candidates[0, there, TOKENS]
+    return b.FIXED + int(there[np.argmax(tokens) if longest else np.argmin(tokens)])

@@ -18,8 +18,8 @@ from gymnasium.vector import AutoresetMode
 
 from agents.environments import split_seeds, vector_env
 from agents.imitation import learn_rule, training_config, watch
+from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, candidate_table
-from ooco_gym.envs.job import PARTNER_ACTION
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import UserError, unknown
 
@@ -74,11 +74,12 @@ class RuleBook:
 
     def begin(self, env: Any) -> Callable[[], int]:
         """As a heuristic's: answers the open decision of an episode of the bare environment `env`."""
-        job = env.episodes.job
+        buffers = env.episodes.buffers
 
         def act() -> int:
-            return int(self.actions({"cluster": job.cluster[:1], "candidates": job.candidates[:1].reshape(1, -1),
-                                     "action_mask": job.mask[:1], "decision": job.decision[:1]})[0])
+            return int(self.actions({
+                "cluster": buffers.cluster[:1], "candidates": buffers.candidates[:1].reshape(1, -1),
+                "action_mask": buffers.mask[:1], "decision": buffers.decision[:1]})[0])
 
         return act
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.features import CLUSTER, DECISIONS
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.words import actual
 from ooco_gym.render.style import GRID_COLOUR, LIMIT_COLOUR
 

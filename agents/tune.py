@@ -27,7 +27,7 @@ from agents.ranges import ranges_of
 from agents.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
 from agents.tune_page import markdown, show
 from ooco_gym.cli.progress import progress
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy, list_policies, spelled
@@ -129,7 +129,7 @@ class Windows:
     @property
     def by_the_clock(self) -> bool:
         """Whether only the clock asks here: then a policy takes the partner's seat, rather than answer decisions."""
-        return min(decision.kind for decision in self.env.decisions) >= j.PACK
+        return min(decision.kind for decision in self.env.decisions) >= b.PACK
 
     def play(self, policy: str) -> list[dict[str, Any]]:
         """Plays all windows with a policy: records as `agents.play.play` gives them, without the reward's parts.
@@ -149,7 +149,7 @@ def _play(env: Any, name: str, window: Window) -> dict[str, Any]:
     env.reset(seed=window.seed, options={"window": window.number})
     act, episodes = by_name(env, name).begin(env), env.episodes
     while episodes.open(0):
-        episodes.job.actions[0] = act()
+        episodes.buffers.actions[0] = act()
         episodes.step(0, 1)
     summary = env.summary()
     return {"seed": window.seed, "window": window.number, "reward": summary["reward_total"], "summary": summary}

@@ -27,7 +27,7 @@ from agents.learned import Kept, digest_of, environment_of, is_policy, kept, run
 from agents.play import history_seen
 from experiments.policies import BESIDE, LEARNED, tuned_partner
 from experiments.source_code import PLAYED_BY_SEATS, code_digest
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.colocation import ColocationEnv
 from ooco_gym.envs.config import EpisodeConfig, episode_config
 from ooco_gym.envs.episodes import Episodes
@@ -170,8 +170,8 @@ def _episodes(scenario: Scenario, team: Team) -> Episodes:
                             window_s=scenario.duration_s, candidates=max(sizes), **team.clocks)
     whole = _Whole(**{field.name: getattr(config, field.name) for field in fields(EpisodeConfig)})
     episodes = Episodes(whole, decisions, 1)
-    shapes = {"cluster": episodes.job.cluster[0].shape, "candidates": episodes.job.candidates[0].shape,
-              "action_mask": episodes.job.mask[0].shape, "decision": episodes.job.decision[0].shape}
+    shapes = {"cluster": episodes.buffers.cluster[0].shape, "candidates": episodes.buffers.candidates[0].shape,
+              "action_mask": episodes.buffers.mask[0].shape, "decision": episodes.buffers.decision[0].shape}
     for name, one in team.seats.items():
         if {key: tuple(shape) for key, shape in shapes.items()} != one.shapes:
             raise UserError(f"the policy that was trained to {name} expects observations {one.shapes}, but side by "
@@ -184,21 +184,21 @@ class _Player:
     """Answers each open decision by the policy in its seat."""
 
     def __init__(self, episodes: Episodes, seats: Mapping[str, Kept]) -> None:
-        self._job = episodes.job
+        self._buffers = episodes.buffers
         self._seats = {one.kind: seats[one.name] for one in episodes.decisions}
         self._stacks: dict[int, ClusterStack] = {}
 
     def act(self) -> None:
-        job = self._job
-        kind = int(job.turns[0, j.KIND])
-        if kind == j.NO_KIND:
-            job.actions[0] = j.PARTNER_ACTION
+        buffers = self._buffers
+        kind = int(buffers.turns[0, b.KIND])
+        if kind == b.NO_KIND:
+            buffers.actions[0] = b.PARTNER_ACTION
             return
         one = self._seats[kind]
-        observation = {"cluster": job.cluster[0], "candidates": job.candidates[0], "action_mask": job.mask[0],
-                       "decision": job.decision[0]}
+        observation = {"cluster": buffers.cluster[0], "candidates": buffers.candidates[0],
+                       "action_mask": buffers.mask[0], "decision": buffers.decision[0]}
         parts = self._seen(kind, one, observation)
-        job.actions[0] = int(one.decide(*(part[None] for part in parts))[0])
+        buffers.actions[0] = int(one.decide(*(part[None] for part in parts))[0])
 
     def _seen(self, kind: int, one: Kept, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
         """The observation as its policy takes it, with the last cluster vectors where it looks back."""

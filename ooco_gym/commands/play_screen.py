@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
-from ooco_gym.envs.job import FIXED, PARTNER_ACTION
 from ooco_gym.envs.words import WORDS, actual, asked, figures_of, meaning
 from ooco_gym.sim import state as s
 
@@ -26,7 +26,7 @@ def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
 
     name, simulation = asked(observation), env.simulation
     now = simulation.now_s - simulation.window_s[0]
-    day = int(env.episodes.job.days[0] + simulation.now_s) % 86_400
+    day = int(env.episodes.buffers.days[0] + simulation.now_s) % 86_400
     clock = f"{day // 3600:02d}:{day // 60 % 60:02d}:{day % 60:02d}"
     cluster = observation["cluster"]
     rates = " / ".join(f"{actual(CLUSTER[_CLUSTER[key]], float(cluster[_CLUSTER[key]])):.1f}"
@@ -111,7 +111,7 @@ def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wa
         table.add_column(head, justify="right")
     table.add_column("")
     for action, row in zip(offered, figures, strict=True):
-        place = [str(int(env.episodes.job.chosen[0, action - FIXED]))] if instances else []
+        place = [str(int(env.episodes.buffers.chosen[0, action - FIXED]))] if instances else []
         table.add_row(str(action), *place, *row.values(), _star(action, wanted, partner).strip())
     return table
 
@@ -129,8 +129,8 @@ def _star(action: int, wanted: Any, partner: str) -> str:
 # --- Control: levels of several parameters --------------------------------------------------------------------------
 def standing(env: Any) -> list[int]:
     """At which of its levels each parameter stands."""
-    job, controls, params = env.episodes.job, env.episodes.controls, env.simulation.state.params
-    return [int(np.argmin(np.abs(controls.levels[place] - params[job.params[place]])))
+    buffers, controls, params = env.episodes.buffers, env.episodes.controls, env.simulation.state.params
+    return [int(np.argmin(np.abs(controls.levels[place] - params[buffers.params[place]])))
             for place in range(len(controls.names))]
 
 

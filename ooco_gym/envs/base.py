@@ -12,11 +12,11 @@ import numpy as np
 from gymnasium import spaces
 
 from ooco_gym.envs import features
+from ooco_gym.envs.buffers import FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.controls import LEVELS
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.job import FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.snapshots import Snapshot, Snapshots
 from ooco_gym.envs.watching import Watch
@@ -112,12 +112,13 @@ class DecisionEnv(gym.Env):
 
     def _attach(self) -> None:
         """Names the arrays of the one episode, and begins to watch it."""
-        job = self.episodes.job
+        buffers = self.episodes.buffers
         self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode, self._trace,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._snapshots = Snapshots(self.episodes)
-        self._copies = (job.cluster[0].copy, job.candidates[0].reshape(-1).copy, job.mask[0].copy, job.decision[0].copy)
-        self._actions, self._mask = job.actions[0], job.mask[0]
+        self._copies = (buffers.cluster[0].copy, buffers.candidates[0].reshape(-1).copy, buffers.mask[0].copy,
+                        buffers.decision[0].copy)
+        self._actions, self._mask = buffers.actions[0], buffers.mask[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
@@ -285,8 +286,8 @@ class DecisionEnv(gym.Env):
 
 def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
     """The observation and action space of one episode."""
-    job = episodes.job
-    size, actions = job.candidates.shape[1], job.mask.shape[1]
+    buffers = episodes.buffers
+    size, actions = buffers.candidates.shape[1], buffers.mask.shape[1]
     low, high = features.bounds(features.CLUSTER)
     each_low, each_high = features.bounds(features.CANDIDATES)
     observation = spaces.Dict({

@@ -1,7 +1,7 @@
 """Which of many are offered as candidates: what rules would pick, then quantiles of length."""
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.envs.job import KIND, PLANNED
+from ooco_gym.envs.buffers import KIND, PLANNED
 from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.dispatch import ask_rule
@@ -69,12 +69,12 @@ def add_spread(ordered, chosen, count, left, low, high):
 
 
 @inlined
-def partner_pick(state, job, i):
-    """What the partner's rule answers to the open decision; Job.turns[i, PLANNED] keeps it."""
+def partner_pick(state, buffers, i):
+    """What the partner's rule answers to the open decision; StepBuffers.turns[i, PLANNED] keeps it."""
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
     wake_ps, turn = spec.pull_wake_ps, state.counters[ROUTE_STEP]
-    answer = ask_rule(rule_at(job.rules[1, job.turns[i, KIND] - 1]), view)
+    answer = ask_rule(rule_at(buffers.rules[1, buffers.turns[i, KIND] - 1]), view)
     spec.pull_wake_ps, state.counters[ROUTE_STEP] = wake_ps, turn
-    job.turns[i, PLANNED] = answer
+    buffers.turns[i, PLANNED] = answer
     return answer

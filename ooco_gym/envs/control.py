@@ -5,35 +5,35 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.buffers import CONTROL, step_kernel
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.job import CONTROL, part_of_a_step
 from ooco_gym.envs.stepping import end_runs
 from ooco_gym.sim.state import ASK
 
 
-@part_of_a_step
-def offer_controls(state, job, i):
+@step_kernel
+def offer_controls(state, buffers, i):
     """One candidate a parameter: where it stands among its levels."""
-    last = job.levels.shape[1] - 1
-    for part in range(job.params.size):
-        out = job.candidates[i, part]
+    last = buffers.levels.shape[1] - 1
+    for part in range(buffers.params.size):
+        out = buffers.candidates[i, part]
         out[0] = 1.0
         for level in range(last + 1):
-            if state.params[job.params[part]] == job.levels[part, level]:
+            if state.params[buffers.params[part]] == buffers.levels[part, level]:
                 out[14] = level / last
                 break
-    job.mask[i, :] = 1
+    buffers.mask[i, :] = 1
     return 2
 
 
-@part_of_a_step
-def answer_controls(state, job, i):
+@step_kernel
+def answer_controls(state, buffers, i):
     """Sets every parameter to its level for the interval that begins."""
     changed = False
-    for part in range(job.params.size):
-        level = job.actions[i, part]
-        if state.params[job.params[part]] != job.levels[part, level]:
-            state.params[job.params[part]] = job.levels[part, level]
+    for part in range(buffers.params.size):
+        level = buffers.actions[i, part]
+        if state.params[buffers.params[part]] != buffers.levels[part, level]:
+            state.params[buffers.params[part]] = buffers.levels[part, level]
             changed = True
     if changed:
         end_runs(state)

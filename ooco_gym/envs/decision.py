@@ -10,18 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.compile import address_of
-from ooco_gym.envs.job import FIXED, PICKED, STEP_SIGNATURE
+from ooco_gym.envs.buffers import FIXED, PICKED, STEP_SIGNATURE
 from ooco_gym.sim.state import State
 
 
-class Asked(NamedTuple):
+class OpenDecision(NamedTuple):
     """An open decision, and what a rule answers to it: for `Decision.action_of`."""
 
     state: State
     answer: int
     picks: np.ndarray  # int32, requests that it wrote
-    chosen: np.ndarray  # int32[K], row of Job.chosen
-    turn: np.ndarray  # int64[TURN], row of Job.turns
+    chosen: np.ndarray  # int32[K], row of StepBuffers.chosen
+    turn: np.ndarray  # int64[TURN], row of StepBuffers.turns
 
     @property
     def picked(self) -> int:
@@ -55,8 +55,8 @@ class Decision:
 
     Attributes:
         name: as in `features.DECISIONS`.
-        kind: a decision point of the simulator, or `job.PACK`, `job.CONTROL`.
-        offer, answer: compiled parts of a step (`job.part_of_a_step`).
+        kind: a decision point of the simulator, or `buffers.PACK`, `buffers.CONTROL`.
+        offer, answer: compiled parts of a step (`buffers.step_kernel`).
         action_of: the action for what a rule answers, for heuristics; None: it comes by the clock, and rules have
             settings for it, but no answer.
         window: waiting requests that the simulator must look at, where the partner looks at fewer.
@@ -66,7 +66,7 @@ class Decision:
     kind: int
     offer: Any
     answer: Any
-    action_of: Callable[[Asked], int] | None = None
+    action_of: Callable[[OpenDecision], int] | None = None
     window: int = 0
 
 

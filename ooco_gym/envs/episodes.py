@@ -12,11 +12,11 @@ import numpy as np
 from ooco_gym.cluster import Cluster
 from ooco_gym.compile import address_of
 from ooco_gym.decisions import addresses, ask_outside, call_rule
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.controls import Controls, control_levels, pack_levels, pack_parameter
-from ooco_gym.envs.decision import Asked, Decision, address
+from ooco_gym.envs.decision import Decision, OpenDecision, address
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
@@ -38,14 +38,14 @@ class Frozen(NamedTuple):
     seed: int
     number: int
     state: s.State
-    rows: dict[str, np.ndarray]  # of the job's arrays
+    rows: dict[str, np.ndarray]  # of the step buffers
 
 
 class Episodes:
     """Episodes of one configuration that advance in one compiled call.
 
     Attributes:
-        job: their arrays: observations, masks, accounts.
+        buffers: their arrays: observations, masks, accounts.
         config: what an episode is made of.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
         watchers: who is told of beginnings (`begin`, `opened`) and steps (`took`), as `recording.Recorder` is.
@@ -82,40 +82,40 @@ class Episodes:
         config = self.config
         parts, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
         self.controls: Controls | None = None
-        if j.CONTROL in self._by_kind:
+        if b.CONTROL in self._by_kind:
             self.controls = control_levels(self._partner, config.controls)
             levels, parts = self.controls.levels, len(self.controls.names)
             size, actions = parts, int(self.controls.counts.sum())
-        elif j.PACK in self._by_kind:
+        elif b.PACK in self._by_kind:
             levels = pack_levels(self._partner, config)
             size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
-        self.job = j.empty_job(count, size, parts, levels.shape[1], actions)
-        self.job.levels[:] = levels
-        self.job.weights[:] = config.weights
+        self.buffers = b.empty_buffers(count, size, parts, levels.shape[1], actions)
+        self.buffers.levels[:] = levels
+        self.buffers.weights[:] = config.weights
         for decision in self.decisions:
-            self.job.offers[decision.kind] = address(decision.offer)
-            self.job.answers[decision.kind] = address(decision.answer)
-        self._told = list(self.job.account[:, _INFO])  # views of its rows, which a step reads
-        self._handle = j.job_handle(self.job)
+            self.buffers.offers[decision.kind] = address(decision.offer)
+            self.buffers.answers[decision.kind] = address(decision.answer)
+        self._told = list(self.buffers.account[:, _INFO])  # views of its rows, which a step reads
+        self._handle = b.buffers_handle(self.buffers)
         self._run = address_of(run, RUN_SIGNATURE)
 
     # --- Beginning, stepping, ending -------------------------------------------------------------------------------
     def start(self, i: int, seed: int, number: int) -> None:
         """Plays window `number` of `seed` in place i, as far as its first decision."""
-        job = self.job
+        buffers = self.buffers
         simulation = self._warm(i, seed, number)
         for watcher in self.watchers:
             watcher.begin(i)
-        job.handles[i] = simulation.handle.address
-        place = int(job.settings[j.PACK_PARAM])
-        job.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
-        job.days[i] = float(simulation.scenario.start_s or 0.0) - simulation.window_s[0]
-        turn = job.turns[i]
+        buffers.handles[i] = simulation.handle.address
+        place = int(buffers.settings[b.PACK_PARAM])
+        buffers.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
+        buffers.days[i] = float(simulation.scenario.start_s or 0.0) - simulation.window_s[0]
+        turn = buffers.turns[i]
         turn[:] = 0
-        turn[j.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
-        clocks = [kind for kind in self._by_kind if kind >= j.PACK]
-        turn[j.STEP_KIND] = clocks[0] if clocks else j.NO_KIND
-        turn[j.OPEN] = 1
+        turn[b.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
+        clocks = [kind for kind in self._by_kind if kind >= b.PACK]
+        turn[b.STEP_KIND] = clocks[0] if clocks else b.NO_KIND
+        turn[b.OPEN] = 1
         begin(self._handle.address, self._run, i)
         for watcher in self.watchers:
             watcher.opened(i)
@@ -146,26 +146,26 @@ class Episodes:
 
     def _set_rules(self, simulation: Simulation) -> None:
         """What depends on the partner as the scenario has prepared it."""
-        job, policy = self.job, simulation.policy
+        buffers, policy = self.buffers, simulation.policy
         hooks = policy.hooks()
-        job.rules[1] = addresses(hooks)
-        job.rules[0] = addresses([ask_outside if place + 1 in self._by_kind else rule
+        buffers.rules[1] = addresses(hooks)
+        buffers.rules[0] = addresses([ask_outside if place + 1 in self._by_kind else rule
                                   for place, rule in enumerate(hooks)])
         place, scale = pack_parameter(policy, self.config)
-        job.settings[j.PACK_PARAM], job.settings[j.PACK_SCALE] = place, scale
-        job.settings[j.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
-        job.settings[j.VIOLATION_BUDGET] = float(self.config.scenario.load_protocol()["violation_budget"])
+        buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = place, scale
+        buffers.settings[b.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
+        buffers.settings[b.VIOLATION_BUDGET] = float(self.config.scenario.load_protocol()["violation_budget"])
         if self.controls is not None:
             names = [param.name for param in policy.params]
-            job.params[:] = [names.index(name) for name in self.controls.names]
+            buffers.params[:] = [names.index(name) for name in self.controls.names]
 
     def step(self, first: int = 0, last: int | None = None) -> list[int]:
-        """Takes `job.actions` in the open episodes first … last - 1. Returns the places of those that ended."""
-        end, turns = len(self.simulations) if last is None else last, self.job.turns
-        watched = [i for i in range(first, end) if turns[i, j.OPEN]] if self.watchers else []
+        """Takes `buffers.actions` in the open episodes first … last - 1. Returns the places of those that ended."""
+        end, turns = len(self.simulations) if last is None else last, self.buffers.turns
+        watched = [i for i in range(first, end) if turns[i, b.OPEN]] if self.watchers else []
         ended: list[int] = []
         if step_all(self._handle.address, self._run, first, end):
-            ended = [i for i in range(first, end) if turns[i, j.OPEN] and turns[i, j.KIND] == j.NO_KIND]
+            ended = [i for i in range(first, end) if turns[i, b.OPEN] and turns[i, b.KIND] == b.NO_KIND]
             for i in ended:
                 self._finish(i)
         for i in watched:
@@ -175,24 +175,24 @@ class Episodes:
 
     def _finish(self, i: int) -> None:
         """Drains under the partner and adds what it finds out to the last step's account."""
-        simulation, job = self.simulations[i], self.job
+        simulation, buffers = self.simulations[i], self.buffers
         assert simulation is not None
-        last = job.account[i].copy()
+        last = buffers.account[i].copy()
         drain(self._handle.address, self._run, i, simulation.end_ps)
-        job.account[i, r.PART:r.ELAPSED] += last[r.PART:r.ELAPSED]
-        job.account[i, r.ELAPSED] = last[r.ELAPSED]
-        job.turns[i, j.OPEN] = 0
+        buffers.account[i, r.PART:r.ELAPSED] += last[r.PART:r.ELAPSED]
+        buffers.account[i, r.ELAPSED] = last[r.ELAPSED]
+        buffers.turns[i, b.OPEN] = 0
         if self.controls is not None:
-            job.mask[i] = 1  # a vector of levels has no action of the partner's own: all are legal, also now
+            buffers.mask[i] = 1  # a vector of levels has no action of the partner's own: all are legal, also now
 
     @property
     def address(self) -> int:
-        """Of the job, for compiled code."""
+        """Of the step buffers, for compiled code."""
         return self._handle.address
 
     def open(self, i: int) -> bool:
         """Whether the episode in place i goes on."""
-        return bool(self.job.turns[i, j.OPEN])
+        return bool(self.buffers.turns[i, b.OPEN])
 
     # --- Copies ----------------------------------------------------------------------------------------------------
     def frozen(self, i: int) -> Frozen | None:
@@ -200,7 +200,7 @@ class Episodes:
         simulation = self.simulations[i]
         if simulation is None:
             return None
-        rows = {name: getattr(self.job, name)[i].copy() for name in j.ROWS}
+        rows = {name: getattr(self.buffers, name)[i].copy() for name in b.ROWS}
         return Frozen(*self.windows[i], s.copy_state(simulation.state), rows)
 
     def thaw(self, i: int, frozen: Frozen | None) -> None:
@@ -212,8 +212,8 @@ class Episodes:
             simulation = self._build(i, frozen.seed, frozen.number)
         simulation.state = s.copy_state(frozen.state)
         for name, row in frozen.rows.items():
-            getattr(self.job, name)[i] = row
-        self.job.handles[i] = simulation.handle.address
+            getattr(self.buffers, name)[i] = row
+        self.buffers.handles[i] = simulation.handle.address
 
     # --- What it looks like from outside ---------------------------------------------------------------------------
     def info(self, i: int) -> dict[str, Any]:
@@ -224,7 +224,7 @@ class Episodes:
         """The protocol's figures of episode i so far."""
         simulation, window_s = self.simulations[i], self.config.window_s
         assert simulation is not None
-        counters, account = simulation.state.counters, self.job.account[i]
+        counters, account = simulation.state.counters, self.buffers.account[i]
         arrived = max(1, int(counters[s.ONLINE_ARRIVED]))
         return {
             "reward_total": float(account[r.TOTAL + r.REWARD - r.PART]),
@@ -300,14 +300,14 @@ class Episodes:
 
     def rule_action(self, i: int, name: str) -> int:
         """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
-        decision = self._by_kind.get(int(self.job.turns[i, j.KIND])) if self.open(i) else None
+        decision = self._by_kind.get(int(self.buffers.turns[i, b.KIND])) if self.open(i) else None
         if decision is None or decision.action_of is None:
-            return j.PARTNER_ACTION
+            return b.PARTNER_ACTION
         answer, picks = self.rule_answer(i, name)
         simulation = self.simulations[i]
         assert simulation is not None
-        asked = Asked(simulation.state, answer, picks, self.job.chosen[i], self.job.turns[i])
-        return decision.action_of(asked)
+        opened = OpenDecision(simulation.state, answer, picks, self.buffers.chosen[i], self.buffers.turns[i])
+        return decision.action_of(opened)
 
 
 def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, config: EpisodeConfig) -> None:
@@ -332,7 +332,7 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
 
 def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) -> bool:
     """Whether a kind of decision can come up: `sim/dispatch.py` and `sim/loop.py` say where each is asked."""
-    if kind >= j.PACK:
+    if kind >= b.PACK:
         return True
     if kind == s.ROUTE:
         many_arrive = sum(pool.count for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1

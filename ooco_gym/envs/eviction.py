@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
-from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.envs.stepping import pending_view
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
@@ -16,14 +16,14 @@ from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import DECLINE, EVICT, PENDING_REQUEST
 
 
-@part_of_a_step
-def offer_victims(state, job, i):
+@step_kernel
+def offer_victims(state, buffers, i):
     """The partner's choice, the longest, the shortest, who joined last, then quantiles of length."""
     view = pending_view(state)
     instance, count = view.instance, view.candidates.size
     settle(state, instance)
-    chosen = job.chosen[i]
-    wanted = partner_pick(state, job, i)
+    chosen = buffers.chosen[i]
+    wanted = partner_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if 0 <= wanted < count else 0)
     offered = add_choice(chosen, offered, longest(view))
     offered = add_choice(chosen, offered, shortest(view))
@@ -36,32 +36,32 @@ def offer_victims(state, job, i):
     context = spec.urgent_context + spec.offline_context
     rate, logs = fast_rate(state), stack_logs()
     for k in range(offered):
-        slot, out = view.candidates[chosen[k]], job.candidates[i, k]
+        slot, out = view.candidates[chosen[k]], buffers.candidates[i, k]
         fill_request(state, instance, slot, spec.total_blocks, rate, logs, k, out)
         out[10] = running(state, instance, slot)
         fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
         out[15] = chosen[k] == wanted
-        job.mask[i, FIXED + k] = 1
-    take_logs(logs, offered, job.candidates[i])
-    job.mask[i, PARTNER_ACTION] = 1
+        buffers.mask[i, FIXED + k] = 1
+    take_logs(logs, offered, buffers.candidates[i])
+    buffers.mask[i, PARTNER_ACTION] = 1
     may_wait = view.request >= 0
-    job.mask[i, DECLINE_ACTION] = may_wait
+    buffers.mask[i, DECLINE_ACTION] = may_wait
     return offered + may_wait
 
 
-@part_of_a_step
-def answer_victim(state, job, i):
+@step_kernel
+def answer_victim(state, buffers, i):
     """The position of the one that gives way, or that nobody does."""
-    k = job.actions[i, 0] - FIXED
-    return job.chosen[i, k] if k >= 0 else DECLINE
+    k = buffers.actions[i, 0] - FIXED
+    return buffers.chosen[i, k] if k >= 0 else DECLINE
 
 
-def action_of_victim(asked: Asked) -> int:
+def action_of_victim(opened: OpenDecision) -> int:
     """The action for a rule's answer: its candidate, or the offered one closest in length."""
-    if asked.answer < 0:
-        return DECLINE_ACTION if asked.state.counters[PENDING_REQUEST] >= 0 else PARTNER_ACTION
-    picks = asked.state.picks
-    return asked.closest(picks[asked.offered()], picks[asked.answer])
+    if opened.answer < 0:
+        return DECLINE_ACTION if opened.state.counters[PENDING_REQUEST] >= 0 else PARTNER_ACTION
+    picks = opened.state.picks
+    return opened.closest(picks[opened.offered()], picks[opened.answer])
 
 
 DECISION = Decision("evict", EVICT, offer_victims, answer_victim, action_of_victim)

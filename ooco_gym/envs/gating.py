@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.choosing import add_choice, add_spread, partner_pick
-from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.front import SHORTEST
 from ooco_gym.sim.reference import CACHE_LINE, bring
 from ooco_gym.sim.state import GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
@@ -16,11 +16,11 @@ from ooco_gym.sim.state import GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
 WINDOW = 64  # waiting requests from which the candidates are chosen
 
 
-@part_of_a_step
-def offer_gate(state, job, i):
+@step_kernel
+def offer_gate(state, buffers, i):
     """The head of the queue among those that fit, whom the partner would start, then quantiles of length."""
     instance, count = state.counters[PENDING_INSTANCE], state.counters[PENDING_COUNT]
-    chosen, wanted = job.chosen[i], partner_pick(state, job, i)
+    chosen, wanted = buffers.chosen[i], partner_pick(state, buffers, i)
     first = state.picks[0]
     wanted = state.picks[wanted] if 0 <= wanted < count else -1
     chosen[0] = first
@@ -38,32 +38,32 @@ def offer_gate(state, job, i):
         bring(state.requests[chosen[k]], 0)
         bring(state.requests[chosen[k]], CACHE_LINE)
     for k in range(offered):
-        fill_request(state, instance, chosen[k], free, rate, logs, k, job.candidates[i, k])
-        job.candidates[i, k, 15] = chosen[k] == wanted
-        job.mask[i, FIXED + k] = 1
-    take_logs(logs, offered, job.candidates[i])
-    job.mask[i, DECLINE_ACTION] = 1
-    job.mask[i, PARTNER_ACTION] = 1
+        fill_request(state, instance, chosen[k], free, rate, logs, k, buffers.candidates[i, k])
+        buffers.candidates[i, k, 15] = chosen[k] == wanted
+        buffers.mask[i, FIXED + k] = 1
+    take_logs(logs, offered, buffers.candidates[i])
+    buffers.mask[i, DECLINE_ACTION] = 1
+    buffers.mask[i, PARTNER_ACTION] = 1
     return 1 + offered
 
 
-@part_of_a_step
-def answer_gate(state, job, i):
+@step_kernel
+def answer_gate(state, buffers, i):
     """Hold, or the position of the candidate."""
-    k = job.actions[i, 0] - FIXED
+    k = buffers.actions[i, 0] - FIXED
     if k < 0:
         return HOLD
     for position in range(state.counters[PENDING_COUNT]):
-        if state.picks[position] == job.chosen[i, k]:
+        if state.picks[position] == buffers.chosen[i, k]:
             return position
     return HOLD
 
 
-def action_of_gate(asked: Asked) -> int:
+def action_of_gate(opened: OpenDecision) -> int:
     """The action for a gate's answer: its candidate, or the offered one closest in length."""
-    if asked.answer < 0:
+    if opened.answer < 0:
         return DECLINE_ACTION
-    return asked.closest(asked.offered(), asked.state.picks[asked.answer])
+    return opened.closest(opened.offered(), opened.state.picks[opened.answer])
 
 
 DECISION = Decision("gate", GATE, offer_gate, answer_gate, action_of_gate, window=WINDOW)

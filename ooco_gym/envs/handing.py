@@ -1,4 +1,4 @@
-"""What a step of N episodes returns, copied out of their job by one compiled call into memory of its own."""
+"""What a step of N episodes returns, copied out of their buffers by one compiled call into memory of its own."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import inner, jit
+from ooco_gym.envs.buffers import buffers_at
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
-from ooco_gym.envs.job import job_at
 from ooco_gym.envs.reward import ELAPSED, PART, REWARD
 
 _TOLD = tuple(key for key in INFO_KEYS if key != "reward")
 
 
-class HandedOut:
-    """Copies of the observations and figures of all episodes of a job.
+class BatchStep:
+    """Copies of the observations and figures of all episodes of the buffers.
 
     The parts of the observations share one block of memory, the figures another one, and rewards have their own: who
     keeps one part keeps no more than its block.
 
     Args:
-        episodes: whose job.
+        episodes: whose buffers.
     """
 
     def __init__(self, episodes: Episodes) -> None:
-        job = episodes.job
-        self._address, self._count = episodes.address, len(job.turns)
-        n, actions = job.mask.shape
-        self._seen = np.dtype([("cluster", np.float32, job.cluster.shape),
-                               ("candidates", np.float32, (n, job.candidates[0].size)),
-                               ("decision", np.float32, job.decision.shape), ("action_mask", np.int8, (n, actions))])
+        buffers = episodes.buffers
+        self._address, self._count = episodes.address, len(buffers.turns)
+        n, actions = buffers.mask.shape
+        self._seen = np.dtype([("cluster", np.float32, buffers.cluster.shape),
+                               ("candidates", np.float32, (n, buffers.candidates[0].size)),
+                               ("decision", np.float32, buffers.decision.shape),
+                               ("action_mask", np.int8, (n, actions))])
         self._told = np.dtype([*((key, np.float64, (n,)) for key in _TOLD), ("action_mask", np.int8, (n, actions))])
         self._sizes = -(-self._seen.itemsize // 4), -(-self._told.itemsize // 8)
 
@@ -60,24 +61,24 @@ def _copied(source, out, begin):
 
 
 @jit(types.void(types.int64, types.float32[::1], types.float64[::1], types.float64[::1]))
-def copy_out(job_address, seen, told, rewards):
+def copy_out(buffers_address, seen, told, rewards):
     """Copies what a step returns.
 
     Args:
-        job_address: address of the job (`job.job_handle`).
+        buffers_address: address of the buffers (`buffers.buffers_handle`).
         seen: takes cluster, candidates, decision and, as bytes, the mask.
         told: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
         rewards: takes the reward of each episode.
     """
-    job = job_at(job_address)
+    buffers = buffers_at(buffers_address)
     episodes = rewards.size
-    end = _copied(job.cluster.reshape(job.cluster.size), seen, 0)
-    end = _copied(job.candidates.reshape(job.candidates.size), seen, end)
-    end = _copied(job.decision.reshape(job.decision.size), seen, end)
-    mask = job.mask.reshape(job.mask.size)
+    end = _copied(buffers.cluster.reshape(buffers.cluster.size), seen, 0)
+    end = _copied(buffers.candidates.reshape(buffers.candidates.size), seen, end)
+    end = _copied(buffers.decision.reshape(buffers.decision.size), seen, end)
+    mask = buffers.mask.reshape(buffers.mask.size)
     _copied(mask, seen.view(np.int8), 4 * end)
     _copied(mask, told.view(np.int8), 8 * (ELAPSED - PART) * episodes)
-    account, begin = job.account, 0
+    account, begin = buffers.account, 0
     for column in range(PART, ELAPSED + 1):
         there = rewards
         if column != REWARD:

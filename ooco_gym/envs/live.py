@@ -96,7 +96,7 @@ class LiveView:
             return None
         state, now_s = look(simulation.state), simulation.now_s
         seconds = now_s - simulation.window_s[0]
-        clock = clock_of(float(self._episodes.job.days[0]) + now_s)
+        clock = clock_of(float(self._episodes.buffers.days[0]) + now_s)
         seed, window = self._episodes.windows[0]
         head = (f"[bold]{self.title}[/]  seed {seed}, window {window}: {seconds:.2f} s of "
                 f"{self._episodes.config.window_s:g} s, {clock}")

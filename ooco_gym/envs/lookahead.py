@@ -4,7 +4,7 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import inner, jit
-from ooco_gym.envs.job import (
+from ooco_gym.envs.buffers import (
     CONTROL,
     DECLINE_ACTION,
     FIXED,
@@ -15,7 +15,7 @@ from ooco_gym.envs.job import (
     PARTNER_ACTION,
     STEP_KIND,
     UNTIL_PS,
-    job_at,
+    buffers_at,
     offer_at,
 )
 from ooco_gym.envs.reward import PART, REWARD, TOTAL, settle_account
@@ -52,13 +52,13 @@ TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
 
 
 @inner
-def _set_back(state, job, i, kind):
+def _set_back(state, buffers, i, kind):
     """What the clock's decision has set goes back to what the partner has."""
     if kind == PACK:
-        set_margin(state, job, job.tuned[i])
+        set_margin(state, buffers, buffers.tuned[i])
     elif kind == CONTROL:
-        for part in range(job.params.size):
-            state.params[job.params[part]] = job.levels[part, job.actions[0, part]]
+        for part in range(buffers.params.size):
+            state.params[buffers.params[part]] = buffers.levels[part, buffers.actions[0, part]]
         end_runs(state)
 
 
@@ -85,64 +85,64 @@ def _done(state):
 
 
 @inner
-def own_action(state, job, i, base):
+def own_action(state, buffers, i, base):
     """What a base that is not the partner does at the open decision."""
-    kind, size = job.turns[i, KIND], job.candidates.shape[1]
+    kind, size = buffers.turns[i, KIND], buffers.candidates.shape[1]
     if base == HOLD:
-        return job.actions[i, 0]
+        return buffers.actions[i, 0]
     if base == DECLINE:
-        return DECLINE_ACTION if job.mask[i, DECLINE_ACTION] else PARTNER_ACTION
+        return DECLINE_ACTION if buffers.mask[i, DECLINE_ACTION] else PARTNER_ACTION
     if kind not in (GATE, EVICT, PULL):
         return PARTNER_ACTION
     best = -1
     for k in range(size):
-        if job.mask[i, FIXED + k] == 0:
+        if buffers.mask[i, FIXED + k] == 0:
             continue
-        lead = job.candidates[i, k, TOKENS] - job.candidates[i, max(0, best), TOKENS]
+        lead = buffers.candidates[i, k, TOKENS] - buffers.candidates[i, max(0, best), TOKENS]
         if best < 0 or (lead < 0.0 if base == SHORTEST else lead > 0.0):
             best = k
     return FIXED + best if best >= 0 else DECLINE_ACTION
 
 
 @inner
-def _picked(state, job, i, answer, base):
+def _picked(state, buffers, i, answer, base):
     """The answer of a decision of several picks: the base goes on picking, the partner stops."""
     while answer == MORE:
-        job.actions[i, 0] = DECLINE_ACTION
-        if base != PARTNER and offer(state, job, i):
-            job.actions[i, 0] = own_action(state, job, i, base)
-            answer = answer_of(state, job, i)
+        buffers.actions[i, 0] = DECLINE_ACTION
+        if base != PARTNER and offer(state, buffers, i):
+            buffers.actions[i, 0] = own_action(state, buffers, i, base)
+            answer = answer_of(state, buffers, i)
         else:
-            answer = offer_at(job.answers[job.turns[i, KIND]])(state, job, i)
+            answer = offer_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
     return answer
 
 
 @inner
-def _play_on(state, job, i, run_address, answer, base):
-    """From an answer to Job.turns[i, UNTIL_PS] under a base."""
-    turn = job.turns[i]
+def _play_on(state, buffers, i, run_address, answer, base):
+    """From an answer to StepBuffers.turns[i, UNTIL_PS] under a base."""
+    turn = buffers.turns[i]
     if base == PARTNER:
         if turn[NEXT_CONTROL_PS] < turn[UNTIL_PS]:
-            run_to(state, job, i, run_address, job.rules[1], turn[NEXT_CONTROL_PS], answer)
-            _set_back(state, job, i, turn[STEP_KIND])
+            run_to(state, buffers, i, run_address, buffers.rules[1], turn[NEXT_CONTROL_PS], answer)
+            _set_back(state, buffers, i, turn[STEP_KIND])
             answer = ASK
-        run_to(state, job, i, run_address, job.rules[1], turn[UNTIL_PS], answer)
+        run_to(state, buffers, i, run_address, buffers.rules[1], turn[UNTIL_PS], answer)
         return
-    while advance(state, job, i, run_address, answer):
-        job.actions[i, 0] = own_action(state, job, i, base)
-        answer = _picked(state, job, i, answer_of(state, job, i), base)
+    while advance(state, buffers, i, run_address, answer):
+        buffers.actions[i, 0] = own_action(state, buffers, i, base)
+        answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
 
 
 @jit(types.void(types.int64, types.int64, types.int64[:, ::1], types.int64, types.int64, types.float64))
-def play_out(job_address, run_address, bases, until_ps, end_ps, progress):
-    """Takes `Job.actions` in copies of one episode and plays each on under a base, to a horizon or the end.
+def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
+    """Takes `StepBuffers.actions` in copies of one episode and plays each on under a base, to a horizon or the end.
 
     An action of several picks goes on with *stop* where the base is the partner. What is set by the clock is set back
     to the action of copy 0, the partner's, at the next interval, but for the base HOLD. A copy whose answer and base an
     earlier one has had is not played: its score is the same.
 
     Args:
-        job_address: address of the job of the copies, which stand at the same open decision.
+        buffers_address: address of the buffers of the copies, which stand at the same open decision.
         run_address: address of `sim.loop.run`.
         bases: int64[2, n]: the base of each copy; the second row is written over (answers).
         until_ps: the horizon; time of the simulation.
@@ -150,26 +150,26 @@ def play_out(job_address, run_address, bases, until_ps, end_ps, progress):
         progress: share of its worth that is credited for unfinished offline work, where the horizon comes before the
             window's end.
     """
-    job = job_at(job_address)
+    buffers = buffers_at(buffers_address)
     for i in range(bases.shape[1]):
-        state, turn, base = state_at(job.handles[i]), job.turns[i], bases[0, i]
-        answer = _picked(state, job, i, answer_of(state, job, i), base)
+        state, turn, base = state_at(buffers.handles[i]), buffers.turns[i], bases[0, i]
+        answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
         bases[1, i], same = answer, -1
         if turn[KIND] < PACK and turn[KIND] != PULL:
             for k in range(i):
                 if bases[0, k] == base and bases[1, k] == answer:
                     same = k
         if same >= 0:
-            job.account[i, SCORE] = job.account[same, SCORE]
+            buffers.account[i, SCORE] = buffers.account[same, SCORE]
             continue
         window_end_ps = turn[UNTIL_PS]
         turn[UNTIL_PS] = min(until_ps, window_end_ps)
-        _play_on(state, job, i, run_address, answer, base)
-        settle_account(state, job.weights, job.account[i])
+        _play_on(state, buffers, i, run_address, answer, base)
+        settle_account(state, buffers.weights, buffers.account[i])
         if until_ps >= window_end_ps:
-            play_down(state, job, i, run_address, min(until_ps, end_ps))
+            play_down(state, buffers, i, run_address, min(until_ps, end_ps))
         elif progress > 0.0:
-            job.account[i, SCORE] += progress * job.weights[0] * _done(state)
+            buffers.account[i, SCORE] += progress * buffers.weights[0] * _done(state)
 
 
 @jit(types.void(types.int64))

@@ -6,10 +6,7 @@ from typing import ClassVar
 
 from ooco_gym.compile import inner
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
-from ooco_gym.envs.decision import Asked, Decision
-from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
-from ooco_gym.envs.job import (
+from ooco_gym.envs.buffers import (
     DECLINE_ACTION,
     FIXED,
     MORE,
@@ -17,19 +14,22 @@ from ooco_gym.envs.job import (
     PARTNER_ACTION,
     PICKED,
     PLANNED,
-    part_of_a_step,
+    step_kernel,
 )
+from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
+from ooco_gym.envs.decision import Decision, OpenDecision
+from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import FULL, OFFLINE, PENDING_INSTANCE, PULL, RELAXED_COUNT, RESIDENT
 
 
 @inner
-def _plan(state, job, i):
+def _plan(state, buffers, i):
     """Notes what the partner would pull."""
-    planned = partner_pick(state, job, i)
+    planned = partner_pick(state, buffers, i)
     for j in range(min(planned, MOST_PICKS)):
-        job.planned[i, j] = state.picks[j]
+        buffers.planned[i, j] = state.picks[j]
 
 
 @inner
@@ -41,9 +41,9 @@ def _among(values, count, value):
 
 
 @inner
-def _gather(state, job, i, free):
+def _gather(state, buffers, i, free):
     """Writes to State.scratch whom the instance could still pull: pairs of length and request. Returns how many."""
-    found, picked = 0, job.turns[i, PICKED]
+    found, picked = 0, buffers.turns[i, PICKED]
     for source in range(state.counters[RELAXED_COUNT]):
         settle(state, source)
         for j in range(state.instances[source].offline_members):
@@ -51,7 +51,7 @@ def _gather(state, job, i, free):
             request = state.requests[slot]
             if request.status != RESIDENT or request.urgent or found >= state.scratch.shape[1]:
                 continue
-            if blocks_for(state, length(state, slot) + 1) > free or _among(job.picked[i], picked, slot):
+            if blocks_for(state, length(state, slot) + 1) > free or _among(buffers.picked[i], picked, slot):
                 continue
             state.scratch[0, found] = length(state, slot)
             state.scratch[1, found] = slot
@@ -59,59 +59,59 @@ def _gather(state, job, i, free):
     return found
 
 
-@part_of_a_step
-def offer_pulls(state, job, i):
+@step_kernel
+def offer_pulls(state, buffers, i):
     """Whom the partner would pull next, then quantiles of length of those that fit."""
-    turn, chosen, picked = job.turns[i], job.chosen[i], job.picked[i]
+    turn, chosen, picked = buffers.turns[i], buffers.chosen[i], buffers.picked[i]
     instance = state.counters[PENDING_INSTANCE]
     if turn[PICKED] == 0:
-        _plan(state, job, i)
+        _plan(state, buffers, i)
     settle(state, instance)
     spec, more = state.instances[instance], turn[PICKED]
     free, context = spec.free_blocks, spec.urgent_context + spec.offline_context + spec.arriving_context
     for j in range(more):
         free -= blocks_for(state, length(state, picked[j]) + 1)
         context += length(state, picked[j])
-    found = _gather(state, job, i, free)
-    wanted = job.planned[i, more] if more < min(turn[PLANNED], MOST_PICKS) else -1
+    found = _gather(state, buffers, i, free)
+    wanted = buffers.planned[i, more] if more < min(turn[PLANNED], MOST_PICKS) else -1
     offered = 0
     if wanted >= 0 and _among(state.scratch[1], found, wanted):
         offered = add_choice(chosen, offered, wanted)
     offered = add_quantiles(state, chosen, offered, found)
     rate, logs = fast_rate(state), stack_logs()
     for k in range(offered):
-        slot, out = chosen[k], job.candidates[i, k]
+        slot, out = chosen[k], buffers.candidates[i, k]
         source = state.requests[slot].instance
         fill_request(state, source, slot, max(1, free), rate, logs, k, out)
         out[10] = running(state, source, slot)
         fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
         out[15] = slot == wanted
-        job.mask[i, FIXED + k] = 1
-    take_logs(logs, offered, job.candidates[i])
-    job.mask[i, DECLINE_ACTION] = 1
-    job.mask[i, PARTNER_ACTION] = more == 0
+        buffers.mask[i, FIXED + k] = 1
+    take_logs(logs, offered, buffers.candidates[i])
+    buffers.mask[i, DECLINE_ACTION] = 1
+    buffers.mask[i, PARTNER_ACTION] = more == 0
     return 1 + offered
 
 
-@part_of_a_step
-def answer_pull(state, job, i):
+@step_kernel
+def answer_pull(state, buffers, i):
     """One more pick, or, after the last one, all of them."""
-    turn, k = job.turns[i], job.actions[i, 0] - FIXED
+    turn, k = buffers.turns[i], buffers.actions[i, 0] - FIXED
     if k >= 0:
-        job.picked[i, turn[PICKED]] = job.chosen[i, k]
+        buffers.picked[i, turn[PICKED]] = buffers.chosen[i, k]
         turn[PICKED] += 1
         if turn[PICKED] < MOST_PICKS:
             return MORE
     for j in range(turn[PICKED]):
-        state.picks[j] = job.picked[i, j]
+        state.picks[j] = buffers.picked[i, j]
     return turn[PICKED] if turn[PICKED] > 0 else FULL
 
 
-def action_of_pull(asked: Asked) -> int:
+def action_of_pull(opened: OpenDecision) -> int:
     """The action for a rule's answer: the next of its picks, or the end of them."""
-    if asked.answer <= asked.picked:
+    if opened.answer <= opened.picked:
         return DECLINE_ACTION
-    return asked.closest(asked.offered(), int(asked.picks[asked.picked]))
+    return opened.closest(opened.offered(), int(opened.picks[opened.picked]))
 
 
 DECISION = Decision("pull", PULL, offer_pulls, answer_pull, action_of_pull)

@@ -5,46 +5,46 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.filling import fill_step, share
-from ooco_gym.envs.job import (
+from ooco_gym.envs.buffers import (
     FIXED,
     PACK,
     PACK_PARAM,
     PACK_SCALE,
     PARTNER_ACTION,
-    part_of_a_step,
+    step_kernel,
 )
+from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.filling import fill_step, share
 from ooco_gym.envs.stepping import set_margin
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import ASK, RELAXED_COUNT
 
 
-@part_of_a_step
-def offer_levels(state, job, i):
+@step_kernel
+def offer_levels(state, buffers, i):
     """The levels that the margin may have, in ascending order."""
     instance = min(state.counters[RELAXED_COUNT], state.instances.size - 1)
     settle(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
-    place = int(job.settings[PACK_PARAM])
-    for k in range(job.levels.shape[1]):
-        value, out = job.levels[0, k], job.candidates[i, k]
+    place = int(buffers.settings[PACK_PARAM])
+    for k in range(buffers.levels.shape[1]):
+        value, out = buffers.levels[0, k], buffers.candidates[i, k]
         out[0] = 1.0
         fill_step(state, instance, spec.decodable, context, out)
         out[10] = state.params[place] == value
-        out[14] = share(value * job.settings[PACK_SCALE], 2.0)
-        out[15] = value == job.tuned[i]
-        job.chosen[i, k] = k
-        job.mask[i, FIXED + k] = 1
-    job.mask[i, PARTNER_ACTION] = 1
-    return job.levels.shape[1]
+        out[14] = share(value * buffers.settings[PACK_SCALE], 2.0)
+        out[15] = value == buffers.tuned[i]
+        buffers.chosen[i, k] = k
+        buffers.mask[i, FIXED + k] = 1
+    buffers.mask[i, PARTNER_ACTION] = 1
+    return buffers.levels.shape[1]
 
 
-@part_of_a_step
-def answer_level(state, job, i):
+@step_kernel
+def answer_level(state, buffers, i):
     """Sets the margin for the interval that begins."""
-    set_margin(state, job, job.levels[0, job.actions[i, 0] - FIXED])
+    set_margin(state, buffers, buffers.levels[0, buffers.actions[i, 0] - FIXED])
     return ASK
 
 

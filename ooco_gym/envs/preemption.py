@@ -5,41 +5,41 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
+from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.sim.costs import predict_prefill
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import INTERRUPT, KEEP, NOW, PENDING_INSTANCE, PENDING_REQUEST, STOP
 
 
-@part_of_a_step
-def offer_interrupt(state, job, i):
+@step_kernel
+def offer_interrupt(state, buffers, i):
     """The request that has arrived is the one candidate: to take it is to stop what runs."""
     instance, slot = state.counters[PENDING_INSTANCE], state.counters[PENDING_REQUEST]
     settle(state, instance)
-    spec, out = state.instances[instance], job.candidates[i, 0]
+    spec, out = state.instances[instance], buffers.candidates[i, 0]
     logs = stack_logs()
     fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)
-    take_logs(logs, 1, job.candidates[i])
+    take_logs(logs, 1, buffers.candidates[i])
     ahead_ps = spec.end_ps - state.counters[NOW] + predict_prefill(state, instance, spec.online_waiting_tokens)
     out[12] = log_scale(ahead_ps / 1e9, TEN_MS)
-    job.chosen[i, 0] = slot
-    job.mask[i, DECLINE_ACTION] = 1
-    job.mask[i, PARTNER_ACTION] = 1
-    job.mask[i, FIXED] = 1
+    buffers.chosen[i, 0] = slot
+    buffers.mask[i, DECLINE_ACTION] = 1
+    buffers.mask[i, PARTNER_ACTION] = 1
+    buffers.mask[i, FIXED] = 1
     return 2
 
 
-@part_of_a_step
-def answer_interrupt(state, job, i):
+@step_kernel
+def answer_interrupt(state, buffers, i):
     """Keep on, or stop at the next layer."""
-    return STOP if job.actions[i, 0] == FIXED else KEEP
+    return STOP if buffers.actions[i, 0] == FIXED else KEEP
 
 
-def action_of_interrupt(asked: Asked) -> int:
+def action_of_interrupt(opened: OpenDecision) -> int:
     """The action for a rule's answer."""
-    return FIXED if asked.answer == STOP else DECLINE_ACTION
+    return FIXED if opened.answer == STOP else DECLINE_ACTION
 
 
 DECISION = Decision("interrupt", INTERRUPT, offer_interrupt, answer_interrupt, action_of_interrupt)

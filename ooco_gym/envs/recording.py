@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.features import DECISIONS
@@ -218,25 +218,25 @@ class Asking:
 
     def note(self, i: int) -> None:
         """Notes which decision is open in place i."""
-        simulation, kind = self.episodes.simulations[i], int(self.episodes.job.turns[i, j.KIND])
+        simulation, kind = self.episodes.simulations[i], int(self.episodes.buffers.turns[i, b.KIND])
         assert simulation is not None
         counters = simulation.state.counters
-        decision = str(DECISIONS[int(j.KIND_ORDER[kind])]) if kind != j.NO_KIND else ""
+        decision = str(DECISIONS[int(b.KIND_ORDER[kind])]) if kind != b.NO_KIND else ""
         instance, request = -1, -1
-        if kind not in (j.NO_KIND, j.PACK, j.CONTROL):
+        if kind not in (b.NO_KIND, b.PACK, b.CONTROL):
             instance, request = int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST])
         self.open[i] = (int(counters[s.NOW]), decision, instance, request)
 
     def answered(self, i: int) -> Answered:
-        """The decision noted last in place i, which `job.actions[i]` has answered."""
-        job, controls = self.episodes.job, self.episodes.controls
-        action: Any = job.actions[i].tolist()
+        """The decision noted last in place i, which `buffers.actions[i]` has answered."""
+        buffers, controls = self.episodes.buffers, self.episodes.controls
+        action: Any = buffers.actions[i].tolist()
         if controls is not None:
             kind = PARTNERS if action == controls.tuned.tolist() else OWN
         else:
             action = action[0]
-            kind = {j.DECLINE_ACTION: DECLINED, j.PARTNER_ACTION: PARTNERS}.get(action, OWN)
-        return Answered(*self.open[i], action, kind, float(job.account[i, r.REWARD]))
+            kind = {b.DECLINE_ACTION: DECLINED, b.PARTNER_ACTION: PARTNERS}.get(action, OWN)
+        return Answered(*self.open[i], action, kind, float(buffers.account[i, r.REWARD]))
 
 
 class Recorder:
@@ -257,7 +257,7 @@ class Recorder:
         assert simulation is not None
         if simulation.state.log.size != LOG_ENTRIES:
             simulation.state = simulation.state._replace(log=np.zeros(LOG_ENTRIES, s.LOG))
-            self.episodes.job.handles[i] = simulation.handle.address
+            self.episodes.buffers.handles[i] = simulation.handle.address
         self.recordings[i] = Recording(self.episodes, i)
 
     def opened(self, i: int) -> None:
@@ -266,7 +266,7 @@ class Recorder:
         self._asking.note(i)
 
     def took(self, i: int) -> None:
-        """The open decision of place i was answered with `job.actions[i]`, and the episode has gone on."""
+        """The open decision of place i was answered with `buffers.actions[i]`, and the episode has gone on."""
         answered = self._asking.answered(i)
         recording = self.recording(i)
         if answered.decision:

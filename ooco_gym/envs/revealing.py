@@ -9,7 +9,7 @@ import numpy as np
 from gymnasium.vector import VectorEnv, VectorWrapper
 from gymnasium.vector.utils import batch_space
 
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.sim import state as s
@@ -42,10 +42,10 @@ class LengthPredictor:
     def observe(self, i: int) -> np.ndarray:
         """Of the open decision in place i: float32 (K,), log(1 + tokens) / log(1 + LIMIT), cut at 1; 0: no request."""
         episodes = self.episodes
-        simulation, chosen = episodes.simulations[i], episodes.job.chosen[i]
-        out = np.zeros(episodes.job.candidates.shape[1], np.float32)
-        kind = int(episodes.job.turns[i, j.KIND])
-        if simulation is None or not episodes.open(i) or kind == j.NO_KIND or kind >= j.PACK:
+        simulation, chosen = episodes.simulations[i], episodes.buffers.chosen[i]
+        out = np.zeros(episodes.buffers.candidates.shape[1], np.float32)
+        kind = int(episodes.buffers.turns[i, b.KIND])
+        if simulation is None or not episodes.open(i) or kind == b.NO_KIND or kind >= b.PACK:
             return out
         state, there = simulation.state, np.flatnonzero(chosen >= 0)
         slots = chosen[there]
@@ -131,7 +131,7 @@ class RevealLengthsVector(VectorWrapper):
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         for last in infos.get("final_obs", ()):
             if last is not None:
-                last[KEY] = np.zeros(self._predictor.episodes.job.candidates.shape[1], np.float32)
+                last[KEY] = np.zeros(self._predictor.episodes.buffers.candidates.shape[1], np.float32)
         return self._with(observations), rewards, terminated, truncated, infos
 
     def __getstate__(self) -> dict[str, Any]:
@@ -157,5 +157,5 @@ def _episodes_of(env: Any) -> Episodes:
 def _with_key(space: Any, episodes: Episodes) -> gym.spaces.Dict:
     if not isinstance(space, gym.spaces.Dict):
         raise UserError("RevealLengths needs the Dict observation: wrap it before FlattenObservation")
-    size = episodes.job.candidates.shape[1]
+    size = episodes.buffers.candidates.shape[1]
     return gym.spaces.Dict({**space.spaces, KEY: gym.spaces.Box(0.0, 1.0, (size,), dtype=np.float32)})

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.choosing import add_choice, partner_pick
-from ooco_gym.envs.decision import Asked, Decision
+from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import fill_instance
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION, part_of_a_step
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.decode import urgent_load
 from ooco_gym.sim.state import (
@@ -23,14 +23,14 @@ from ooco_gym.sim.state import (
 )
 
 
-@part_of_a_step
-def offer_instances(state, job, i):
+@step_kernel
+def offer_instances(state, buffers, i):
     """The partner's choice, then the least loaded instances that a request may go to."""
     slot, relaxed = state.counters[PENDING_REQUEST], state.counters[RELAXED_COUNT]
-    request, chosen = state.requests[slot], job.chosen[i]
+    request, chosen = state.requests[slot], buffers.chosen[i]
     arrives = request.status < WAITING
     first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
-    wanted = partner_pick(state, job, i)
+    wanted = partner_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if first <= wanted < last else -1)
     found = 0
     for instance in range(first, min(last, first + state.scratch.shape[1])):
@@ -48,30 +48,30 @@ def offer_instances(state, job, i):
     for j in range(found):
         offered = add_choice(chosen, offered, state.scratch[1, j])
     for k in range(offered):
-        fill_instance(state, chosen[k], slot, 0 if arrives else 1, job.candidates[i, k])
-        job.candidates[i, k, 15] = chosen[k] == wanted
-        job.mask[i, FIXED + k] = 1
-    job.mask[i, PARTNER_ACTION] = 1
-    job.mask[i, DECLINE_ACTION] = not arrives
+        fill_instance(state, chosen[k], slot, 0 if arrives else 1, buffers.candidates[i, k])
+        buffers.candidates[i, k, 15] = chosen[k] == wanted
+        buffers.mask[i, FIXED + k] = 1
+    buffers.mask[i, PARTNER_ACTION] = 1
+    buffers.mask[i, DECLINE_ACTION] = not arrives
     return offered + (not arrives)
 
 
-@part_of_a_step
-def answer_instance(state, job, i):
+@step_kernel
+def answer_instance(state, buffers, i):
     """The instance, or to wait (online) or stay (offline) where the prefill ran."""
-    k = job.actions[i, 0] - FIXED
+    k = buffers.actions[i, 0] - FIXED
     if k >= 0:
-        return job.chosen[i, k]
+        return buffers.chosen[i, k]
     return WAIT if state.requests[state.counters[PENDING_REQUEST]].urgent else STAY
 
 
-def action_of_instance(asked: Asked) -> int:
+def action_of_instance(opened: OpenDecision) -> int:
     """The action for a rule's answer: its instance, or to wait or stay; the partner's where that is not offered."""
-    same = [k for k, instance in enumerate(asked.chosen) if 0 <= asked.answer == instance]
+    same = [k for k, instance in enumerate(opened.chosen) if 0 <= opened.answer == instance]
     if same:
         return FIXED + same[0]
-    arrives = asked.state.requests["status"][asked.state.counters[PENDING_REQUEST]] < WAITING
-    return PARTNER_ACTION if arrives or asked.answer >= 0 else DECLINE_ACTION
+    arrives = opened.state.requests["status"][opened.state.counters[PENDING_REQUEST]] < WAITING
+    return PARTNER_ACTION if arrives or opened.answer >= 0 else DECLINE_ACTION
 
 
 DECISION = Decision("route", ROUTE, offer_instances, answer_instance, action_of_instance)

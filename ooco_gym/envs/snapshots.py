@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
@@ -34,7 +34,7 @@ class Snapshot:
         arrived: rows of requests that `buffer` has.
         buffer: uint8, these rows, then the state's other arrays.
         built: uint8, all rows of requests; those after `arrived` as they were built.
-        rows: of the job's arrays.
+        rows: of the step buffers.
         recording: what was recorded of the episode, where anything is.
     """
 
@@ -67,13 +67,13 @@ class Snapshots:
         simulation, window = self.episodes.simulations[self.place], self.episodes.windows[self.place]
         if simulation is None:
             raise UserError("call reset() before snapshot(): there is no episode yet")
-        state, job = simulation.state, self.episodes.job
+        state, buffers = simulation.state, self.episodes.buffers
         arrived = int(state.counters[s.NEXT_ARRIVAL])
         views = [bytes_of(state.requests)[: arrived * _ROW], *_views(state)]
         size = sum(view.size for view in views)
         buffer = into.buffer if into is not None and into.buffer.size >= size else np.empty(size, np.uint8)
         _pack(views, buffer)
-        rows = {name: getattr(job, name)[self.place].copy() for name in j.ROWS}
+        rows = {name: getattr(buffers, name)[self.place].copy() for name in b.ROWS}
         return Snapshot(self.key, window, arrived, buffer, self._as_built(window, state, arrived), rows)
 
     def _as_built(self, window: tuple[int, int], state: s.State, arrived: int) -> np.ndarray:
@@ -108,14 +108,14 @@ class Snapshots:
         _unpack(snapshot.buffer, [requests[:first], *_views(state)])
         state.counters[s.LOG_USED] = 0  # what it had logged, its recording has
         for name, row in snapshot.rows.items():
-            getattr(episodes.job, name)[i] = row
-        episodes.job.handles[i] = simulation.handle.address
+            getattr(episodes.buffers, name)[i] = row
+        episodes.buffers.handles[i] = simulation.handle.address
 
 
 def _key(episodes: Episodes) -> tuple[Any, ...]:
     """What an environment was made of, as plain values: they are compared across processes."""
     config: EpisodeConfig = episodes.config
-    shapes = tuple(getattr(episodes.job, name).shape[1:] for name in j.ROWS)
+    shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
     return (tuple(decision.name for decision in episodes.decisions), _partner_key(episodes._partner), config.window_s,
             config.warmup_s, config.interval_s, repr(config.scenario), repr(dict(config.vary)), shapes,
             tuple(config.weights.tolist()), tuple(config.levels), repr(dict(config.controls)))

@@ -14,14 +14,14 @@ from gymnasium.vector.utils import batch_space
 
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.base import DecisionEnv, spaces_of
+from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION
 from ooco_gym.envs.colocation import ColocationEnv
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.control import ControlEnv
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.eviction import EvictionEnv
 from ooco_gym.envs.gating import GatingEnv
-from ooco_gym.envs.handing import HandedOut
-from ooco_gym.envs.job import OPEN, PARTNER_ACTION
+from ooco_gym.envs.handing import BatchStep
 from ooco_gym.envs.migration import MigrationEnv
 from ooco_gym.envs.packing import PackingEnv
 from ooco_gym.envs.preemption import PreemptionEnv
@@ -35,7 +35,7 @@ _REWARD = INFO_KEYS.index("reward")
 _ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
 _FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
 WINDOWS = 1_000  # of a seed, to be drawn from
-_OF_THE_JOB = ("episodes", "_arrays", "_actions", "_out", "_flags", "_watch")  # made anew by `_attach`
+_OF_THE_BUFFERS = ("episodes", "_arrays", "_actions", "_out", "_flags", "_watch")  # made anew by `_attach`
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -101,13 +101,13 @@ class DecisionVectorEnv(VectorEnv):
 
     def _attach(self) -> None:
         """Names the arrays of the episodes, and begins to watch them."""
-        job = self.episodes.job
+        buffers = self.episodes.buffers
         self._watch = Watch(self.episodes, self.single.__name__.removesuffix("Env"), self.render_mode, self._trace,
                             self.metadata["render_modes"], self.metadata["render_fps"])
-        self._arrays = {"cluster": job.cluster, "candidates": job.candidates.reshape(self.num_envs, -1),
-                        "action_mask": job.mask, "decision": job.decision}
-        self._actions = job.actions if self.episodes.controls is not None else job.actions[:, 0]
-        self._out = HandedOut(self.episodes)
+        self._arrays = {"cluster": buffers.cluster, "candidates": buffers.candidates.reshape(self.num_envs, -1),
+                        "action_mask": buffers.mask, "decision": buffers.decision}
+        self._actions = buffers.actions if self.episodes.controls is not None else buffers.actions[:, 0]
+        self._out = BatchStep(self.episodes)
         everyone = np.ones(self.num_envs, bool)
         everyone.flags.writeable = False
         self._flags = {key: everyone for key in _FLAGS if key != "_reward"}
@@ -119,7 +119,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
-        kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_JOB}
+        kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_BUFFERS}
         places = range(self.num_envs)
         return {**kept, "_frozen": [self.episodes.frozen(i) for i in places],
                 "_recorded": [self._watch.copied(i) for i in places]}
@@ -160,7 +160,7 @@ class DecisionVectorEnv(VectorEnv):
             self._start(int(i), seeds[i], numbers[i])
         self._started = True
         self._look()
-        infos = {"action_mask": self.episodes.job.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
+        infos = {"action_mask": self.episodes.buffers.mask.copy(), "_action_mask": np.ones(self.num_envs, bool),
                  "elapsed_s": np.zeros(self.num_envs), "_elapsed_s": chosen.copy()}
         return self._observations(), infos
 
@@ -227,7 +227,7 @@ class DecisionVectorEnv(VectorEnv):
     def _turned(self, ended: Sequence[int]
                 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """The end of a step in which episodes may end or begin."""
-        job, going = self.episodes.job, ~self._over
+        buffers, going = self.episodes.buffers, ~self._over
         resets = np.flatnonzero(self._over)
         truncated = np.zeros(self.num_envs, bool)
         truncated[ended] = True
@@ -235,20 +235,20 @@ class DecisionVectorEnv(VectorEnv):
             truncated |= going & (self._steps >= self._most)
         if self._group > 1:
             truncated |= going & np.repeat(truncated.reshape(-1, self._group).any(1), self._group)
-        rewards = np.where(going, job.account[:, r.PART + _REWARD], 0.0)
+        rewards = np.where(going, buffers.account[:, r.PART + _REWARD], 0.0)
         infos = self._infos(None if going.all() else going)
         if ended:
             infos["summary"] = self._summaries(ended)
             infos["_summary"] = _places(self.num_envs, ended)
         self._over |= truncated
-        job.turns[truncated, OPEN] = 0
+        buffers.turns[truncated, OPEN] = 0
         if self.mode == AutoresetMode.SAME_STEP and truncated.any():
             resets = np.flatnonzero(truncated)
             infos = self._final(infos, truncated)
         for i in resets:  # next-step mode: this step was their reset
             self._start(int(i), None)
         if len(resets):
-            infos["action_mask"] = job.mask.copy()
+            infos["action_mask"] = buffers.mask.copy()
         self._look()
         return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, infos
 
@@ -263,7 +263,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def _infos(self, present: np.ndarray | None = None) -> dict[str, Any]:
         """Information on the steps of the episodes `present` (None: all); the others have just been reset."""
-        columns = self.episodes.job.account[:, _INFO].T.copy()
+        columns = self.episodes.buffers.account[:, _INFO].T.copy()
         masks = np.ones((len(INFO_KEYS) + 1, self.num_envs), bool)
         if present is not None:
             columns[:, ~present] = 0.0
@@ -271,7 +271,7 @@ class DecisionVectorEnv(VectorEnv):
         infos: dict[str, Any] = dict(zip(INFO_KEYS, columns, strict=True))
         infos.update(zip(_FLAGS, masks, strict=True))
         del infos["reward"], infos["_reward"]
-        infos["action_mask"] = self.episodes.job.mask.copy()
+        infos["action_mask"] = self.episodes.buffers.mask.copy()
         return infos
 
     def _summaries(self, ended: Sequence[int]) -> dict[str, np.ndarray]:
@@ -298,7 +298,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def action_masks(self) -> np.ndarray:
         """Legality of each action of each episode, bool (N, A)."""
-        return self.episodes.job.mask.astype(bool)
+        return self.episodes.buffers.mask.astype(bool)
 
     def partner_actions(self) -> np.ndarray:
         """The actions that do what the partner would do: (N,), or (N, P)."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.recording import Recorder
 from ooco_gym.errors import UserError, unknown
@@ -68,9 +68,9 @@ class Watch:
         from ooco_gym.envs.rendering import frame
 
         assert self.recorder is not None
-        recording, job = self.recorder.recording(i), self.episodes.job
-        return frame(recording, self.title, self._window_start_ps(i), float(job.settings[j.VIOLATION_BUDGET]),
-                     float(job.days[i]))
+        recording, buffers = self.recorder.recording(i), self.episodes.buffers
+        return frame(recording, self.title, self._window_start_ps(i), float(buffers.settings[b.VIOLATION_BUDGET]),
+                     float(buffers.days[i]))
 
     def export_trace(self, path: str | PathLike[str], i: int = 0) -> None:
         """Writes the trace of place i so far.

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATES, DECISIONS, Feature
-from ooco_gym.envs.job import DECLINE_ACTION, FIXED, PARTNER_ACTION
 
 
 class Words(NamedTuple):

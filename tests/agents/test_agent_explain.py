@@ -16,8 +16,8 @@ from agents.explain_page import markdown
 from agents.explain_record import UNKNOWN, Recording, Thinker, load_thinker, record
 from agents.explain_rules import ANOTHER, NO, PARTNER, Tree, best_candidate, load_tree, whether_names, words
 from agents.play import BatchPlayer, play
+from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISIONS
-from ooco_gym.envs.job import PARTNER_ACTION
 from ooco_gym.errors import UserError
 
 CHANGES = {"fit_windows": 2, "episodes": 3, "decisions": 400, "repeats": 2, "leaves": 6, "plots": 2, "seed": 1,

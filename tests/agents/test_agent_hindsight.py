@@ -37,7 +37,7 @@ def test_each_decision_may_have_a_teacher_of_its_own():
     act = teacher_of(env, {"gate": "shortest", "interrupt": "decline"})
     shortest = teacher_of(env, "shortest")
     while env.episodes.open(0) and len(asked) < 3:
-        kind = env.decisions[[d.kind for d in env.decisions].index(int(env.episodes.job.turns[0, 0]))].name
+        kind = env.decisions[[d.kind for d in env.decisions].index(int(env.episodes.buffers.turns[0, 0]))].name
         expected = {"gate": shortest, "interrupt": lambda: 0}.get(kind, env.partner_action)()
         assert act() == expected
         asked.add(kind)
@@ -54,16 +54,16 @@ def test_values_are_those_of_a_rollout_with_the_same_base(gate):
     actions, bases, expected = Rollout(gate, bases=["partner"]).values()
     assert set(bases) == {0}
     np.testing.assert_allclose(values[actions[:, 0]], expected, rtol=1e-9)
-    assert np.isnan(values[gate.episodes.job.mask[0] == 0]).all()
+    assert np.isnan(values[gate.episodes.buffers.mask[0] == 0]).all()
 
 
 def test_playing_out_leaves_the_episode_as_it_was(gate):
     gate.reset(seed=1001)
-    while not gate.episodes.job.mask[0, 3]:
+    while not gate.episodes.buffers.mask[0, 3]:
         gate.step(gate.partner_action())
     before = {key: value.copy() for key, value in gate.episodes.frozen(0).rows.items()}
     values = Hindsight(gate, "shortest", 5.0).values()
-    assert np.isfinite(values[gate.episodes.job.mask[0] > 0]).all()
+    assert np.isfinite(values[gate.episodes.buffers.mask[0] > 0]).all()
     after = gate.episodes.frozen(0).rows
     assert all(np.array_equal(before[key], after[key]) for key in before)
 

@@ -38,7 +38,7 @@ def test_where_several_decisions_are_asked_each_has_its_rule_and_the_partner_the
     kinds = set()
     while env.episodes.open(0):
         assert book() == named()
-        kinds.add(int(env.episodes.job.turns[0, 0]))
+        kinds.add(int(env.episodes.buffers.turns[0, 0]))
         env.step(book())
     assert len(kinds) >= 3
 

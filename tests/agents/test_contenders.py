@@ -5,7 +5,7 @@ import pytest
 
 from agents.contenders import PARTNER, by_name, heuristics_of, play_heuristic, seated
 from agents.environments import windows
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
@@ -67,13 +67,13 @@ def test_where_rules_are_asked_a_policy_answers_with_its_own_parameters():
 def test_among_other_decisions_packing_is_answered_by_the_nearest_level():
     env = make("Colocation")
     env.reset(seed=5, options={"window": 0})
-    job = env.episodes.job
+    buffers = env.episodes.buffers
     for margin, level in ((0.5, 0.5), (0.61, 0.6), (1.0, 1.0), (0.9, None)):
         act = by_name(env, f"ooco:slo_margin={margin}").begin(env)
-        kind, job.turns[0, j.KIND] = int(job.turns[0, j.KIND]), j.PACK
+        kind, buffers.turns[0, b.KIND] = int(buffers.turns[0, b.KIND]), b.PACK
         action = act()
-        job.turns[0, j.KIND] = kind
-        assert action == j.PARTNER_ACTION if level is None else job.levels[0][action - j.FIXED] == level
+        buffers.turns[0, b.KIND] = kind
+        assert action == b.PARTNER_ACTION if level is None else buffers.levels[0][action - b.FIXED] == level
 
 
 def test_chance_is_keyed_by_the_window_and_begins_anew_in_each():

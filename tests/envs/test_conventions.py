@@ -86,7 +86,7 @@ def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(na
     env, envs = make(name), gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", **arguments(name))
     assert {len(space.shape) for space in env.observation_space.values()} == {1}
     for observed, made in ((env.reset(seed=1)[0], env), (envs.reset(seed=1)[0], envs.unwrapped)):
-        within = made.episodes.job.candidates
+        within = made.episodes.buffers.candidates
         shown = candidate_table(observed["candidates"])
         assert np.shares_memory(shown, observed["candidates"]) and not np.shares_memory(shown, within)
         assert np.array_equal(shown, within if made is not env else within[0])
@@ -132,7 +132,7 @@ def test_at_least_two_answers_are_open_beside_the_partners(name):
         pytest.skip("all levels are always legal")
     for step in play(env, at_random(4), most=500)[:-1]:
         answers = np.delete(step.info["action_mask"], 1)
-        first_pick = env.episodes.job.turns[0, 1] == 0
+        first_pick = env.episodes.buffers.turns[0, 1] == 0
         assert answers.sum() >= 1 + first_pick
 
 

@@ -8,7 +8,7 @@ from episodes_in_short import IDS, alike, at_random, make, random_legal
 from numba import types
 
 from ooco_gym.compile import jit
-from ooco_gym.envs.job import job_at
+from ooco_gym.envs.buffers import buffers_at
 from ooco_gym.envs.stepping import observe, offer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.state import state_at
@@ -18,12 +18,12 @@ LATER_S = 5
 
 
 @jit(types.void(types.int64, types.int64))
-def look_again(job_address, i):
+def look_again(buffers_address, i):
     """Offers and observes the open decision of an episode anew."""
-    job = job_at(job_address)
-    state = state_at(job.handles[i])
-    offer(state, job, i)
-    observe(state, job, i)
+    buffers = buffers_at(buffers_address)
+    state = state_at(buffers.handles[i])
+    offer(state, buffers, i)
+    observe(state, buffers, i)
 
 
 def unfinished(state):

@@ -9,8 +9,8 @@ import pytest
 from episodes_in_short import IDS, POOLS_7B, at_random, differences, make, partner, play
 
 from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.gating import GatingEnv
-from ooco_gym.envs.job import PLANNED
 from ooco_gym.policy import list_policies, policy_of
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
@@ -170,12 +170,12 @@ def test_the_gate_is_offered_the_head_the_partners_choice_and_lengths_in_order()
     env.reset(seed=1, options={"window": 0})
     every, others = env.simulation.state.requests, 0
     for _ in range(60):
-        job = env.episodes.job
-        slots = job.chosen[0][job.chosen[0] >= 0]
-        wanted, picks = job.turns[0, PLANNED], env.simulation.state.picks
+        buffers = env.episodes.buffers
+        slots = buffers.chosen[0][buffers.chosen[0] >= 0]
+        wanted, picks = buffers.turns[0, PLANNED], env.simulation.state.picks
         assert slots[0] == picks[0]
         if wanted > 0:
-            assert slots[1] == picks[wanted] and job.candidates[0, 1, 15] == 1.0
+            assert slots[1] == picks[wanted] and buffers.candidates[0, 1, 15] == 1.0
             others += 1
         lengths = every["prompt_tokens"][slots] + every["generated_tokens"][slots]
         assert np.all(np.diff(lengths[1 + (wanted > 0):]) >= 0)

@@ -11,7 +11,7 @@ import pytest
 from gymnasium.wrappers import FlattenObservation
 
 import ooco_gym
-from ooco_gym.envs import job as j
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.revealing import KEY, LIMIT, RevealLengths, RevealLengthsVector
 from ooco_gym.sim import state as s
 from ooco_gym.sim.look import look
@@ -26,8 +26,8 @@ def make(name: str, **arguments: Any) -> Any:
 def asked_of(env: Any) -> list[int]:
     """The requests that the candidates are, from what the environment would do with them."""
     episodes = env.unwrapped.episodes
-    state, kind = env.unwrapped.simulation.state, int(episodes.job.turns[0, j.KIND])
-    chosen = [int(one) for one in episodes.job.chosen[0] if one >= 0]
+    state, kind = env.unwrapped.simulation.state, int(episodes.buffers.turns[0, b.KIND])
+    chosen = [int(one) for one in episodes.buffers.chosen[0] if one >= 0]
     if kind == s.EVICT:
         return [int(state.picks[one]) for one in chosen]
     return chosen if kind in (s.GATE, s.PULL, s.INTERRUPT) else [int(state.counters[s.PENDING_REQUEST])] * len(chosen)
@@ -41,7 +41,7 @@ def test_without_error_it_is_the_truth(name: str) -> None:
     for _ in range(80):
         assert env.observation_space.contains(observation)
         inside: Any = env.unwrapped
-        if int(inside.episodes.job.turns[0, j.KIND]) >= j.PACK:
+        if int(inside.episodes.buffers.turns[0, b.KIND]) >= b.PACK:
             assert not observation[KEY].any()
         else:
             rows = look(inside.simulation.state).requests

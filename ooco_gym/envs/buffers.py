@@ -24,15 +24,15 @@ for _place, _kind in enumerate((ROUTE, INTERRUPT, GATE, EVICT, PULL, PACK, CONTR
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
 ILLEGAL = -1
 
-# --- Columns of Job.turns -------------------------------------------------------------------------------------------
+# --- Columns of StepBuffers.turns -----------------------------------------------------------------------------------
 (KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, TURN) = range(8)
 MORE = -9  # an answer: the decision goes on with another pick
 MOST_PICKS = 16  # of one decision
-# --- Slots of Job.settings ------------------------------------------------------------------------------------------
+# --- Slots of StepBuffers.settings ----------------------------------------------------------------------------------
 (CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, SETTINGS) = range(5)
 
 
-class Job(NamedTuple):
+class StepBuffers(NamedTuple):
     """N episodes, K candidates, A = FIXED + K actions, P parts of an action. Everything is written in place."""
 
     handles: np.ndarray  # int64[N], addresses of the episodes' states
@@ -57,10 +57,11 @@ class Job(NamedTuple):
     decision: np.ndarray  # float32[N, DECISION_SIZE]
 
 
-def empty_job(episodes: int, candidates: int, parts: int = 1, levels: int = 1, actions: int | None = None) -> Job:
-    """Allocates a job, zeroed."""
+def empty_buffers(episodes: int, candidates: int, parts: int = 1, levels: int = 1, actions: int | None = None
+                  ) -> StepBuffers:
+    """Allocates buffers, zeroed."""
     n = episodes
-    return Job(
+    return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
         np.zeros(KINDS, np.int64), np.zeros((n, parts), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
@@ -75,25 +76,25 @@ def empty_job(episodes: int, candidates: int, parts: int = 1, levels: int = 1, a
 # What belongs to one episode, but for its address.
 ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "cluster", "candidates", "mask",
         "decision")
-JOB_TYPE = typeof(empty_job(1, 1))
-job_at = reference_at(JOB_TYPE)  # compiled: the job of a handle's address
-_lay_job = layer(JOB_TYPE)
+BUFFERS_TYPE = typeof(empty_buffers(1, 1))
+buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's address
+_lay_buffers = layer(BUFFERS_TYPE)
 
-STEP_SIGNATURE = types.int64(Reference(STATE_TYPE), Reference(JOB_TYPE), types.int64)
+STEP_SIGNATURE = types.int64(Reference(STATE_TYPE), Reference(BUFFERS_TYPE), types.int64)
 offer_at = function_at(types.FunctionType(STEP_SIGNATURE))
 
 
-def job_handle(job: Job) -> Handle:
-    """Lays a job down for `stepping.step_all`."""
-    return Handle(job, _lay_job)
+def buffers_handle(buffers: StepBuffers) -> Handle:
+    """Lays buffers down for `stepping.step_all`."""
+    return Handle(buffers, _lay_buffers)
 
 
-def part_of_a_step(function: Any) -> Any:
-    """Compiles what an environment adds for one kind of decision: a function of (state, job, episode i).
+def step_kernel(function: Any) -> Any:
+    """Compiles what an environment adds for one kind of decision: a function of (state, buffers, episode i).
 
-    An *offer* writes `job.chosen[i]`, the features of the candidates and what of the mask is legal beside the
-    partner's action, and returns how many actions that is. An *answer* turns the action `job.actions[i]` into an answer
-    for the simulator, or MORE where another pick follows.
+    An *offer* writes `buffers.chosen[i]`, the features of the candidates and what of the mask is legal beside the
+    partner's action, and returns how many actions that is. An *answer* turns the action `buffers.actions[i]` into an
+    answer for the simulator, or MORE where another pick follows.
     """
     return jit(STEP_SIGNATURE, no_cpython_wrapper=True)(function)
 
