@@ -29,7 +29,7 @@ ZOO_FLAGS ?=
 CHAIN ?=
 SERVEGEN ?=
 
-.PHONY: demo test test-oracle lint bench validity zoo wheel install engine clean distclean
+.PHONY: demo test test-oracle lint golden bench validity zoo wheel install engine clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -46,6 +46,10 @@ lint: $(VENV)/.all
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# Whether runs, trajectories, pages and shipped policies are what they were, digest by digest (tests/golden).
+golden: $(VENV)/.all
+	$(BIN)/python -m tests.golden
 
 bench: $(VENV)/.demo
 	$(BIN)/ooco-gym bench out=bench

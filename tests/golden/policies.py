@@ -1,0 +1,46 @@
+"""The answers of each shipped policy to 1,000 observations, which are recorded by playing its environment."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+import ooco_gym
+from tests.golden.digests import Digests, digest
+from tests.golden.trajectories import make, random_legal
+
+OBSERVATIONS = 1_000
+SHIPPED = {f"{name}-ppo-v1": f"ooco_gym/{name.capitalize()}-v0" for name in (
+    "colocation", "control", "eviction", "gating", "migration", "packing", "preemption")}
+
+
+def answers(name: str, count: int = OBSERVATIONS) -> dict[str, str]:
+    """Digests of a policy's actions, and of the observations that it was given.
+
+    Every third action is the policy's own, every third the partner's, every third a random legal one.
+    """
+    policy, env = ooco_gym.load_policy(name), make(SHIPPED[name])
+    random, actions, seen = np.random.default_rng(9), [], []
+    observation: dict[str, Any] = {}
+    memory, over, seed = policy.memory(), True, 20
+    while len(actions) < count:
+        if over:
+            seed += 1
+            observation, _ = env.reset(seed=seed, options={"window": 0})
+            memory = policy.memory()
+        given = {**observation, "cluster": memory.see(observation["cluster"])}
+        action = policy.decide(given)
+        actions.append(np.asarray(action))
+        seen.append(np.concatenate([given[key].ravel().astype(np.float32) for key in sorted(given)]))
+        turn = len(actions) % 3
+        played = action if turn == 0 else env.unwrapped.partner_action() if turn == 1 else random_legal(
+            random, env, observation)
+        observation, _, terminated, truncated, _ = env.step(played)
+        over = terminated or truncated
+    return {"actions": digest(np.stack(actions)), "observations": digest(np.stack(seen))}
+
+
+def group(every: int = 1) -> Digests:
+    """The digests of every n-th policy."""
+    return {name: answers(name) for name in list(SHIPPED)[::every]}
