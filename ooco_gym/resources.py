@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from copy import deepcopy
 from functools import lru_cache
 from importlib import resources
@@ -15,6 +16,7 @@ from ooco_gym.errors import UserError, unknown
 
 _PATHS = {"chip": ("tables",)}
 """Keys of a group's files that hold paths, relative to the file."""
+_SUFFIXES = (".yaml", ".yml")
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -40,21 +42,60 @@ def names(group: str) -> list[str]:
 def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
     """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to; paths in it become absolute.
 
+    A file may say `extends: NAME` and hold only what differs from another file of its group: NAME is looked up beside
+    it, then in `conf/<group>`; `NAME.yaml` is a path relative to it. Mappings are merged key by key, any other value
+    replaces the parent's.
+
     Raises:
-        UserError: no such name or file, or the file is not a YAML mapping.
+        UserError: no such name or file, the file is not a YAML mapping, or it extends an unknown file or itself.
     """
     text = str(name)
-    path = Path(text) if text.endswith((".yaml", ".yml")) else conf_root() / group / f"{text}.yaml"
+    path = Path(text) if text.endswith(_SUFFIXES) else conf_root() / group / f"{text}.yaml"
     if not path.is_file():
-        if text.endswith((".yaml", ".yml")):
+        if text.endswith(_SUFFIXES):
             raise UserError(f"{group} file '{path}' does not exist")
         raise unknown(group, text, names(group))
+    return _extended(group, path, ())
+
+
+def _extended(group: str, path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
+    """What a file holds, its parents' values under its own; `children` are the files that led here."""
+    if path in children:
+        chain = " extends ".join(f"'{one}'" for one in (*children[children.index(path):], path))
+        raise UserError(f"{group} files extend each other: {chain}")
     stamp = path.stat()
     value = deepcopy(_parsed(group, path, stamp.st_mtime_ns, stamp.st_size))
     for key in _PATHS.get(group, ()):
         if value.get(key):
             value[key] = os.path.abspath(path.parent / str(value[key]))
-    return value
+    if "extends" not in value:
+        return value
+    parent = _parent(group, path, value.pop("extends"))
+    return merged(_extended(group, parent, (*children, path)), value)
+
+
+def _parent(group: str, path: Path, name: Any) -> Path:
+    """The file that a file extends.
+
+    Raises:
+        UserError: no such file.
+    """
+    if not isinstance(name, str):
+        raise UserError(f"{group} file '{path}': extends={name!r} must be the name of one {group}")
+    file = name if name.endswith(_SUFFIXES) else f"{name}.yaml"
+    beside, shipped = path.parent / file, conf_root() / group / file
+    found = beside if beside.is_file() and (beside != path or not shipped.is_file()) else shipped
+    if not found.is_file():
+        known = {one.stem for folder in (path.parent, shipped.parent) for one in folder.glob("*.yaml")}
+        raise UserError(f"{group} file '{path}' extends an {unknown(group, name, known)}")
+    return found
+
+
+def merged(parent: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """A parent's values with a file's own over them, key by key in mappings."""
+    both = {key: merged(parent[key], value) if isinstance(value, Mapping) and isinstance(parent.get(key), Mapping)
+            else value for key, value in own.items()}
+    return {**parent, **both}
 
 
 @lru_cache(maxsize=256)

@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from ooco_gym.cli.choices import EXPERIMENT, names, read_choice
 from ooco_gym.cli.commands import Command
 from ooco_gym.errors import UserError
+from ooco_gym.resources import load_yaml
 
 
 def search_path(command: Command) -> str:
@@ -62,6 +63,8 @@ class OocoSource(ConfigSource):
         if path is not None:
             text = path.read_text(encoding="utf-8")
             config, header = OmegaConf.create(text), self._get_header_dict(text)
+            if "extends" in config:
+                config = OmegaConf.create(load_yaml(config_path.rpartition("/")[0], path))
         else:
             group, value = self._split(config_path)
             config = OmegaConf.create(read_choice(self.roots, group, value) or {})
