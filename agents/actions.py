@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ooco_gym.envs.buffers import FIXED
-from ooco_gym.envs.words import PARTNER, WORDS, meaning
+from ooco_gym.envs.decision import PARTNER, WORDS, meaning
 
 _ANY = ("the decision's own no", PARTNER)
 

@@ -7,7 +7,7 @@ import numpy as np
 from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.lookahead import SCORE, play_out
+from ooco_gym.envs.stepping import SCORE, play_out
 from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
 

@@ -15,8 +15,8 @@ from agents.explain_rules import ANOTHER, BESIDE, NO, PARTNER, Tree, answer
 from agents.scoring import METRICS
 from agents.tables import TITLES, bracketed, markdown_table
 from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import WORDS, in_unit, is_flag
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
-from ooco_gym.envs.words import WORDS, in_unit, is_flag
 from ooco_gym.render.page import Section
 from ooco_gym.render.page import page as html_page
 from ooco_gym.render.style import layout, percent

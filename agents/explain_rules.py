@@ -18,8 +18,8 @@ import numpy as np
 
 from agents.explain_importance import names_of
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import WORDS, in_unit, is_flag
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
-from ooco_gym.envs.words import WORDS, in_unit, is_flag
 from ooco_gym.errors import UserError
 
 SCHEMA, TREE_FILE = "ooco-gym/tree/1", "tree.json"

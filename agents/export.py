@@ -22,7 +22,7 @@ from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy import policy_of
-from ooco_gym.runtime.bundle import MANIFEST_FILE, MODEL_FILE, SCHEMA, file_digest
+from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, SCHEMA, file_digest
 
 OPSET = 18
 _TOLERANCE = 1e-4

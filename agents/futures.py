@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.lookahead import change_lengths
+from ooco_gym.envs.stepping import change_lengths
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import REFERENCE_BATCH

@@ -28,7 +28,7 @@ from agents.imitation import EXPLORE, encoder_of, teacher_of, training_config, t
 from agents.networks import Actor
 from agents.rollout import PRICED, legal_actions
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.lookahead import BASES
+from ooco_gym.envs.stepping import BASES
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.sim import state as s
 

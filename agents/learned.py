@@ -53,7 +53,7 @@ def files_of(folder: str | Path) -> list[Path]:
     """The files that say what a policy of one run does, for a digest of it."""
     from agents.explain_rules import TREE_FILE
     from agents.load import POLICY_FILE
-    from ooco_gym.runtime.bundle import MANIFEST_FILE, MODEL_FILE
+    from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE
 
     path = Path(folder)
     names: Iterable[str] = ((POLICY_FILE,) if (path / POLICY_FILE).is_file()

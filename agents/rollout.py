@@ -22,7 +22,7 @@ from agents.clones import Clones
 from agents.futures import Futures
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.lookahead import BASES, DECLINE, HOLD, LONGEST, PARTNER, SHORTEST, TOKENS
+from ooco_gym.envs.stepping import BASES, DECLINE, HOLD, LONGEST, PARTNER, SHORTEST, TOKENS
 from ooco_gym.errors import unknown
 from ooco_gym.sim import state as s
 

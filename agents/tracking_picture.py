@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import actual
 from ooco_gym.envs.features import CLUSTER, DECISIONS
-from ooco_gym.envs.words import actual
 from ooco_gym.render.style import GRID_COLOUR, LIMIT_COLOUR
 
 WIDTH, LEFT, RIGHT, TOP, PANEL, GAP, STRIP, BIN = 1000, 64, 20, 34, 108, 34, 30, 4

@@ -22,7 +22,7 @@ PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisi
           "agents/clones.py", "agents/contenders.py", "agents/environments.py", "agents/futures.py",
           "agents/headroom.py", "agents/play.py", "agents/rollout.py")
 NETWORKS = ("agents/explain_rules.py", "agents/history.py", "agents/learned.py", "agents/load.py", "agents/networks.py",
-            "agents/policies.py", "agents/scorers.py", "ooco_gym/runtime")
+            "agents/policies.py", "agents/scorers.py", "ooco_gym/runtime.py")
 PLAYED_BY_SEATS = (*NETWORKS, "ooco_gym/envs", "experiments/learned_player.py")
 PLAYED_GROUPS = (*GROUPS, "env", "reward")
 # No figure depends on them.

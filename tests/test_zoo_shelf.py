@@ -14,7 +14,7 @@ import ooco_gym
 from ooco_gym import zoo
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies as rules
-from ooco_gym.runtime.bundle import read_manifest
+from ooco_gym.runtime import read_manifest
 
 
 def test_lists_tell_rules_from_trained_policies():

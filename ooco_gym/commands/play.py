@@ -10,7 +10,7 @@ import numpy as np
 
 from ooco_gym.cli.progress import progress
 from ooco_gym.commands import play_screen as screen
-from ooco_gym.envs.words import asked
+from ooco_gym.envs.decision import asked
 from ooco_gym.errors import UserError, whole_number
 from ooco_gym.policy import spelling_of
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import WORDS, actual, asked, figures_of, meaning
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
-from ooco_gym.envs.words import WORDS, actual, asked, figures_of, meaning
 from ooco_gym.sim import state as s
 
 MOST_INSTANCES = 6  # shown one by one; of more, the sums of each role

@@ -16,9 +16,8 @@ from ooco_gym.envs.buffers import FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.controls import LEVELS
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.episodes import Episodes
+from ooco_gym.envs.episodes import Episodes, Snapshot, Snapshots
 from ooco_gym.envs.rule_agent import seat_of
-from ooco_gym.envs.snapshots import Snapshot, Snapshots
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies

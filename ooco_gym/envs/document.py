@@ -17,10 +17,10 @@ import gymnasium as gym
 from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.decision import PARTNER, WORDS
 from ooco_gym.envs.matrix import mixed_policies, rules_for, settings_for_packing
 from ooco_gym.envs.picture import picture
 from ooco_gym.envs.vector import DecisionVectorEnv
-from ooco_gym.envs.words import PARTNER, WORDS
 from ooco_gym.resources import conf_root, load_yaml, names
 
 NOTE = ("<!-- Written by `python -m ooco_gym.envs.document` from the code; a test compares it. "

@@ -6,10 +6,9 @@ from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
-from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
-from ooco_gym.envs.decision import Decision, OpenDecision
+from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
-from ooco_gym.envs.stepping import pending_view
+from ooco_gym.envs.stepping import partner_pick, pending_view
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.decode import settle

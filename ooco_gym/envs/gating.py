@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
-from ooco_gym.envs.choosing import add_choice, add_spread, partner_pick
-from ooco_gym.envs.decision import Decision, OpenDecision
+from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_spread
 from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
+from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.sim.front import SHORTEST
 from ooco_gym.sim.reference import CACHE_LINE, bring
 from ooco_gym.sim.state import GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE

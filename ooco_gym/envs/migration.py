@@ -16,9 +16,9 @@ from ooco_gym.envs.buffers import (
     PLANNED,
     step_kernel,
 )
-from ooco_gym.envs.choosing import add_choice, add_quantiles, partner_pick
-from ooco_gym.envs.decision import Decision, OpenDecision
+from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
+from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import FULL, OFFLINE, PENDING_INSTANCE, PULL, RELAXED_COUNT, RESIDENT

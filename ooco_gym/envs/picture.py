@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import NamedTuple
 
-from ooco_gym.envs.words import PARTNER, WORDS
+from ooco_gym.envs.decision import PARTNER, WORDS
 
 WIDTH, HEIGHT, LINE = 860, 344, 20
 ONLINE, OFFLINE, DARK, ASKED, GREY, PALE = "#882255", "#DDCC77", "#857700", "#D55E00", "#666", "#F4F4F4"

@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
-from ooco_gym.envs.choosing import add_choice, partner_pick
-from ooco_gym.envs.decision import Decision, OpenDecision
+from ooco_gym.envs.decision import Decision, OpenDecision, add_choice
 from ooco_gym.envs.filling import fill_instance
+from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.decode import urgent_load
 from ooco_gym.sim.state import (

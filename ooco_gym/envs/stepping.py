@@ -7,6 +7,8 @@ from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.envs.buffers import (
     CONTROL,
     CONTROL_INTERVAL_PS,
+    DECLINE_ACTION,
+    FIXED,
     KIND,
     KIND_ORDER,
     MORE,
@@ -28,28 +30,54 @@ from ooco_gym.envs.buffers import (
 )
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
-from ooco_gym.envs.reward import WAITING, block_end_ps, open_account, recent_violations, settle_account, turn_block
+from ooco_gym.envs.reward import (
+    PART,
+    REWARD,
+    TOTAL,
+    WAITING,
+    block_end_ps,
+    open_account,
+    recent_violations,
+    settle_account,
+    turn_block,
+)
 from ooco_gym.errors import UserError
-from ooco_gym.sim.decode import cut, settle_books
+from ooco_gym.sim.costs import prefill_one
+from ooco_gym.sim.decode import cut, settle, settle_books
 from ooco_gym.sim.dispatch import ask_rule
+from ooco_gym.sim.lanes import drop_lanes
 from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import (
     ASK,
     ASKED,
+    BATCH,
+    DECODE,
+    EVICT,
+    FINISHED,
+    GATE,
+    LEAVING,
     LOG_FULL,
     LOG_USED,
+    MOVING,
     NEVER,
+    NEXT_ARRIVAL,
     NOW,
     PENDING,
     PENDING_COUNT,
     PENDING_INSTANCE,
     PENDING_REQUEST,
     PS_PER_S,
+    PULL,
+    PUSH_WAITING,
+    REJECTED,
     RELAXED_COUNT,
+    RESIDENT,
+    ROUTE_STEP,
     View,
     rule_at,
     state_at,
 )
+from ooco_gym.sim.tokens import first_step
 
 ORDER = tuple(int(place) for place in KIND_ORDER)
 
@@ -59,6 +87,18 @@ def pending_view(state):
     """The open decision as a rule sees it."""
     counters = state.counters
     return View(state, counters[PENDING_INSTANCE], counters[PENDING_REQUEST], state.picks[: counters[PENDING_COUNT]])
+
+
+@inlined
+def partner_pick(state, buffers, i):
+    """What the partner's rule answers to the open decision; StepBuffers.turns[i, PLANNED] keeps it."""
+    view = pending_view(state)
+    spec = state.instances[max(0, view.instance)]
+    wake_ps, turn = spec.pull_wake_ps, state.counters[ROUTE_STEP]
+    answer = ask_rule(rule_at(buffers.rules[1, buffers.turns[i, KIND] - 1]), view)
+    spec.pull_wake_ps, state.counters[ROUTE_STEP] = wake_ps, turn
+    buffers.turns[i, PLANNED] = answer
+    return answer
 
 
 @inner
@@ -263,3 +303,158 @@ def drain(buffers_address, run_address, i, end_ps):
     buffers = buffers_at(buffers_address)
     play_down(state_at(buffers.handles[i]), buffers, i, run_address, end_ps)
 
+
+# --- Looking ahead: copies of one episode, each with an action of its own, played out in one compiled call -----------
+SCORE = TOTAL + REWARD - PART  # column of an account: the reward so far, and what a play-out adds to it
+# Who plays on: the partner; or, in decisions of the environment's kinds, *no*, the shortest or the longest request
+# offered (the partner where requests are not what is offered); or, by the clock, the same action again and again.
+PARTNER, DECLINE, SHORTEST, LONGEST, HOLD = range(5)
+BASES = ("partner", "decline", "shortest", "longest", "hold")
+TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
+
+
+@inner
+def _set_back(state, buffers, i, kind):
+    """What the clock's decision has set goes back to what the partner has."""
+    if kind == PACK:
+        set_margin(state, buffers, buffers.tuned[i])
+    elif kind == CONTROL:
+        for part in range(buffers.params.size):
+            state.params[buffers.params[part]] = buffers.levels[part, buffers.actions[0, part]]
+        end_runs(state)
+
+
+@inner
+def _done(state):
+    """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
+    total, table = 0.0, state.instances[0].table
+    for slot in range(state.counters[NEXT_ARRIVAL]):
+        request = state.requests[slot]
+        status = request.status
+        if request.online or status in (FINISHED, REJECTED):
+            continue
+        held = status in (RESIDENT, LEAVING, MOVING, PUSH_WAITING)
+        if not held and request.generated_tokens == 0:
+            continue
+        alone = prefill_one(state, table, request.prompt_tokens)
+        decoding = max(0, request.service_ps - alone)
+        total += decoding * request.generated_tokens / max(1, request.output_tokens)
+        if held:
+            total += alone
+        else:  # its prompt is to be prefilled anew, with all that it had generated
+            total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
+    return total / PS_PER_S
+
+
+@inner
+def own_action(state, buffers, i, base):
+    """What a base that is not the partner does at the open decision."""
+    kind, size = buffers.turns[i, KIND], buffers.candidates.shape[1]
+    if base == HOLD:
+        return buffers.actions[i, 0]
+    if base == DECLINE:
+        return DECLINE_ACTION if buffers.mask[i, DECLINE_ACTION] else PARTNER_ACTION
+    if kind not in (GATE, EVICT, PULL):
+        return PARTNER_ACTION
+    best = -1
+    for k in range(size):
+        if buffers.mask[i, FIXED + k] == 0:
+            continue
+        lead = buffers.candidates[i, k, TOKENS] - buffers.candidates[i, max(0, best), TOKENS]
+        if best < 0 or (lead < 0.0 if base == SHORTEST else lead > 0.0):
+            best = k
+    return FIXED + best if best >= 0 else DECLINE_ACTION
+
+
+@inner
+def _picked(state, buffers, i, answer, base):
+    """The answer of a decision of several picks: the base goes on picking, the partner stops."""
+    while answer == MORE:
+        buffers.actions[i, 0] = DECLINE_ACTION
+        if base != PARTNER and offer(state, buffers, i):
+            buffers.actions[i, 0] = own_action(state, buffers, i, base)
+            answer = answer_of(state, buffers, i)
+        else:
+            answer = offer_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
+    return answer
+
+
+@inner
+def _play_on(state, buffers, i, run_address, answer, base):
+    """From an answer to StepBuffers.turns[i, UNTIL_PS] under a base."""
+    turn = buffers.turns[i]
+    if base == PARTNER:
+        if turn[NEXT_CONTROL_PS] < turn[UNTIL_PS]:
+            run_to(state, buffers, i, run_address, buffers.rules[1], turn[NEXT_CONTROL_PS], answer)
+            _set_back(state, buffers, i, turn[STEP_KIND])
+            answer = ASK
+        run_to(state, buffers, i, run_address, buffers.rules[1], turn[UNTIL_PS], answer)
+        return
+    while advance(state, buffers, i, run_address, answer):
+        buffers.actions[i, 0] = own_action(state, buffers, i, base)
+        answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
+
+
+@jit(types.void(types.int64, types.int64, types.int64[:, ::1], types.int64, types.int64, types.float64))
+def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
+    """Takes `StepBuffers.actions` in copies of one episode and plays each on under a base, to a horizon or the end.
+
+    An action of several picks goes on with *stop* where the base is the partner. What is set by the clock is set back
+    to the action of copy 0, the partner's, at the next interval, but for the base HOLD. A copy whose answer and base an
+    earlier one has had is not played: its score is the same.
+
+    Args:
+        buffers_address: address of the buffers of the copies, which stand at the same open decision.
+        run_address: address of `sim.loop.run`.
+        bases: int64[2, n]: the base of each copy; the second row is written over (answers).
+        until_ps: the horizon; time of the simulation.
+        end_ps: the end of the drain.
+        progress: share of its worth that is credited for unfinished offline work, where the horizon comes before the
+            window's end.
+    """
+    buffers = buffers_at(buffers_address)
+    for i in range(bases.shape[1]):
+        state, turn, base = state_at(buffers.handles[i]), buffers.turns[i], bases[0, i]
+        answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
+        bases[1, i], same = answer, -1
+        if turn[KIND] < PACK and turn[KIND] != PULL:
+            for k in range(i):
+                if bases[0, k] == base and bases[1, k] == answer:
+                    same = k
+        if same >= 0:
+            buffers.account[i, SCORE] = buffers.account[same, SCORE]
+            continue
+        window_end_ps = turn[UNTIL_PS]
+        turn[UNTIL_PS] = min(until_ps, window_end_ps)
+        _play_on(state, buffers, i, run_address, answer, base)
+        settle_account(state, buffers.weights, buffers.account[i])
+        if until_ps >= window_end_ps:
+            play_down(state, buffers, i, run_address, min(until_ps, end_ps))
+        elif progress > 0.0:
+            buffers.account[i, SCORE] += progress * buffers.weights[0] * _done(state)
+
+
+@jit(types.void(types.int64))
+def change_lengths(handle):
+    """Output lengths have been changed: runs end with the step in progress, and none counts on the old ones.
+
+    Before they are changed the books must be brought up to now (`sim.look.bring_up`).
+    """
+    state = state_at(handle)
+    for slot in range(state.counters[NEXT_ARRIVAL]):
+        request = state.requests[slot]
+        if request.online and request.status < FINISHED and request.first_decode_ps > 0:
+            first_step(state, slot, request.first_decode_ps)
+    for instance in range(state.instances.size):
+        spec = state.instances[instance]
+        drop_lanes(state, instance)  # they count on the old lengths
+        if spec.activity != DECODE:
+            continue
+        settle(state, instance)
+        cut(state, instance)
+        left, miss_ps = np.int64(NEVER), np.int64(NEVER)
+        for i in range(spec.running):
+            request = state.requests[state.members[BATCH, instance, i]]
+            left = min(left, np.int64(request.output_tokens - request.generated_tokens))
+            miss_ps = min(miss_ps, request.latest_ps)
+        spec.left, spec.miss_ps = left, miss_ps

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
+import numpy as np
+
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.recording import Recorder
+from ooco_gym.envs.recording import Answered, Asking, Recorder, clock_of, write_trace
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.sim import state as s
+from ooco_gym.sim.look import look
 
 
 class Watch:
@@ -43,8 +47,6 @@ class Watch:
             self.recorder = Recorder(episodes)
             episodes.watchers.append(self.recorder)
         if mode == "human":
-            from ooco_gym.envs.live import LiveView
-
             self.live = LiveView(episodes, title, fps)
             episodes.watchers.append(self.live)
 
@@ -78,8 +80,6 @@ class Watch:
         Raises:
             UserError: nothing was recorded, or the file cannot be written.
         """
-        from ooco_gym.envs.perfetto import write_trace
-
         if self.recorder is None:
             raise UserError("export_trace() needs what happened so far: make the environment with trace=True, or "
                             "render_mode='rgb_array'")
@@ -91,7 +91,7 @@ class Watch:
     def _window_start_ps(self, i: int) -> int:
         simulation = self.episodes.simulations[i]
         assert simulation is not None
-        return round(simulation.window_s[0] * PS_PER_S)
+        return round(simulation.window_s[0] * s.PS_PER_S)
 
     def copied(self, i: int) -> Any:
         """What has been recorded in place i, for `put_back`; None where nothing is."""
@@ -111,3 +111,171 @@ class Watch:
         """Ends the live view."""
         if self.live is not None:
             self.live.close()
+
+
+# --- The live view in the terminal ------------------------------------------------------------------------------------
+BAR = 12  # characters of a bar of memory
+MOST_INSTANCES = 16  # rows; of more, the first ones
+_STYLES = {s.IDLE: "dim", s.PREFILL_ONLINE: "magenta", s.PREFILL_OFFLINE: "yellow", s.DECODE: "green",
+           s.MIXING: "red"}
+
+
+class LiveView:
+    """Watches the first of some episodes and shows it in the terminal, `fps` times a second at most.
+
+    Where the output is no terminal, the last view is printed when it closes.
+
+    Args:
+        episodes: whom it watches.
+        title: above the view.
+        fps: how often it changes, at most.
+        console: a rich `Console`; None: standard output.
+    """
+
+    def __init__(self, episodes: Episodes, title: str, fps: float, console: Any = None) -> None:
+        self.title, self._pause_s = title, 1.0 / fps
+        self._asking = Asking(episodes)
+        self._episodes, self._console = episodes, console
+        self._live: Any = None
+        self._shown = 0.0
+        self._total = 0.0
+        self._steps = 0
+        self.last: Answered | None = None
+
+    # --- What the episodes tell -------------------------------------------------------------------------------------
+    def begin(self, i: int) -> None:
+        """A new episode begins in place i."""
+        if i == 0:
+            self.last, self._total, self._steps = None, 0.0, 0
+
+    def opened(self, i: int) -> None:
+        """It has come to its first decision."""
+        if i == 0:
+            self._asking.note(i)
+            self.show()
+
+    def took(self, i: int) -> None:
+        """The open decision was answered."""
+        if i == 0:
+            self.last = self._asking.answered(i)
+            self._asking.note(i)
+            self._total += self.last.reward
+            self._steps += 1
+            if time.perf_counter() - self._shown >= self._pause_s or not self._episodes.open(i):
+                self.show()
+
+    def show(self) -> None:
+        """Brings the view up to now."""
+        from rich.console import Console
+        from rich.live import Live
+
+        view = self.view()
+        if view is None:
+            return
+        if self._live is None:
+            console = self._console if self._console is not None else Console(highlight=False)
+            self._live = Live(view, console=console, auto_refresh=False)
+            self._live.start()
+        self._live.update(view, refresh=True)
+        self._shown = time.perf_counter()
+
+    def close(self) -> None:
+        """Leaves the last view standing and gives the terminal back."""
+        if self._live is not None:
+            self.show()
+            self._live.stop()
+            if not self._live.console.is_terminal:
+                self._live.console.print()  # the last line has no end there
+            self._live = None
+
+    # --- The view ---------------------------------------------------------------------------------------------------
+    def view(self) -> Any:
+        """What is shown now, a rich renderable; None before the first episode."""
+        from rich.console import Group
+
+        simulation = self._episodes.simulations[0]
+        if simulation is None:
+            return None
+        state, now_s = look(simulation.state), simulation.now_s
+        seconds = now_s - simulation.window_s[0]
+        clock = clock_of(float(self._episodes.buffers.days[0]) + now_s)
+        seed, window = self._episodes.windows[0]
+        head = (f"[bold]{self.title}[/]  seed {seed}, window {window}: {seconds:.2f} s of "
+                f"{self._episodes.config.window_s:g} s, {clock}")
+        score = f"{self._steps} decisions, reward {self._total:+.2f}"
+        return Group(head, score, _instances(state), _deadlines(state), _misses(state), self._answer())
+
+    def _answer(self) -> str:
+        last = self.last
+        if last is None:
+            return "[dim]no decision yet[/]"
+        where = f" on instance {last.instance}" if last.instance >= 0 else ""
+        return f"last: {last.decision}{where}: action {last.action} ({last.kind}), reward {last.reward:+.3f}"
+
+
+def _instances(state: s.State) -> Any:
+    from rich.table import Table
+
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
+    for head in ("instance", "runs", "KV memory"):
+        table.add_column(head, no_wrap=True)
+    for head in ("on + off here", "waiting"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for place, row in enumerate(state.instances[:MOST_INSTANCES]):
+        share = 1.0 - row["free_blocks"] / row["total_blocks"]
+        activity = int(row["activity"])
+        runs = s.ACTIVITY_NAMES[activity].replace("_", " ")
+        batch = f" of {row['running']}" if activity != s.IDLE else ""
+        table.add_row(f"{place}: {s.ROLE_NAMES[row['role']]}", f"[{_STYLES[activity]}]{runs}{batch}[/]",
+                      f"{_bar(share)} {share:4.0%}", f"{row['urgent_members']} + {row['offline_members']}",
+                      f"{row['online_waiting']} + {row['offline_waiting']}")
+    more = state.instances.size - MOST_INSTANCES
+    if more > 0:
+        table.add_row(f"[dim]and {more} more[/]")
+    return table
+
+
+def _bar(share: float) -> str:
+    full = round(BAR * share)
+    colour = "red" if share > 0.95 else "yellow" if share > 0.8 else "green"
+    return f"[{colour}]{'━' * full}[/][dim]{'─' * (BAR - full)}[/]"
+
+
+def _deadlines(state: s.State) -> str:
+    ttft, tpot = slack_s(state)
+    return f"next deadlines: first token {_slack(ttft)}, following tokens {_slack(tpot)}"
+
+
+def slack_s(state: s.State) -> tuple[float, float]:
+    """How long it is to the next TTFT deadline and the next due token of TPOT, in seconds; NaN where there is none.
+
+    Of online requests that have not missed that SLO yet.
+    """
+    rows = state.requests[: int(state.counters[s.NEXT_ARRIVAL])]
+    rows = rows[(rows["online"] == 1) & (rows["status"] < s.FINISHED) & (rows["status"] > s.FUTURE)]
+    now = int(state.counters[s.NOW])
+    begun = rows["first_token_ps"] > 0
+    first, rest = rows[~begun & (rows["violated"] & 1 == 0)], rows[begun & (rows["violated"] & 2 == 0)]
+    due = rest["first_token_ps"] + rest["generated_tokens"] * rest["tpot_slo_ps"]
+    return _least(first["arrival_ps"] + first["ttft_slo_ps"] - now), _least(due - now)
+
+
+def _least(times_ps: np.ndarray) -> float:
+    return float(times_ps.min()) / s.PS_PER_S if times_ps.size else float("nan")
+
+
+def _slack(seconds: float) -> str:
+    if np.isnan(seconds):
+        return "none open"
+    colour = "red" if seconds < 0 else "yellow" if seconds < 0.5 else "green"
+    return f"[{colour}]in {seconds:.2f} s[/]" if seconds >= 0 else f"[{colour}]late by {-seconds:.2f} s[/]"
+
+
+def _misses(state: s.State) -> str:
+    counters = state.counters
+    arrived, missed = int(counters[s.ONLINE_ARRIVED]), int(counters[s.VIOLATIONS])
+    share = missed / max(1, arrived)
+    parts = (f"{missed} of {arrived} online requests missed an SLO ({share:.2%}; {int(counters[s.TTFT_MISSES])} TTFT, "
+             f"{int(counters[s.TPOT_MISSES])} TPOT)", f"{int(counters[s.OFFLINE_FINISHED])} offline finished",
+             f"{int(counters[s.EVICTIONS])} evictions", f"{int(counters[s.INTERRUPTIONS])} interruptions")
+    return f"{parts[0]}\n{', '.join(parts[1:])}"

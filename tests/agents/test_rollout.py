@@ -13,7 +13,7 @@ from agents.rollout import Rollout
 from ooco_gym import UserError
 from ooco_gym.cli.progress import Bar
 from ooco_gym.envs import document, register_all
-from ooco_gym.envs.lookahead import PARTNER, play_out
+from ooco_gym.envs.stepping import PARTNER, play_out
 from ooco_gym.sim import build
 from ooco_gym.sim import state as s
 

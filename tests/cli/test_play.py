@@ -13,7 +13,7 @@ import pytest
 
 from ooco_gym.cli import main
 from ooco_gym.commands import play_screen
-from ooco_gym.envs.words import asked
+from ooco_gym.envs.decision import asked
 
 SHORT = ("window_s=20", "warmup_s=60")
 

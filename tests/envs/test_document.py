@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from ooco_gym.envs import ENVIRONMENTS, document, features
+from ooco_gym.envs.decision import WORDS, actual, asked, figures_of, meaning, shown
 from ooco_gym.envs.picture import WIDTH, picture
 from ooco_gym.envs.reward import PARTS
-from ooco_gym.envs.words import WORDS, actual, asked, figures_of, meaning, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADS = ("Description", "Action Space", "Observation Space", "Rewards", "Starting State", "Episode End", "Information",

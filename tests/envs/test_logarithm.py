@@ -5,8 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.compile import jit
-from ooco_gym.envs.logarithm import log1p, scale_log
-from ooco_gym.envs.simd import count_below, stack_floats
+from ooco_gym.envs.filling import count_below, log1p, scale_log, stack_floats
 
 _room = stack_floats(16)
 

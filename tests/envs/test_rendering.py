@@ -15,9 +15,9 @@ import pytest
 from gymnasium.wrappers import AddRenderObservation, RecordVideo, RenderCollection
 
 import ooco_gym
-from ooco_gym.envs import live, rendering
-from ooco_gym.envs.live import LiveView, slack_s
+from ooco_gym.envs import rendering, watching
 from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
+from ooco_gym.envs.watching import LiveView, slack_s
 from ooco_gym.render import style
 from ooco_gym.sim import state as s
 from ooco_gym.sim.look import look
@@ -248,7 +248,7 @@ def test_the_live_view_counts_the_steps_that_no_record_has_yet() -> None:
         state = env.simulation.state
         before = state.requests.tobytes()
         shown, due = view.view().renderables[3], slack_s(look(state))[1]
-        assert f"following tokens {live._slack(due)}" in shown
+        assert f"following tokens {watching._slack(due)}" in shown
         assert state.requests.tobytes() == before
         behind += slack_s(state)[1] != due and not np.isnan(due)
     assert behind
