@@ -127,8 +127,10 @@ def drift_at(sigma: float, time_s: np.ndarray, seed: int, stream: str) -> np.nda
     waves = np.concatenate([np.cos(angle), np.sin(angle)]) / math.sqrt(_DRIFT_HARMONICS)
     week = math.floor(time_s[0] / WEEK_S)
     turn = np.pi / 2 * np.maximum(0.0, (time_s - (week + 1) * WEEK_S) / DAY_S + 1)
-    here, following = (keyed_generator(seed, f"{stream}/drift", number).standard_normal(len(waves)) @ waves
-                       for number in (week, week + 1))
+    # A sum down the columns adds in one order; a matrix product's last bits depend on the processor and on n.
+    here, following = (
+        (keyed_generator(seed, f"{stream}/drift", number).standard_normal((len(waves), 1)) * waves).sum(axis=0)
+        for number in (week, week + 1))
     return np.exp(sigma * (np.cos(turn) * here + np.sin(turn) * following) - sigma**2 / 2)
 
 
