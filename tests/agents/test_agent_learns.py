@@ -14,8 +14,8 @@ GAMES = 96  # windows of the validation split
 
 
 def config(out, **changes):
-    """Preemption from random play, without a start and without a choice on validation."""
-    base = zoo.composed("train", "env=preemption")
+    """Packing from random play, without a start and without a choice on validation."""
+    base = zoo.composed("train", "env=packing")
     agent = {"imitate": {"rule": None}, "learning_rate": 1e-3, "n_envs": 32, "discount_per_s": 0.97, "trace_per_s": 0.9}
     short = {"window_s": 60.0, "seed": 2, "env": SHORT, "validation": {"windows": 0}, "resumable": False,
              "checkpoint_every_steps": None, "agent": agent}
@@ -24,7 +24,7 @@ def config(out, **changes):
 
 @pytest.mark.slow
 def test_a_minute_of_training_improves_on_the_policy_that_it_began_with(tmp_path):
-    settings = config(tmp_path / "learned", total_timesteps=200_000)
+    settings = config(tmp_path / "learned", total_timesteps=30_000)
     train.main(settings)
     train.main({**settings, "total_timesteps": 1, "agent": {**settings["agent"], "learning_rate": 0.0},
                 "out": str(tmp_path / "untrained")})
