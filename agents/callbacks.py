@@ -16,9 +16,9 @@ from agents.interrupts import Interrupts, Stop
 from agents.networks import Actor, ObservationEncoder
 from agents.scoring import feasible_first
 from agents.vector import GymnasiumVecEnv
-from ooco_gym.cli.progress import progress
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
 from ooco_gym.files import atomic_write
+from ooco_gym.report.terminal import progress
 
 REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
 

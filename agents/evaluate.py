@@ -20,9 +20,9 @@ from agents.environments import Window, check_ours, group, make_env, plain, spli
 from agents.learned import check_fit, environment_of, kept, runs_of
 from agents.play import BatchPlayer, play
 from agents.scoring import score
-from ooco_gym.cli.progress import track
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report.terminal import track
 from ooco_gym.zoo import placed
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes

@@ -10,7 +10,8 @@ from typing import Any
 from agents.scoring import HEADLINE
 from agents.tables import budget, note
 from ooco_gym.files import atomic_write
-from ooco_gym.render.style import FONT, LIMIT_COLOUR, colours, layout, percent
+from ooco_gym.report import colours, layout, percent
+from ooco_gym.report.pages import FONT, LIMIT_COLOUR
 
 
 def write_page(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:

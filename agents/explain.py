@@ -200,7 +200,7 @@ def _show(result: Mapping[str, Any], out: Path) -> None:
 
     console = Console(soft_wrap=True)
     for table in tables(result):
-        table.show(console)
+        table.turned().show(console)
     for line in result["rule"]:
         console.print(escape(line), highlight=False)
     console.print(f"the page: {escape(str(out / PAGE_FILE))}; the rule, which evaluate and Python play: "

@@ -17,10 +17,8 @@ from agents.tables import TITLES, bracketed, markdown_table
 from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import WORDS, in_unit, is_flag
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
-from ooco_gym.render.page import Section
-from ooco_gym.render.page import page as html_page
-from ooco_gym.render.style import layout, percent
-from ooco_gym.render.tables import Table
+from ooco_gym.report import Section, Table, layout, percent
+from ooco_gym.report import page as html_page
 
 _SHOWN = 12  # features in a table and a figure
 _BINS = 12
@@ -190,9 +188,9 @@ def page(result: Mapping[str, Any], figures: Mapping[str, Sequence[Any]]) -> str
         words = WORDS.get(decision)
         sections.append(Section(
             f"What moves '{decision}'", [words.question] if words is not None else (), [replace(table, title="")],
-            shown[0] if shown else None, "Lines: what the network answers on held-out decisions whose feature has that "
-            "value. Dotted: the rule.", more_figures=shown[1:]))
-    return html_page(f"What '{result['policy']}' does on {result['env']}", _lead(result), sections)
+            shown, "Lines: what the network answers on held-out decisions whose feature has that value. Dotted: the "
+            "rule."))
+    return html_page(f"What '{result['policy']}' does on {result['env']}", sections, _lead(result))
 
 
 def _lead(result: Mapping[str, Any]) -> str:

@@ -18,9 +18,9 @@ from agents.checks import seeds as checked_seeds
 from agents.contenders import Contender, contenders, heuristics_of, rule_names
 from agents.environments import check_ours, group, make_env, plain, split_seeds
 from agents.gaps import markdown, score, show
-from ooco_gym.cli.progress import Bar, progress, track
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report.terminal import Bar, progress, track
 from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 

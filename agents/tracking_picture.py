@@ -13,7 +13,7 @@ import numpy as np
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import actual
 from ooco_gym.envs.features import CLUSTER, DECISIONS
-from ooco_gym.render.style import GRID_COLOUR, LIMIT_COLOUR
+from ooco_gym.report.pages import GRID_COLOUR, LIMIT_COLOUR
 
 WIDTH, LEFT, RIGHT, TOP, PANEL, GAP, STRIP, BIN = 1000, 64, 20, 34, 108, 34, 30, 4
 _BLUE, _ORANGE, _GREEN, _GREY, _DARK = "#0072B2", "#D55E00", "#009E73", "#9A9A9A", "#222222"

@@ -26,11 +26,11 @@ from agents.extras import require
 from agents.ranges import ranges_of
 from agents.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
 from agents.tune_page import markdown, show
-from ooco_gym.cli.progress import progress
 from ooco_gym.envs import buffers as b
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import get_policy, list_policies, spelled
+from ooco_gym.report.terminal import progress
 
 POLICY_FILE = "policy.yaml"
 _VERSIONS = ("ooco-gym", "optuna", "numpy", "numba")

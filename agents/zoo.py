@@ -23,9 +23,9 @@ from agents.checks import seeds as checked_seeds
 from agents.environments import plain
 from agents.extras import require
 from agents.run_folder import clear
-from ooco_gym.cli.progress import progress
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report.terminal import progress
 from ooco_gym.resources import conf_root
 from ooco_gym.resources import names as known
 

@@ -13,12 +13,12 @@ import yaml
 from experiments import background
 from experiments.gate_story import gate_section, missing_section
 from experiments.options import names_of, seeds_of
-from ooco_gym.cli.progress import progress
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError
 from ooco_gym.render import Record, report
+from ooco_gym.render.comparison import comparison_table, difference_table
 from ooco_gym.render.record import grouped, scenario_name
-from ooco_gym.render.tables import comparison_table, difference_table
+from ooco_gym.report.terminal import progress
 from ooco_gym.resources import conf_root
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     budget = float(records[0].scenario["protocol"]["violation_budget"])
     tables = [table for table in (comparison_table(groups, budget), difference_table(groups)) if table is not None]
     for table in tables:
-        table.show(console)
+        table.turned().show(console)
     gate = [gate_section(trained, evaluation, options)] if trained else [missing_section(str(reason), evaluation)]
     path = report(out / REPORT_FILE, records, gate, title=TITLE if trained else None, lead=_lead(records, seeds))
     walls["report"] = time.monotonic() - begun - sum(walls.values())

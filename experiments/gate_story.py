@@ -7,9 +7,8 @@ from typing import Any
 
 from agents import tables
 from agents.scoring import HEADLINE
-from ooco_gym.render import Section, Table
-from ooco_gym.render.evaluation import evaluation_figure, training_figure
-from ooco_gym.render.style import percent
+from ooco_gym.render.totals import evaluation_figure, training_figure
+from ooco_gym.report import Section, Table, percent
 
 EVALUATION_HEAD = ("rank", "policy", "reward", "offline ref. GPU-s/s", "offline tokens/s", "violations",
                    "wasted tokens/s")
@@ -25,16 +24,18 @@ def gate_section(trained: Mapping[str, Any], evaluation: Mapping[str, Any], opti
                 f"ooco-gym evaluate 'policies=[gate,{','.join(options['rules'])}]' episodes={options['episodes']} "
                 "out=evaluation"]
     return Section("A first learned gate", [*training_words(trained), *evaluation_words(evaluation)],
-                   evaluation_tables(evaluation), evaluation_figure(evaluation["results"],
-                                                                    evaluation["violation_limit"]),
-                   _note(evaluation), commands, more_figures=_training_figures(trained, evaluation))
+                   evaluation_tables(evaluation), [_figure(evaluation), *_training_figures(trained, evaluation)],
+                   _note(evaluation), commands)
 
 
 def missing_section(reason: str, evaluation: Mapping[str, Any]) -> Section:
     """The rules alone, and why no gate was trained."""
     return Section("Gates on held-out windows", [], evaluation_tables(evaluation),
-                   evaluation_figure(evaluation["results"], evaluation["violation_limit"]), _note(evaluation),
-                   warning=f"No gate was trained: {reason}.")
+                   [_figure(evaluation)], _note(evaluation), warning=f"No gate was trained: {reason}.")
+
+
+def _figure(evaluation: Mapping[str, Any]) -> Any:
+    return evaluation_figure(evaluation["results"], evaluation["violation_limit"])
 
 
 def training_words(trained: Mapping[str, Any]) -> list[str]:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from experiments.cache import Cache
 from experiments.policies import is_learned
-from ooco_gym.cli.notes import plain_warnings
 from ooco_gym.peak import file_stamps
+from ooco_gym.report.terminal import plain_warnings
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario

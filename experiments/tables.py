@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.cli.progress import progress
 from ooco_gym.metrics.statistics import interval_words
+from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
     from rich.console import Console

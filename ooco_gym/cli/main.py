@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ooco_gym.cli.commands import Command, commands, find
-from ooco_gym.cli.notes import notes
 from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
 from ooco_gym.errors import UserError
+from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
 USAGE = "ooco-gym COMMAND [key=value …] [-m] [--cfg job] [--config-dir DIR] [--help]"

@@ -127,7 +127,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     from rich.console import Console
 
-    from ooco_gym.cli.progress import track
+    from ooco_gym.report.terminal import track
 
     for key in ("repeats", "fleet_requests", "env_steps"):
         if not isinstance(cfg[key], int) or cfg[key] < 1:

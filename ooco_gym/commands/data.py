@@ -67,7 +67,7 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fetch(values: dict[str, Any]) -> dict[str, Any]:
-    from ooco_gym.cli.progress import progress
+    from ooco_gym.report.terminal import progress
 
     dataset = load_dataset(str(values["target"]))
     address = str(values["address"] or dataset.address or "")
@@ -121,7 +121,7 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
 
 def _convert(source: Source, to: Path) -> dict[str, Any]:
     """Converts piece by piece; returns all figures of what came out, or of a large file those that need one look."""
-    from ooco_gym.cli.progress import progress
+    from ooco_gym.report.terminal import progress
 
     assert source.form is not None
     with progress(f"importing {source.path.name} (requests)") as bar:

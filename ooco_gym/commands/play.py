@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.cli.progress import progress
 from ooco_gym.commands import play_screen as screen
 from ooco_gym.envs.decision import asked
 from ooco_gym.errors import UserError, whole_number
 from ooco_gym.policy import spelling_of
+from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

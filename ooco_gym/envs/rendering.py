@@ -28,7 +28,7 @@ from ooco_gym.extras import EXTRAS
 from ooco_gym.sim.state import PS_PER_S
 
 SPAN_S = 180.0  # of the past that is shown
-# As `ooco_gym.render.style` has them: kinds of work (idle last), then lines.
+# As `ooco_gym.report.pages` has them: kinds of work (idle last), then lines.
 COLOURS = ("#882255", "#DDCC77", "#44AA99", "#CC6677", "#0072B2", "#ECECEC")
 KV_COLOUR, LIMIT_COLOUR, GRID_COLOUR, TEXT, GREY = "#111111", "#B00020", "#E3E3E3", "#222222", "#666666"
 MARKS = {PARTNERS: "#7F7F7F", DECLINED: "#E69F00", OWN: "#0072B2"}

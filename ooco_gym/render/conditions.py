@@ -9,7 +9,7 @@ from typing import Any
 from ooco_gym.errors import UserError
 from ooco_gym.peak import short_name
 from ooco_gym.render.record import Record
-from ooco_gym.render.tables import Table
+from ooco_gym.report import Table
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import workload_name
 

@@ -2,17 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.render.record import Record
-from ooco_gym.render.style import KV_COLOUR, LIMIT_COLOUR, WORK_COLOURS, TimeAxis, bin_s, colours, layout, lean
+from ooco_gym.report.pages import KV_COLOUR, LIMIT_COLOUR, WORK_COLOURS, colours, layout
 
 QUANTILES = ((0.99, "solid", "P99"), (0.50, "dot", "P50"))
 MOST_INSTANCES = 4  # more are shown as the mean of each role
 WORK = ("online_prefill_share", "offline_prefill_share", "decode_share")
+BINS_S = (10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 900.0, 1800.0, 3600.0, 7200.0, 14400.0)
+MOST_BINS = 300
+FEW_MINUTES_S = 120.0
+DAY_LIKE_S = (12 * 3600.0, 36 * 3600.0)  # windows with a tick every three hours
+
+
+def bin_s(window_s: float, least_s: float = FEW_MINUTES_S) -> float:
+    """Width of the bins over time: the smallest usual one of at least `least_s` with at most `MOST_BINS` of them."""
+    least_s = min(least_s, window_s / 5)  # a short window keeps a handful of bins
+    fitting = [width for width in BINS_S if width >= least_s and window_s / width <= MOST_BINS]
+    return fitting[0] if fitting else max(BINS_S[-1], window_s / MOST_BINS)
+
+
+class TimeAxis:
+    """Places of a record on the time axis: time of day for hours, minutes since the window's start for less."""
+
+    def __init__(self, record: Record) -> None:
+        self.window_s = record.window_s
+        self.short = record.window_s < 7200.0
+        self.origin_s = 0.0 if self.short else record.day_start_s
+        self.unit_s = 60.0 if self.short else 3600.0
+        workload = record.scenario["workload"]
+        path = workload.get("path") if isinstance(workload, Mapping) else None
+        self.title = ("time since the window's start (min)" if self.short
+                      else "time in the trace (h)" if path else "time of day (h; over 24 is the next day)"
+                      if (record.day_start_s + record.window_s) > 25 * 3600 else "time of day (h)")
+
+    @property
+    def tick(self) -> float | None:
+        """Distance of ticks that suits a day; None leaves it to the figure."""
+        return 3.0 if not self.short and DAY_LIKE_S[0] <= self.window_s <= DAY_LIKE_S[1] else None
+
+    def at(self, seconds: np.ndarray) -> np.ndarray:
+        """Seconds since the window's start as places on the axis."""
+        return np.round((self.origin_s + np.asarray(seconds)) / self.unit_s, 5)
+
+
+def lean(values: Any) -> np.ndarray:
+    """Figures for a page, as float32: half the size and still seven digits."""
+    return np.asarray(values, np.float32)
 
 
 def load_figure(records: Sequence[Record]) -> Any:

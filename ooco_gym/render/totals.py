@@ -1,4 +1,4 @@
-"""Figures of whole runs: who violates, what was served, with intervals over seeds."""
+"""Figures of whole runs and of evaluations: which policies violate, what they serve, with intervals."""
 
 from __future__ import annotations
 
@@ -9,10 +9,14 @@ import numpy as np
 
 from ooco_gym.metrics.statistics import interval, within
 from ooco_gym.render.record import Record
-from ooco_gym.render.style import LIMIT_COLOUR, colours, layout, percent
+from ooco_gym.report import colours, error_bars, layout, percent
+from ooco_gym.report.pages import LIMIT_COLOUR, LIMIT_LINE
 
 Groups = Mapping[str, Sequence[Record]]
 NO_ONLINE = "no online request"
+PANELS = (("violation_rate", "online requests that violate (%)", 100.0),
+          ("offline_reference_gpu_s_per_s", "offline service (reference GPU-s/s)", 1.0),
+          ("episode_reward", "reward of an episode", 1.0))
 LEAST_RATE = 1e-4  # a logarithmic axis has no zero: what is below stands at its edge
 
 
@@ -53,9 +57,7 @@ def violation_figure(groups: Groups, budget: float) -> Any:
                                textposition="middle right", cliponaxis=False, hoverinfo="skip")
             continue
         mean, low, high = (float(np.maximum(LEAST_RATE, value)) for value in interval(rates))
-        error = None if np.isnan(low) else {
-            "type": "data", "symmetric": False, "array": [100 * (high - mean)], "arrayminus": [100 * (mean - low)],
-            "thickness": 2, "width": 7}
+        error = error_bars(mean, low, high, 100.0, thickness=2, width=7)
         figure.add_scatter(
             x=[100 * mean], y=[label], mode="markers+text", name=label, text=[percent(float(rates.mean()))],
             textposition="top center", cliponaxis=False, marker={"size": 12, "color": colour[label]},
@@ -63,7 +65,7 @@ def violation_figure(groups: Groups, budget: float) -> Any:
         figure.add_scatter(x=100 * np.maximum(rates, LEAST_RATE), y=[label] * len(rates), mode="markers",
                            name=f"{label}, each seed", hovertemplate="%{x:.3g} %<extra>one seed</extra>",
                            marker={"size": 7, "symbol": "circle-open", "color": colour[label]})
-    figure.add_vline(x=100 * budget, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6})
+    figure.add_vline(x=100 * budget, line=LIMIT_LINE)  # type: ignore[arg-type]
     figure.add_annotation(x=np.log10(100 * budget), y=1.0, yref="paper", yanchor="bottom", showarrow=False,
                           text=f"budget {percent(budget, 0)}", font={"color": LIMIT_COLOUR})
     figure.update_xaxes(type="log", range=[np.log10(100 * LEAST_RATE), np.log10(130)], tickformat="~g", dtick=1,
@@ -88,8 +90,7 @@ def throughput_figure(groups: Groups, budget: float) -> Any:
         ranked = within_budget(members, budget)
         for col, name in ((1, "output_tokens_per_s"), (2, "wasted_tokens_per_s")):
             mean, low, high = interval(values_of(members, "offline", name))
-            error = None if np.isnan(low) else {"type": "data", "symmetric": False, "array": [high - mean],
-                                                "arrayminus": [mean - low], "color": "#222"}
+            error = error_bars(mean, low, high, color="#222")
             figure.add_bar(
                 x=[mean], y=[label], orientation="h", name=label, showlegend=False, row=1, col=col, error_x=error,
                 marker={"color": colour[label], "line": {"color": colour[label], "width": 1},
@@ -121,3 +122,57 @@ def offered_tokens_per_s(members: Sequence[Record]) -> float | None:
             offline = ~record.requests["online"]
             rates.append(float(record.requests["output_tokens"][offline].sum()) / record.window_s)
     return float(np.mean(rates)) if rates else None
+
+
+# --- Of an evaluation ------------------------------------------------------------------------------------------------
+def evaluation_figure(results: Sequence[Mapping[str, Any]], limit: float) -> Any:
+    """Violations, offline service and reward of each policy on the same held-out windows, with intervals.
+
+    Args:
+        results: `results[]` of `evaluate`: `policy`, `metric`, `mean`, `ci_low`, `ci_high`.
+        limit: largest violation rate (its upper limit) of a ranked policy.
+    """
+    from plotly.subplots import make_subplots
+
+    policies = list(dict.fromkeys(row["policy"] for row in results))
+    colour = colours(policies)
+    figure = make_subplots(rows=1, cols=len(PANELS), shared_yaxes=True, horizontal_spacing=0.04)
+    for col, (metric, title, factor) in enumerate(PANELS, start=1):
+        for row in (row for row in results if row["metric"] == metric):
+            mean = None if row["mean"] is None else factor * row["mean"]
+            error = error_bars(row["mean"], row["ci_low"], row["ci_high"], factor, thickness=2, width=7)
+            figure.add_scatter(x=[mean], y=[row["policy"]], mode="markers", name=row["policy"], error_x=error,
+                               marker={"size": 11, "color": colour[row["policy"]]}, row=1, col=col,
+                               hovertemplate=f"{row['policy']} %{{x:.4g}}<extra></extra>")
+        figure.update_xaxes(title_text=title, row=1, col=col)
+    figure.add_vline(x=100 * limit, line=LIMIT_LINE, row=1, col=1)  # type: ignore
+    figure.add_annotation(x=100 * limit, y=1.0, yref="y domain", yanchor="bottom", showarrow=False, row=1, col=1,
+                          text=f"limit {percent(limit, 0)}", font={"color": LIMIT_COLOUR})
+    figure.update_xaxes(rangemode="tozero", row=1, col=1)
+    figure.update_yaxes(autorange="reversed", type="category", categoryorder="array", categoryarray=policies)
+    figure.update_yaxes(title_text="policy", row=1, col=1)
+    layout(figure, 150 + 48 * len(policies), legend=False, top=40)
+    return figure.update_layout(margin_l=120)
+
+
+def training_figure(history: Sequence[Mapping[str, Any]], limit: float) -> Any:
+    """Reward and violation rate on the validation windows as training goes on.
+
+    Args:
+        history: `validation[]` of `train`: `timesteps`, `reward`, `violation_rate`.
+        limit: violation rate up to which a policy counts as feasible.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=1, cols=2, horizontal_spacing=0.09)
+    steps = [one["timesteps"] for one in history]
+    line = {"color": "#CC79A7", "width": 1.8}
+    for col, key, title, factor in ((1, "reward", "validation reward of an episode", 1.0),
+                                    (2, "violation_rate", "validation violations (%)", 100.0)):
+        figure.add_scatter(x=steps, y=[factor * one[key] for one in history], mode="lines+markers", name=key, line=line,
+                           row=1, col=col)
+        figure.update_yaxes(title_text=title, row=1, col=col)
+        figure.update_xaxes(title_text="decisions", rangemode="tozero", row=1, col=col)
+    figure.update_yaxes(rangemode="tozero", row=1, col=2)
+    figure.add_hline(y=100 * limit, line=LIMIT_LINE, row=1, col=2)  # type: ignore
+    return layout(figure, 330, legend=False, top=30)

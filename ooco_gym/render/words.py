@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.metrics.statistics import interval, paired_interval
-from ooco_gym.render.over_time import WORK, online_quality, work_name
+from ooco_gym.render.over_time import WORK, TimeAxis, online_quality, work_name
 from ooco_gym.render.record import Record
-from ooco_gym.render.style import TimeAxis, percent
 from ooco_gym.render.totals import Groups, idle_seeds, values_of, within_budget
+from ooco_gym.report import percent
 
 KEPT_UP = 0.98  # PROTOCOL, capacity: the backlog holds if this share of what arrived in the second half is completed
 THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash

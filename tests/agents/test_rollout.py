@@ -11,9 +11,9 @@ from agents.futures import Futures
 from agents.headroom import main, play_window
 from agents.rollout import Rollout
 from ooco_gym import UserError
-from ooco_gym.cli.progress import Bar
 from ooco_gym.envs import document, register_all
 from ooco_gym.envs.stepping import PARTNER, play_out
+from ooco_gym.report.terminal import Bar
 from ooco_gym.sim import build
 from ooco_gym.sim import state as s
 

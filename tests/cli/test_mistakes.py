@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ooco_gym.cli.notes import notes
+from ooco_gym.report.terminal import notes
 
 MISTAKES = [
     # words, what the sentence must say

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from ooco_gym.cli.progress import progress, track, watched
+from ooco_gym.report.terminal import progress, track, watched
 
 
 class Terminal(io.StringIO):

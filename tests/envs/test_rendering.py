@@ -18,7 +18,7 @@ import ooco_gym
 from ooco_gym.envs import rendering, watching
 from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL, WORK
 from ooco_gym.envs.watching import LiveView, slack_s
-from ooco_gym.render import style
+from ooco_gym.report import pages as style
 from ooco_gym.sim import state as s
 from ooco_gym.sim.look import look
 

@@ -1,0 +1,24 @@
+"""How results look: tables (terminal, Markdown, HTML) and numbers as text, self-contained pages of figures, progress.
+
+Every command and study writes with these modules: `tables`, `pages` and `terminal`. They know nothing of simulation;
+what a comparison of runs shows is in `ooco_gym.render`. Rich and Plotly are imported where something is shown or drawn.
+"""
+
+from ooco_gym.report.pages import Section, colours, error_bars, layout, page, write_figure, write_page
+from ooco_gym.report.tables import (
+    NONE,
+    Column,
+    Table,
+    as_text,
+    duration,
+    joined,
+    minus,
+    number,
+    percent,
+    with_interval,
+)
+from ooco_gym.report.terminal import console, progress, show_notes, track
+
+__all__ = ["NONE", "Column", "Section", "Table", "as_text", "colours", "console", "duration", "error_bars", "joined",
+           "layout", "minus", "number", "page", "percent", "progress", "show_notes", "track", "with_interval",
+           "write_figure", "write_page"]

@@ -1,0 +1,154 @@
+"""Self-contained HTML pages: sentences, tables and Plotly figures in one template, which embeds Plotly once.
+
+A page needs no network, and follows the reader's choice of a light or a dark look.
+"""
+
+from __future__ import annotations
+
+import html
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ooco_gym.files import atomic_write
+from ooco_gym.report.tables import Table, missing
+from ooco_gym.version import __version__
+
+# Okabe and Ito's colours for policies; Tol's muted ones for kinds of work, so that no colour has two meanings.
+POLICY_COLOURS = {"ooco": "#0072B2", "ooco_xllm": "#56B4E9", "base_pd": "#D55E00", "online_priority": "#009E73",
+                  "always": "#E69F00", "never": "#7F7F7F", "random": "#000000"}
+OTHER_COLOURS = ("#CC79A7", "#332288", "#117733", "#882255", "#999933", "#88CCEE")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")  # curves in order
+WORK_COLOURS = {"online prefill": "#882255", "offline prefill": "#DDCC77", "decode": "#44AA99", "idle": "#ECECEC",
+                "prefill of either class": "#CC6677"}
+KV_COLOUR, LIMIT_COLOUR, GRID_COLOUR = "#111111", "#B00020", "#E3E3E3"
+LIMIT_LINE = {"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}
+FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
+PLOT_OPTIONS = {"responsive": True, "displaylogo": False, "modeBarButtonsToRemove": ["select2d", "lasso2d"]}
+
+
+# --- Figures --------------------------------------------------------------------------------------------------------
+def colours(labels: Sequence[str]) -> dict[str, str]:
+    """A colour for each label: a policy's own, or, for learned ones and variants, the next free one."""
+    chosen: dict[str, str] = {}
+    for label in labels:
+        own = POLICY_COLOURS.get(label)
+        free = [colour for colour in OTHER_COLOURS if colour not in chosen.values()]
+        chosen[label] = own or (free or OTHER_COLOURS)[0]
+    return chosen
+
+
+def layout(figure: Any, height: int, legend: bool = True, top: int = 60, **more: Any) -> Any:
+    """Gives a figure the common look and returns it.
+
+    Args:
+        figure: a Plotly figure, complete.
+        height: in pixels.
+        legend: whether there is a legend, above the plots.
+        top: pixels above the plots, which hold the legend and the titles of panels.
+        more: what else `update_layout` takes, such as `title` and `barmode`.
+    """
+    figure.update_layout(
+        template="plotly_white", height=height, showlegend=legend, font={"family": FONT, "size": 13, "color": "#222"},
+        margin={"l": 80, "r": 30, "t": top, "b": 60}, hovermode="closest", paper_bgcolor="white", plot_bgcolor="white",
+        legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0.0,
+                "font": {"size": 12}},
+    )
+    figure.update_xaxes(gridcolor=GRID_COLOUR, zeroline=False, linecolor="#999", ticks="outside")
+    figure.update_yaxes(gridcolor=GRID_COLOUR, zeroline=False, linecolor="#999", title_standoff=8)
+    return figure.update_layout(**more)
+
+
+def error_bars(mean: Any, low: Any, high: Any, factor: float = 1.0, **look: Any) -> dict[str, Any] | None:
+    """Intervals as Plotly's error bars; None where no point has one.
+
+    Args:
+        mean, low, high: of one point, or of each point of a trace; None or NaN where there is none.
+        factor: from their unit to the axis' (100 for shares in percent).
+        look: what else Plotly takes, such as `thickness` and `width`.
+    """
+    points = list(zip(mean, low, high, strict=True)) if isinstance(mean, Sequence) else [(mean, low, high)]
+    whole = [not any(map(missing, point)) for point in points]
+    if not any(whole):
+        return None
+    return {"type": "data", "symmetric": False, **look,
+            "array": [factor * (p[2] - p[0]) if there else 0.0 for p, there in zip(points, whole, strict=True)],
+            "arrayminus": [factor * (p[0] - p[1]) if there else 0.0 for p, there in zip(points, whole, strict=True)]}
+
+
+# --- Pages ----------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Section:
+    """A part of a page.
+
+    Attributes:
+        title: its heading; empty: none, and no link to it.
+        sentences: what is to be seen, as a list.
+        tables: below the sentences.
+        figures: Plotly figures, below the tables.
+        note: how to read it.
+        commands: how to make it again, folded.
+        warning: stands out at the top.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()
+    tables: Sequence[Table] = ()
+    figures: Sequence[Any] = ()
+    note: str = ""
+    commands: Sequence[str] = ()
+    warning: str = ""
+
+
+def page(title: str, sections: Sequence[Section], lead: str = "") -> str:
+    """A whole page as HTML: title, a sentence under it, links to the sections, and the sections."""
+    from importlib.resources import files
+
+    from plotly.offline import get_plotlyjs
+
+    style = files("ooco_gym.report").joinpath("page.css").read_text(encoding="utf-8")
+    links = " ".join(f'<a href="#s{index}">{html.escape(part.title)}</a>' for index, part in enumerate(sections)
+                     if part.title)
+    body = "\n".join(_section(index, part) for index, part in enumerate(sections))
+    script = f"<script>{get_plotlyjs()}</script>\n" if any(part.figures for part in sections) else ""
+    return (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{html.escape(title)}</title>\n<style>\n{style}</style>\n"
+            f"{script}</head>\n<body>\n<h1>{html.escape(title)}</h1>\n"
+            f'<p class="lead">{html.escape(lead)}</p>\n<nav>{links}</nav>\n{body}\n'
+            f'<p class="note">Made by ooco-gym {__version__}.</p>\n</body>\n</html>\n')
+
+
+def _section(index: int, part: Section) -> str:
+    pieces = [f'<section id="s{index}">']
+    if part.title:
+        pieces.append(f"<h2>{html.escape(part.title)}</h2>")
+    if part.warning:
+        pieces.append(f'<p class="warn">{html.escape(part.warning)}</p>')
+    if part.sentences:
+        seen = "".join(f"<li>{html.escape(line)}</li>" for line in part.sentences)
+        pieces.append(f'<ul class="seen">{seen}</ul>')
+    pieces += [table.html() for table in part.tables]
+    pieces += [figure.to_html(full_html=False, include_plotlyjs=False, div_id=f"figure{index}-{number}",
+                              config=PLOT_OPTIONS, default_width="100%") for number, figure in enumerate(part.figures)]
+    if part.note:
+        pieces.append(f'<p class="note">{html.escape(part.note)}</p>')
+    if part.commands:
+        pieces.append("<details><summary>How to make this again</summary><pre>"
+                      + html.escape("\n".join(part.commands)) + "</pre></details>")
+    return "\n".join([*pieces, "</section>"])
+
+
+def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Section], lead: str = "") -> Path:
+    """Writes `page` as one HTML file, atomically, and returns its path."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(page(title, sections, lead), encoding="utf-8")
+    return Path(path)
+
+
+def write_figure(path: str | os.PathLike[str], figure: Any, title: str, lead: str = "",
+                 notes: Sequence[str] = ()) -> Path:
+    """Writes a page of one Plotly figure, its title above it and notes below."""
+    return write_page(path, title, [Section("", figures=[figure], note=" ".join(notes))], lead)

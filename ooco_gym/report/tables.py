@@ -1,0 +1,207 @@
+"""One table for the terminal, Markdown and HTML, and how numbers are written in it and in sentences."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table as RichTable
+
+NONE = "–"  # stands where there is no figure
+BRACKETS, TO, RANGE = "{} [{}, {}]", "{} ({} to {})", "{} ({}–{})"  # a mean with its interval
+Form = str | Callable[[Any], str]  # how a value is written: a format specification (".4g") or a function
+
+
+# --- Numbers --------------------------------------------------------------------------------------------------------
+def as_text(value: Any, form: Form = "") -> str:
+    """A value as text in a form; `NONE` for None, NaN and infinity."""
+    if missing(value):
+        return NONE
+    return form(value) if callable(form) else format(value, form)
+
+
+def missing(value: Any) -> bool:
+    """Whether there is no figure: None, NaN or infinity."""
+    return value is None or (isinstance(value, Real) and not math.isfinite(value))
+
+
+def percent(share: float | None, digits: int = 2, sign: str = "", whole: float = 100.0) -> str:
+    """A share in percent: 0.0312 is `3.12 %`. With `sign="+"` a difference; `whole=1` where the figure is in percent
+    already."""
+    return as_text(share, lambda value: f"{whole * value:{sign}.{digits}f} %")
+
+
+def number(value: float | None, digits: int = 3, sign: str = "") -> str:
+    """A number to so many significant digits; whole ones and large ones with separators and without a fraction."""
+    if missing(value):
+        return NONE
+    assert value is not None
+    plain = abs(value) >= 10 ** (digits - 1) or float(value).is_integer()
+    return f"{value:{sign},.0f}" if plain else f"{value:{sign}.{digits}g}"
+
+
+def duration(seconds: float | None) -> str:
+    """A time in milliseconds below a second, in seconds from there on."""
+    return as_text(seconds, lambda s: f"{1000 * s:.1f} ms" if s < 1 else f"{s:.2f} s" if s < 1000 else f"{s:,.0f} s")
+
+
+def with_interval(mean: float | None, low: float | None, high: float | None, form: Form = ".4g",
+                  between: str = BRACKETS, none: str = NONE) -> str:
+    """A figure with its interval, `mean [low, high]`; alone where it has none.
+
+    Args:
+        mean, low, high: the figure and the ends of its interval; None or NaN where there is none.
+        form: how each of the three is written.
+        between: how the three stand together, such as `BRACKETS`, `TO` and `RANGE`.
+        none: stands where there is no figure.
+    """
+    if missing(mean):
+        return none
+    if missing(low) or missing(high):
+        return as_text(mean, form)
+    return between.format(*(as_text(value, form) for value in (mean, low, high)))
+
+
+def minus(text: str) -> str:
+    """Hyphens of negative numbers as minus signs."""
+    return text.replace("-", "−")
+
+
+def joined(words: Sequence[str]) -> str:
+    """A list in a sentence: `a, b and c`."""
+    return f"{', '.join(words[:-1])} and {words[-1]}" if len(words) > 1 else "".join(words)
+
+
+# --- Tables ---------------------------------------------------------------------------------------------------------
+class Column(NamedTuple):
+    """A column of a table of records.
+
+    Attributes:
+        head: its title.
+        value: what a record has in it: a key, or a function of the record.
+        form: how that is written.
+        align: `l` or `r`.
+    """
+
+    head: str
+    value: str | Callable[[Any], Any]
+    form: Form = ""
+    align: str = "r"
+
+    def cell(self, record: Any) -> str:
+        """The column's text of one record."""
+        return as_text(self.value(record) if callable(self.value) else record[self.value], self.form)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of text under a head.
+
+    Attributes:
+        title: stands above it, except in Markdown.
+        head: a title for each column.
+        rows: of cells; what is no string is written by `as_text`.
+        note: how to read it, below it; except in Markdown.
+        align: `l` or `r` for each column, the last one for all that follow; empty: the first column `l`, the others
+            `r` where they hold numbers.
+        marked: indexes of rows that deserve attention.
+    """
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[Any]]
+    note: str = ""
+    align: str = "lr"
+    marked: Collection[int] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "head", tuple(self.head))
+        object.__setattr__(self, "rows", tuple(tuple(map(as_text, row)) for row in self.rows))
+        for row in self.rows:
+            if len(row) != len(self.head):
+                raise ValueError(f"table '{self.title}': a row has {len(row)} cells, its head {len(self.head)}")
+
+    @classmethod
+    def of(cls, columns: Sequence[Column], records: Sequence[Any], title: str = "", note: str = "") -> Table:
+        """The table of records: a row each, a cell for each column."""
+        return cls(title, [column.head for column in columns],
+                   [[column.cell(record) for column in columns] for record in records], note,
+                   "".join(column.align for column in columns))
+
+    def turned(self) -> Table:
+        """The same on its side where it has more columns than rows, as a terminal is narrow."""
+        if len(self.head) <= len(self.rows) + 1:
+            return self
+        head, *rows = zip(self.head, *self.rows, strict=True)
+        return replace(self, head=head, rows=rows, marked=())
+
+    def markdown(self) -> str:
+        """The table in Markdown, without title and note."""
+        lines = [self.head, ["---:" if side == "r" else "---" for side in self._sides()], *self.rows]
+        return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+    def html(self) -> str:
+        """The table in HTML, with title and note; an interval in brackets stands on a line of its own."""
+        kinds = ["", *(" class=text" if side == "l" else "" for side in self._sides()[1:])]
+        head = "".join(f"<th{kind}>{html.escape(cell)}</th>" for cell, kind in zip(self.head, kinds, strict=True))
+        rows = "".join(f"<tr{' class=marked' if index in self.marked else ''}>"
+                       + "".join(f"<td{kind}>{_html_cell(cell)}</td>" for cell, kind in zip(row, kinds, strict=True))
+                       + "</tr>" for index, row in enumerate(self.rows))
+        title = f"<h3>{html.escape(self.title)}</h3>" if self.title else ""
+        note = f'<p class="note">{html.escape(self.note)}</p>' if self.note else ""
+        kind = ' class="words"' if len(self.head) == 2 else ""
+        return (f'{title}<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
+                f"</div>{note}")
+
+    def view(self, frame: Literal["full", "simple", "none"] = "full", unbroken: int = 0, show_head: bool = True,
+             new_sections: Collection[int] = ()) -> RichTable:
+        """The table for the terminal, a renderable of Rich.
+
+        Args:
+            frame: lines all round, a line below the head, or none.
+            unbroken: how many columns from the left never break a cell over lines.
+            show_head: whether the column titles are shown.
+            new_sections: indexes of rows above which a line is drawn.
+        """
+        from rich.box import HEAVY_HEAD, SIMPLE_HEAD
+        from rich.markup import escape
+        from rich.table import Table as RichTable
+
+        look: dict[str, Any] = {"full": {"box": HEAVY_HEAD}, "simple": {"box": SIMPLE_HEAD},
+                                "none": {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}}[frame]
+        view = RichTable(title=escape(self.title) or None, title_justify="left", caption=escape(self.note) or None,
+                         caption_justify="left", show_header=show_head, **look)
+        for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
+            view.add_column(escape(name), justify="right" if side == "r" else "left", overflow="fold",
+                            no_wrap=index < unbroken)
+        for index, row in enumerate(self.rows):
+            view.add_row(*map(escape, row), style="yellow" if index in self.marked else None,
+                         end_section=index + 1 in new_sections)
+        return view
+
+    def show(self, screen: Console | None = None, **look: Any) -> None:
+        """Prints the table on the terminal; `look` as `view` takes it."""
+        from rich.console import Console
+
+        (screen or Console()).print(self.view(**look), highlight=False)
+
+    def _sides(self) -> str:
+        if not self.align:
+            return "l" + "".join("r" if _numeric(cells) else "l" for cells in list(zip(*self.rows, strict=True))[1:])
+        return self.align[: len(self.head)] + self.align[-1] * (len(self.head) - len(self.align))
+
+
+def _numeric(cells: Sequence[str]) -> bool:
+    some = [cell for cell in cells if cell]
+    return bool(some) and all(cell[0] in "0123456789-+−–<±" for cell in some)
+
+
+def _html_cell(text: str) -> str:
+    value, bracket, interval = text.partition(" [")
+    return html.escape(value) + (f'<br><span class="ci">[{html.escape(interval)}</span>' if bracket else "")

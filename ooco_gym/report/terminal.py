@@ -1,0 +1,105 @@
+"""The terminal: consoles, progress bars on stderr, and warnings as one line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+WIDTH = 160  # columns of a table where output goes to a file or a pipe
+Item = TypeVar("Item")
+
+
+# --- What is printed -------------------------------------------------------------------------------------------------
+def console() -> Console:
+    """A console for wide tables: as wide as the terminal, `WIDTH` columns where there is none."""
+    from rich.console import Console
+
+    screen = Console()
+    return screen if screen.is_terminal else Console(width=WIDTH)
+
+
+def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
+    """Prints what a reader should not overlook, one line each."""
+    screen = screen or console()
+    for note in notes:
+        screen.print(f"[yellow]note[/yellow] {note}", highlight=False)
+
+
+# --- Progress --------------------------------------------------------------------------------------------------------
+class Bar:
+    """A bar to push forward; of the silent kind where stderr is no terminal."""
+
+    def __init__(self, display: object = None, task: object = None):
+        self._display, self._task = display, task
+
+    def advance(self, steps: float = 1.0) -> None:
+        """Moves the bar forward by `steps` of its total."""
+        if self._display is not None:
+            self._display.advance(self._task, steps)  # pyright: ignore[reportAttributeAccessIssue]
+
+    def text(self, text: str) -> None:
+        """Says what is being done."""
+        if self._display is not None:
+            self._display.update(self._task, description=text)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def watched() -> bool:
+    """Whether progress is shown: stderr is a terminal, and this is no CI run."""
+    return sys.stderr.isatty() and not os.environ.get("CI")
+
+
+@contextmanager
+def progress(text: str, total: float | None = None) -> Iterator[Bar]:
+    """Shows a bar while the block runs; for work of more than about two seconds.
+
+    Args:
+        text: what is being done.
+        total: steps until done; None where unknown.
+    """
+    if not watched():
+        yield Bar()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as display:
+        yield Bar(display, display.add_task(text, total=total))
+
+
+def track(items: Iterable[Item], text: str, total: int | None = None) -> Iterator[Item]:
+    """Yields from `items` with a bar; `total` is their number where `len` does not tell."""
+    count = total if total is not None else len(items) if hasattr(items, "__len__") else None  # type: ignore[arg-type]
+    with progress(text, count) as bar:
+        for item in items:
+            yield item
+            bar.advance()
+
+
+# --- Warnings --------------------------------------------------------------------------------------------------------
+def plain_warnings() -> Any:
+    """Lets `UserWarning`s of this process be printed as `note: …`; returns how they were printed before."""
+    before = warnings.formatwarning
+
+    def one_line(message: Any, category: type[Warning], filename: str, lineno: int, line: str | None = None) -> str:
+        return f"note: {message}\n" if category is UserWarning else before(message, category, filename, lineno, line)
+
+    warnings.formatwarning = one_line
+    return before
+
+
+@contextmanager
+def notes() -> Iterator[None]:
+    """`plain_warnings` for as long as a command runs."""
+    before = plain_warnings()
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before

@@ -1,0 +1,87 @@
+"""One table reads alike at the terminal, in Markdown and in HTML; numbers have one form each."""
+
+from __future__ import annotations
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from ooco_gym.report import Column, Table, as_text, duration, joined, minus, number, percent, with_interval
+from ooco_gym.report.tables import RANGE, TO
+
+TABLE = Table("Two <policies>", ("policy", "share", "note"), [("a|b", "12.5 % [10.0, 15.0]", "x & y"), ("c", None, "")],
+              "How to read it.", align="lrl", marked=(1,))
+
+
+def printed(table: Table, width: int = 100, **look) -> str:
+    screen = Console(file=io.StringIO(), width=width)
+    table.show(screen, **look)
+    return screen.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_markdown_escapes_bars_and_aligns() -> None:
+    assert TABLE.markdown().splitlines() == [
+        "| policy | share | note |", "| --- | ---: | --- |", "| a\\|b | 12.5 % [10.0, 15.0] | x & y |", "| c | – |  |"]
+
+
+def test_alignment_by_content_and_its_last_letter_repeats() -> None:
+    rows = [("1", "2", "three", ""), ("4", "–", "5", "")]
+    assert Table("", "abcd", rows, align="").markdown().splitlines()[1] == "| --- | ---: | --- | --- |"
+    assert Table("", "abcd", rows, align="lr").markdown().splitlines()[1] == "| --- | ---: | ---: | ---: |"
+    assert Table("", "abcd", rows, align="l").markdown().splitlines()[1] == "| --- | --- | --- | --- |"
+
+
+def test_html_escapes_and_marks() -> None:
+    text = TABLE.html()
+    assert "<h3>Two &lt;policies&gt;</h3>" in text and '<p class="note">How to read it.</p>' in text
+    assert '<td>12.5 %<br><span class="ci">[10.0, 15.0]</span></td><td class=text>x &amp; y</td>' in text
+    assert "<tr class=marked><td>c</td>" in text and text.count("class=marked") == 1
+
+
+def test_terminal_shows_brackets_and_never_drops_text() -> None:
+    text = printed(TABLE)
+    assert "[10.0, 15.0]" in text and "Two <policies>" in text and "How to read it." in text
+    assert "policy" not in printed(TABLE, show_head=False)
+    narrow = printed(Table("", ("a", "b"), [("word" * 8, "end")]), width=20, frame="none")
+    assert narrow.count("word") >= 6 and "…" not in narrow
+    assert len(printed(TABLE, new_sections=(1,)).splitlines()) == len(printed(TABLE).splitlines()) + 1
+
+
+def test_a_wide_table_is_turned() -> None:
+    wide = Table("t", ("policy", "x", "y"), [("a", "1", "2")])
+    assert wide.turned().head == ("policy", "a") and wide.turned().rows == (("x", "1"), ("y", "2"))
+    assert TABLE.turned() is TABLE
+
+
+def test_rows_of_another_length_are_refused() -> None:
+    with pytest.raises(ValueError, match="a row has 1 cells, its head 2"):
+        Table("t", ("a", "b"), [("1",)])
+
+
+def test_a_table_of_records() -> None:
+    columns = (Column("policy", "name", align="l"), Column("rate", lambda row: row["rate"] / 2, ".1f"),
+               Column("share", "share", percent))
+    table = Table.of(columns, [{"name": "a", "rate": 3, "share": 0.5}, {"name": "b", "rate": 1, "share": None}], "t")
+    assert table.head == ("policy", "rate", "share") and table.align == "lrr"
+    assert table.rows == (("a", "1.5", "50.00 %"), ("b", "0.5", "–"))
+
+
+def test_numbers_as_text() -> None:
+    assert [percent(x) for x in (0.0312, None, math.nan)] == ["3.12 %", "–", "–"]
+    assert percent(0.5, 0) == "50 %" and percent(3.14, 1, "+", whole=1.0) == "+3.1 %"
+    texts = ["–", "0.123", "2", "100", "150", "12,346"]
+    assert [number(x) for x in (None, 0.12345, 2.0, 99.96, 150.4, 12_345.6)] == texts
+    assert number(-0.5, sign="+") == "-0.5" and minus("-0.5") == "−0.5"
+    assert [duration(x) for x in (None, 0.0123, 1.5, 1234.0)] == ["–", "12.3 ms", "1.50 s", "1,234 s"]
+    assert as_text(1234, ",") == "1,234" and as_text("text") == "text"
+    assert [joined(words) for words in ([], ["a"], ["a", "b"], ["a", "b", "c"])] == ["", "a", "a and b", "a, b and c"]
+
+
+def test_intervals_as_text() -> None:
+    assert with_interval(0.5, 0.25, 0.75, percent) == "50.00 % [25.00 %, 75.00 %]"
+    assert with_interval(1.0, 0.5, 2.0, ".1f", RANGE) == "1.0 (0.5–2.0)"
+    assert with_interval(1.0, 0.5, 2.0, ".1f", TO) == "1.0 (0.5 to 2.0)"
+    assert with_interval(1.0, None, None, ".1f") == "1.0" == with_interval(1.0, math.nan, math.nan, ".1f")
+    assert with_interval(None, None, None) == "–" and with_interval(math.nan, 0.0, 1.0, none="") == ""
