@@ -2,6 +2,7 @@
 
 An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of seeds), and the
 keyword arguments of the environment. A window is one episode: a seed of a split and the index of a window within it.
+`ClusterStack` keeps the last few cluster vectors as one: what lets a network without memory see which way things go.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
+from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
+from agents.settings import plain
 from ooco_gym.errors import UserError, is_whole, unknown
 from ooco_gym.policy import policy_of
 
 SPLITS = ("train", "validation", "test")
 OBSERVATION_KEYS = ("cluster", "candidates", "action_mask", "decision")  # in the order in which networks take them
-
-
 _UNKNOWN_ARGUMENT = re.compile(r"unexpected keyword argument '(\w+)'")
 
 
@@ -30,27 +31,6 @@ class Window(NamedTuple):
 
     seed: int
     number: int
-
-
-def plain(config: Any) -> dict[str, Any]:
-    """Returns a plain dict of an OmegaConf or ordinary mapping, interpolations resolved."""
-    if hasattr(config, "_metadata"):
-        from omegaconf import OmegaConf
-
-        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
-    return dict(config)
-
-
-def group(config: Mapping[str, Any], key: str) -> dict[str, Any]:
-    """Returns the part `key` of a command's configuration, which must be a mapping.
-
-    Raises:
-        UserError: it is missing, or was given as a plain name where a configuration file was expected.
-    """
-    value = config.get(key)
-    if value is None or isinstance(value, str):
-        raise UserError(f"{key}={value} is no configuration; expected a name from conf/{key}/ or a YAML file")
-    return plain(value)
 
 
 def make_env(config: Mapping[str, Any]) -> gym.Env:
@@ -238,3 +218,55 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))
 
     return SyncVectorEnv([maker(index) for index in range(count)], autoreset_mode=AutoresetMode.SAME_STEP)
+
+
+class ClusterStack:
+    """Keeps the last `length` cluster vectors of N episodes side by side, or of one (arrays without an axis N)."""
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._kept: np.ndarray | None = None  # (N, length, Fc), the newest first
+
+    def begin(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The observation at the beginning of all episodes."""
+        self._kept = self._first(np.asarray(observation["cluster"]))
+        return self._stacked(observation)
+
+    def push(self, observation: Mapping[str, np.ndarray], begun: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The observation after a step; of the episodes `begun` (N,) it is the first."""
+        assert self._kept is not None
+        cluster = np.asarray(observation["cluster"])
+        self._kept = np.concatenate([cluster[..., None, :], self._kept[..., :-1, :]], axis=-2)
+        if begun is not None and begun.any():
+            self._kept[begun] = self._first(cluster[begun])
+        return self._stacked(observation)
+
+    def after(self, cluster: np.ndarray, place: int) -> np.ndarray:
+        """What would be the stack of episode `place` if `cluster` (Fc,) came next: (length · Fc,)."""
+        assert self._kept is not None
+        return np.concatenate([cluster, self._kept[place, :-1].reshape(-1)])
+
+    def _first(self, cluster: np.ndarray) -> np.ndarray:
+        return np.repeat(cluster[..., None, :], self.length, axis=-2)
+
+    def _stacked(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert self._kept is not None
+        return {**observation, "cluster": self._kept.reshape(*self._kept.shape[:-2], -1)}
+
+
+def stacked_space(space: Any, length: int) -> spaces.Dict:
+    """The space of observations whose `cluster` holds `length` vectors."""
+    cluster = space["cluster"]
+    low, high = np.tile(cluster.low, length), np.tile(cluster.high, length)
+    return spaces.Dict({**space.spaces, "cluster": spaces.Box(low, high, dtype=cluster.dtype.type)})
+
+
+def history_of(agent: Mapping[str, Any]) -> int:
+    """How many of the last cluster vectors an agent sees in one."""
+    return int(agent.get("history") or 1)
+
+
+def random_legal(masks: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Draws a legal action for each row of masks (N, A), all equally likely: (N,)."""
+    return np.where(masks > 0, random.random(masks.shape), -1.0).argmax(axis=1)
+

@@ -8,7 +8,7 @@ from plotly.subplots import make_subplots
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.vec_env import VecNormalize
 
-from agents.vector import GymnasiumVecEnv
+from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.metrics.statistics import interval  # importing ooco_gym registers the environments
 from ooco_gym.resources import load_yaml
 

@@ -83,7 +83,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def _why_not_learn(options: Mapping[str, Any]) -> str | None:
     """None where a gate is to be trained and can be; else the reason, in words."""
-    from agents.extras import require
+    from agents.settings import require
 
     if not isinstance(options["train_s"], (int, float)) or options["train_s"] < 0:
         raise UserError(f"train_s={options['train_s']!r} must be a number of seconds, at least 0")
@@ -98,7 +98,7 @@ def _why_not_learn(options: Mapping[str, Any]) -> str | None:
 
 def _train(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Trains as `ooco-gym train` does, with its configuration, until the clock ends it."""
-    from agents.train import main as train
+    from agents.learning.train import main as train
 
     settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
     del settings["defaults"]
@@ -109,7 +109,7 @@ def _train(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] | None) -> dict[str, Any]:
     """Plays the held-out windows, with the learned gate where there is one; prints its tables."""
-    from agents.evaluate import main as evaluate
+    from agents.evaluation.evaluate import main as evaluate
 
     policies = [*([str(out / "gate")] if trained else []), *options["rules"]]
     settings = yaml.safe_load((conf_root() / "evaluate.yaml").read_text(encoding="utf-8"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from agents.environments import plain
+from agents.settings import plain
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -21,7 +21,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: one of `zoo` and `table` without the other, or what either evaluation refuses.
     """
     if cfg.get("zoo") is None and cfg.get("table") is None:
-        from agents.evaluate import main as evaluate
+        from agents.evaluation.evaluate import main as evaluate
 
         return evaluate(cfg)
     if cfg.get("zoo") is None or cfg.get("table") is None:

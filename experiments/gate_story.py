@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from agents import tables
-from agents.scoring import HEADLINE
+from agents.evaluation import tables
+from agents.evaluation.scoring import HEADLINE
 from ooco_gym.render.totals import evaluation_figure, training_figure
 from ooco_gym.report import Section, Table, percent
 

@@ -30,7 +30,7 @@ def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
 
     begun = time.process_time()
     if is_learned(policy):
-        from agents.extras import limit_torch_threads
+        from agents.settings import limit_torch_threads
         from experiments.learned_player import simulate_learned
 
         limit_torch_threads()

@@ -21,10 +21,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS
-from agents.history import ClusterStack
-from agents.learned import Kept, digest_of, environment_of, is_policy, kept, runs_of
-from agents.play import history_seen
+from agents.environments import OBSERVATION_KEYS, ClusterStack
+from agents.evaluation.players import Kept, digest_of, environment_of, history_seen, is_policy, kept, runs_of
 from experiments.policies import BESIDE, LEARNED, tuned_partner
 from experiments.source_code import PLAYED_BY_SEATS, code_digest
 from ooco_gym.envs import buffers as b
@@ -83,7 +81,7 @@ def _run_of(folder: str) -> str:
     runs = runs_of(folder)
     if len(runs) == 1:
         return next(iter(runs.values()))
-    from agents.zoo_ship import best_run
+    from agents.zoo.ship import best_run
 
     best, validation, _ = best_run(Path(folder))
     if multiprocessing.parent_process() is None:  # said once, not by every worker

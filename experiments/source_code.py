@@ -18,11 +18,11 @@ SIMULATED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/dec
 GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")  # of conf
 # What plays windows of an environment, and what else does where networks, exports and rules of `explain` decide.
 PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
-          "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/bound.py",
-          "agents/clones.py", "agents/contenders.py", "agents/environments.py", "agents/futures.py",
-          "agents/headroom.py", "agents/play.py", "agents/rollout.py")
-NETWORKS = ("agents/explain_rules.py", "agents/history.py", "agents/learned.py", "agents/load.py", "agents/networks.py",
-            "agents/policies.py", "agents/scorers.py", "ooco_gym/runtime.py")
+          "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/lookahead",
+          "agents/evaluation/heuristics.py", "agents/environments.py", "agents/evaluation/players.py")
+NETWORKS = ("agents/explaining/rules.py", "agents/environments.py", "agents/evaluation/players.py",
+            "agents/learning/runs.py", "agents/learning/networks.py", "agents/learning/ppo.py",
+            "agents/learning/dqn.py", "ooco_gym/runtime")
 PLAYED_BY_SEATS = (*NETWORKS, "ooco_gym/envs", "experiments/learned_player.py")
 PLAYED_GROUPS = (*GROUPS, "env", "reward")
 # No figure depends on them.

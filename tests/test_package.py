@@ -47,7 +47,7 @@ def test_an_extra_brings_what_it_is_said_to_bring() -> None:
 
     from packaging.requirements import Requirement
 
-    from agents import extras as of_agents
+    from agents import settings as of_agents
     from ooco_gym.cli import task
     from ooco_gym.extras import EXTRAS, extras_of
 

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agents.checks import whole
-from agents.environments import plain
+from agents.settings import plain, whole
 from experiments.learned_table.page import BY_OTHER_CODE, SCHEMA, markdown, measured_before, show, write_docs
 from experiments.learned_table.players import Store
 from experiments.learned_table.study import Setting, measured

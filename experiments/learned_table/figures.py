@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from agents.contenders import CLAIRVOYANT
-from agents.scoring import (
+from agents.evaluation.heuristics import CLAIRVOYANT
+from agents.evaluation.scoring import (
     HEADLINE,
     VIOLATION_LIMIT,
     grid,
@@ -18,7 +18,7 @@ from agents.scoring import (
     upper_violation_limit,
     without_online,
 )
-from agents.shift_words import under_shift
+from agents.evaluation.tables import under_shift
 from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
 
 METRICS = {"service": HEADLINE, "reward": "episode_reward", "violation_rate": "violation_rate",

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from agents.scoring import VIOLATION_LIMIT
-from agents.tables import bracketed, markdown_table
+from agents.evaluation.scoring import VIOLATION_LIMIT
+from agents.evaluation.tables import bracketed, markdown_table
 from experiments.marked_page import merged
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json

@@ -11,10 +11,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agents.contenders import HeuristicPlayer, looking, play_heuristic
 from agents.environments import Window, make_env
-from agents.learned import digest_of, kept
-from agents.play import BatchPlayer, play
+from agents.evaluation.heuristics import HeuristicPlayer, looking, play_heuristic
+from agents.evaluation.players import BatchPlayer, digest_of, kept, play
 from experiments.cache import Cache
 from experiments.jobs import begin
 from experiments.source_code import NETWORKS, PLAYED, code_digest
@@ -126,7 +125,7 @@ def _heuristic(task: Task) -> list[dict[str, Any]]:
 
 
 def _learned(task: Task) -> list[dict[str, Any]]:
-    from agents.extras import limit_torch_threads
+    from agents.settings import limit_torch_threads
 
     limit_torch_threads()
     return play(task.config, BatchPlayer("learned", kept(task.player).decide), task.games, CHUNK)
@@ -138,7 +137,7 @@ def _looking(task: Task) -> list[dict[str, Any]]:
 
 
 def _bound(task: Task) -> list[dict[str, Any]]:
-    from agents.headroom import bound_of
+    from agents.lookahead.headroom import bound_of
 
     env = make_env(task.config).unwrapped
     return [{"seed": game.seed, "window": game.number, "bound": bound_of(env, (game.seed, game.number), task.player)}

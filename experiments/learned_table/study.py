@@ -10,14 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from agents.checks import number, whole
-from agents.contenders import CLAIRVOYANT, RANDOM, heuristics_of, looking
-from agents.environments import Window, make_env, plain, split_seeds, windows
-from agents.headroom import check_looking
-from agents.learned import SEEDS, check_fit, environment_of, is_policy, runs_of
-from agents.scoring import VIOLATION_LIMIT, best_heuristic
-from agents.tune import POLICY_FILE, read_tuned
-from agents.zoo import JOB_FILE, SUMMARY_FILE, VARIANTS
+from agents.environments import Window, make_env, split_seeds, windows
+from agents.evaluation.heuristics import CLAIRVOYANT, RANDOM, heuristics_of, looking
+from agents.evaluation.players import SEEDS, check_fit, environment_of, is_policy, runs_of
+from agents.evaluation.scoring import VIOLATION_LIMIT, best_heuristic
+from agents.learning.runs import SUMMARY_FILE
+from agents.lookahead.headroom import check_looking
+from agents.search.tune import POLICY_FILE, read_tuned
+from agents.settings import number, plain, whole
+from agents.zoo.command import JOB_FILE, VARIANTS
 from experiments.learned_table.figures import beside_searched, compared, row_of, shifted, variant_of
 from experiments.learned_table.players import BOUND, HEURISTIC, LEARNED, LOOKING, Asked, Store
 from ooco_gym.errors import UserError

@@ -24,7 +24,7 @@ def run_folder(tmp_path_factory):
     pytest.importorskip("sb3_contrib")
     from gating_double import train_config
 
-    from agents.train import main
+    from agents.learning.train import main
     from ooco_gym.files import write_json
 
     folder = tmp_path_factory.mktemp("run")
@@ -40,7 +40,7 @@ def tracked(tmp_path_factory):
     from gating_double import real_config
     from wandb_log import offline_run
 
-    from agents.train import main
+    from agents.learning.train import main
 
     out = tmp_path_factory.mktemp("tracked") / "run"
     with pytest.MonkeyPatch.context() as patch:

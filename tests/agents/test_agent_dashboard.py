@@ -5,8 +5,8 @@ import json
 import pytest
 from wandb_workspaces.workspaces import internal
 
-from agents import dashboard
-from agents.tracking_series import CHARTS, STEP
+from agents.learning import dashboard
+from agents.learning.dashboard import CHARTS, STEP
 from ooco_gym.errors import UserError
 
 CONFIG = {"entity": "us", "project": "ooco-gym", "name": "A page", "dryrun": False}

@@ -10,10 +10,10 @@ from gating_double import CONFIG
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import evaluate, scoring, tables
-from agents.contenders import HeuristicPlayer
 from agents.environments import Window, windows
-from agents.play import play
+from agents.evaluation import evaluate, scoring, tables
+from agents.evaluation.heuristics import HeuristicPlayer
+from agents.evaluation.players import play
 from ooco_gym.errors import UserError
 
 SEEDS = [21, 22, 23, 24, 25, 26]
@@ -96,7 +96,7 @@ def test_processes_change_nothing(summary, tmp_path):
 
 def test_a_learned_run_and_its_export_are_the_same_policy(run_folder, tmp_path):
     pytest.importorskip("onnxruntime")
-    from agents import export
+    from agents.learning import export
 
     bundle = tmp_path / "bundle"
     export.main({"policy": str(run_folder), "out": str(bundle), "checks": 50, "seed": 1})

@@ -8,14 +8,21 @@ from gating_double import CONFIG, FC, FIXED, SHORT, A, D, F, K, train_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agents import explain
 from agents.environments import Window, make_env, windows
-from agents.explain_distill import agreement, canonical, distilled, fewest, labels, merged
-from agents.explain_importance import importances, log_probabilities
-from agents.explain_page import markdown
-from agents.explain_record import UNKNOWN, Recording, Thinker, load_thinker, record
-from agents.explain_rules import ANOTHER, NO, PARTNER, Tree, best_candidate, load_tree, whether_names, words
-from agents.play import BatchPlayer, play
+from agents.evaluation.players import BatchPlayer, play
+from agents.explaining import command as explain
+from agents.explaining.command import markdown
+from agents.explaining.distill import agreement, canonical, distilled, fewest, labels, merged
+from agents.explaining.recording import (
+    UNKNOWN,
+    Recording,
+    Thinker,
+    importances,
+    load_thinker,
+    log_probabilities,
+    record,
+)
+from agents.explaining.rules import ANOTHER, NO, PARTNER, Tree, best_candidate, load_tree, whether_names, words
 from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISIONS
 from ooco_gym.errors import UserError
@@ -274,7 +281,7 @@ def test_the_tree_plays_as_it_was_scored(explained):
 
 
 def test_evaluate_plays_the_tree(explained, tmp_path):
-    from agents.evaluate import main as evaluate
+    from agents.evaluation.evaluate import main as evaluate
 
     _, out = explained
     summary = evaluate({"env": CONFIG, "policies": [str(out), "ooco"], "episodes": 3, "workers": 1,
@@ -288,7 +295,7 @@ def test_evaluate_plays_the_tree(explained, tmp_path):
 
 def test_a_bundle_is_explained_as_its_run(run_folder, tmp_path):
     pytest.importorskip("onnxscript")
-    from agents.export import main as export
+    from agents.learning.export import main as export
 
     export({"policy": str(run_folder), "out": str(tmp_path), "checks": 20})
     run, bundle = load_thinker(run_folder), load_thinker(tmp_path)

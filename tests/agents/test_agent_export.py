@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from gating_double import FC, A, D, F, K, train_config
 
-from agents import export, train
-from agents.environments import OBSERVATION_KEYS, make_env, windows
-from agents.history import ClusterStack
-from agents.learned import check_fit, kept
-from agents.load import load_run
-from agents.play import BatchPlayer, play
-from agents.zoo import composed
+from agents.environments import OBSERVATION_KEYS, ClusterStack, make_env, windows
+from agents.evaluation.players import BatchPlayer, check_fit, kept, play
+from agents.learning import export, train
+from agents.learning.runs import load_run
+from agents.zoo.command import composed
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.runtime import Policy

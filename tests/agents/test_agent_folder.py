@@ -8,8 +8,10 @@ import pytest
 import yaml
 from gating_double import train_config
 
-from agents import train, trainer, tune, zoo
-from agents.run_folder import clear, holds_run
+from agents.learning import train, trainer
+from agents.learning.runs import clear, holds_run
+from agents.search import tune
+from agents.zoo import command as zoo
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.resources import load_yaml

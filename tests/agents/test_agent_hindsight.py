@@ -5,9 +5,9 @@ import pytest
 from gating_double import CONFIG, train_config
 
 from agents.environments import make_env
-from agents.hindsight import Hindsight, collect, targets
-from agents.imitation import teacher_of, watch
-from agents.rollout import Rollout
+from agents.lookahead.rollout import Rollout
+from agents.search.hindsight import Hindsight, collect, targets
+from agents.search.imitation import teacher_of, watch
 from ooco_gym import candidate_table
 from ooco_gym.errors import UserError
 
@@ -97,7 +97,7 @@ def test_the_same_seed_collects_the_same_whatever_plays_beside_it():
 
 
 def test_training_starts_from_hindsight(tmp_path):
-    from agents import train
+    from agents.learning import train
 
     summary = train.main(hindsight_config(tmp_path, teacher="shortest", base="shortest"))
     imitation = summary["imitation"]
@@ -106,7 +106,7 @@ def test_training_starts_from_hindsight(tmp_path):
 
 
 def test_where_nothing_can_be_played_out_it_says_so(tmp_path):
-    from agents import train
+    from agents.learning import train
 
     config = train_config(tmp_path)
     config["agent"]["imitate"] = hindsight_config(tmp_path)["agent"]["imitate"]
@@ -117,8 +117,8 @@ def test_where_nothing_can_be_played_out_it_says_so(tmp_path):
 
 
 def test_a_copy_that_is_smoothed_stays_unsure(tmp_path):
-    from agents import train
-    from agents.load import load_run
+    from agents.learning import train
+    from agents.learning.runs import load_run
 
     chances = {}
     for smoothing in (0.0, 0.3):
@@ -138,7 +138,7 @@ def test_a_constant_of_several_controls_is_imitated_too(tmp_path):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from agents import train
+    from agents.learning import train
 
     with initialize_config_module("conf", version_base=None):
         config = OmegaConf.to_container(compose("train", [

@@ -4,15 +4,14 @@ import numpy as np
 import pytest
 from gating_double import FC, GatingDouble, train_config
 
-from agents.environments import training_env
-from agents.history import ClusterStack, stacked_space
+from agents.environments import ClusterStack, stacked_space, training_env
 from ooco_gym.errors import UserError
 
 LENGTH = 3
 
 
 def test_side_by_side_and_alone_they_are_the_same_also_across_ends_of_episodes():
-    vector = pytest.importorskip("agents.vector")
+    vector = pytest.importorskip("agents.learning.vector")
     env = vector.ClusterHistory(vector.GymnasiumVecEnv(training_env(train_config("x")["env"], 2, 1)), LENGTH)
     assert env.observation_space == stacked_space(GatingDouble().observation_space, LENGTH)
     seen = [env.reset()]
@@ -35,15 +34,15 @@ def test_side_by_side_and_alone_they_are_the_same_also_across_ends_of_episodes()
 
 
 def test_who_starts_from_a_heuristic_sees_the_past_too(tmp_path):
-    train = pytest.importorskip("agents.train")
+    train = pytest.importorskip("agents.learning.train")
     imitate = {"rule": "best", "decisions": 1500, "epochs": 15, "learning_rate": 1e-2, "critic_first_updates": 0}
     summary = train.main(train_config(tmp_path, total_timesteps=75, agent={"history": LENGTH, "imitate": imitate}))
     assert summary["imitation"]["agreement"] > 0.8
 
 
 def test_every_agent_is_called_by_the_name_it_is_chosen_by():
-    from agents.algorithms import ALGORITHMS, recipe_of
-    from agents.zoo import composed
+    from agents.learning.algorithms import ALGORITHMS, recipe_of
+    from agents.zoo.command import composed
     from ooco_gym.resources import names
 
     agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
@@ -52,8 +51,8 @@ def test_every_agent_is_called_by_the_name_it_is_chosen_by():
 
 
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
-    from agents.algorithms import check_agent
-    from agents.zoo import composed
+    from agents.learning.algorithms import check_agent
+    from agents.zoo.command import composed
 
     def imitated(name):
         return composed("train", f"agent={name}")["agent"]["imitate"]

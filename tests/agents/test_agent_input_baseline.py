@@ -7,7 +7,7 @@ import pytest
 from gating_double import CONFIG
 
 from agents.environments import training_env
-from agents.input_baseline import InputBaseline, Timeline, group_of, of_siblings
+from agents.learning.input_baseline import InputBaseline, Timeline, group_of, of_siblings
 from ooco_gym.errors import UserError
 
 PACKING = {"id": "ooco_gym/Packing-v0", "window_s": 8.0, "warmup_s": 5.0, "splits": {"train": [1000, 1001, 1002]}}
@@ -105,7 +105,7 @@ def test_training_with_groups_logs_what_siblings_explain(tmp_path):
     from hydra import compose, initialize_config_module
     from omegaconf import OmegaConf
 
-    from agents import train
+    from agents.learning import train
 
     with initialize_config_module("conf", version_base=None):
         config = OmegaConf.to_container(compose("train", [

@@ -8,8 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from agents.buffer import timed_advantages
-from agents.lagrangian import CostCritic, PIDMultiplier, ViolationRate
+from agents.learning.lagrangian import CostCritic, PIDMultiplier, ViolationRate
+from agents.learning.ppo import timed_advantages
 from ooco_gym.errors import UserError
 
 
@@ -114,7 +114,7 @@ def lagrangian_config(folder, **settings):
 
 
 def test_a_lagrangian_run_logs_its_multiplier_and_charges_no_violation_to_the_reward(tmp_path):
-    from agents import train
+    from agents.learning import train
 
     config = lagrangian_config(tmp_path, budget=1e-4, integral=0.01, most=1e6)
     assert config["env"]["reward"] == "constrained"
@@ -129,7 +129,7 @@ def test_a_lagrangian_run_logs_its_multiplier_and_charges_no_violation_to_the_re
 
 
 def test_figures_out_of_range_are_refused(tmp_path):
-    from agents import train
+    from agents.learning import train
 
     with pytest.raises(UserError, match="agent.lagrangian.integral"):
         train.main(lagrangian_config(tmp_path, integral=-1.0))

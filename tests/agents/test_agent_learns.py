@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 pytest.importorskip("sb3_contrib")
-from agents import train, zoo
 from agents.environments import split_seeds, windows
-from agents.load import load_run
-from agents.play import BatchPlayer, play
+from agents.evaluation.players import BatchPlayer, play
+from agents.learning import train
+from agents.learning.runs import load_run
+from agents.zoo import command as zoo
 
 SHORT = {"window_s": 60.0, "warmup_s": 60.0}
 GAMES = 96  # windows of the validation split

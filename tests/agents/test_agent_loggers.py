@@ -4,8 +4,8 @@ import pytest
 from gating_double import train_config
 from wandb_log import offline_run, offline_runs
 
-from agents import train
-from agents.loggers import build_logger
+from agents.learning import train
+from agents.learning.loggers import build_logger
 from ooco_gym.errors import UserError
 
 
@@ -40,7 +40,7 @@ def test_a_resumed_run_goes_on_under_its_own_name(tmp_path, monkeypatch):
 
 def test_online_without_a_login_becomes_offline(monkeypatch):
     wandb = pytest.importorskip("wandb")
-    from agents import loggers
+    from agents.learning import loggers
 
     monkeypatch.setenv("WANDB_MODE", "online")
     monkeypatch.setattr(wandb, "login", lambda prompt, verify: False)

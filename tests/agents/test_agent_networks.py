@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
-from agents.buffer import TimedRolloutBuffer
 from agents.environments import OBSERVATION_KEYS
-from agents.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
-from agents.policies import CandidateDQNPolicy, CandidatePolicy, CandidateQRDQNPolicy, UnmaskedCandidatePolicy
+from agents.learning.dqn import CandidateDQNPolicy, CandidateQRDQNPolicy
+from agents.learning.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
+from agents.learning.ppo import CandidatePolicy, TimedRolloutBuffer, UnmaskedCandidatePolicy
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.errors import UserError
 

@@ -9,9 +9,8 @@ import pytest
 import yaml
 from gating_double import train_config
 
-from agents import callbacks, train, trainer
-from agents.load import load_run
-from agents.resume import STATE_FILE
+from agents.learning import callbacks, train, trainer
+from agents.learning.runs import STATE_FILE, load_run
 from ooco_gym.errors import UserError
 
 IMITATE = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 2}
@@ -137,7 +136,7 @@ def test_what_cannot_be_resumed_says_why(tmp_path, run_folder, change, words):
     ({"name": "maskable_ppo", "hidden": 64}, "agent.hidden=64 differs from the run in "),
 ])
 def test_another_agent_of_the_same_algorithm_is_named_by_its_recipe_or_by_what_differs(run_folder, agent, words):
-    from agents.load import read_config
+    from agents.learning.runs import read_config
 
     own = read_config(run_folder)["agent"]
     with pytest.raises(UserError) as error:

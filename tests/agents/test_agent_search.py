@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from agents.contenders import by_name
 from agents.environments import make_env
-from agents.imitation import teacher_of
-from agents.search import PLAIN, LinearRule, RuleBook, Windows, cross_entropy
+from agents.evaluation.heuristics import by_name
+from agents.search.imitation import teacher_of
+from agents.search.linear import PLAIN, LinearRule, RuleBook, Windows, cross_entropy
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.errors import UserError
 
@@ -95,7 +95,7 @@ def search_config(folder, **imitate):
 
 
 def test_training_starts_from_a_searched_rule(tmp_path):
-    from agents import train
+    from agents.learning import train
 
     found = train.main(search_config(tmp_path))["imitation"]
     assert found["rule"] == "search" and found["agreement"] > 0.6
@@ -104,7 +104,7 @@ def test_training_starts_from_a_searched_rule(tmp_path):
 
 
 def test_without_generations_the_rule_is_where_it_starts(tmp_path):
-    from agents.search import search
+    from agents.search.linear import search
 
     start = {"decline": 0.3, "partner": -7.0, "kv_free": -2.0, "tokens": -1.5, "wait": 0.25}
     settings = {**search_config(tmp_path)["agent"]["imitate"], "generations": 0, "start": start}
@@ -116,7 +116,7 @@ def test_without_generations_the_rule_is_where_it_starts(tmp_path):
 
 
 def test_unknown_features_are_named(tmp_path):
-    from agents import train
+    from agents.learning import train
 
     with pytest.raises(UserError, match="kv_fre"):
         train.main(search_config(tmp_path, cluster=["kv_fre"]))

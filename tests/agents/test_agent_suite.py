@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from gating_double import train_config
 
-from agents import evaluate
-from agents.actions import action_meanings, action_names
-from agents.contenders import HeuristicPlayer
 from agents.environments import is_partner, make_env, windows
-from agents.play import play
+from agents.evaluation import evaluate
+from agents.evaluation.heuristics import HeuristicPlayer
+from agents.evaluation.players import play
+from agents.learning.export import action_meanings, action_names
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
@@ -28,7 +28,7 @@ def config_of(name, **changes):
 def test_train_export_and_evaluate(name, tmp_path):
     pytest.importorskip("sb3_contrib")
     pytest.importorskip("onnxruntime")
-    from agents import export, train
+    from agents.learning import export, train
     from ooco_gym.runtime import Policy
 
     imitate = {"rule": "ooco", "decisions": 60, "epochs": 1, "learning_rate": 1e-3, "critic_first_updates": 0}
@@ -91,7 +91,7 @@ def test_settings_of_the_configuration_reach_the_environment():
 
 def test_a_policy_is_not_asked_for_decisions_that_it_never_learned(tmp_path):
     pytest.importorskip("sb3_contrib")
-    from agents import train
+    from agents.learning import train
 
     agent = {"imitate": None, "scale_decisions": 30}
     made = train_config(tmp_path / "gate", total_timesteps=3, validation={"windows": 0}, agent=agent)

@@ -11,13 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks, offline_run
 
-from agents import train
 from agents.environments import Window, make_env
-from agents.loggers import Table
-from agents.play import BatchPlayer, play
-from agents.tracking import Tracking, Watch, regret_of, window_table
-from agents.tracking_picture import WIDTH, Moment, nice, timeline
-from agents.tracking_series import CHARTS, STEP
+from agents.evaluation.players import BatchPlayer, play
+from agents.learning import train
+from agents.learning.dashboard import CHARTS, STEP
+from agents.learning.loggers import Table
+from agents.learning.tracking import WIDTH, Moment, Tracking, Watch, nice, regret_of, timeline, window_table
 from ooco_gym.envs.features import CLUSTER_SIZE
 from ooco_gym.envs.reward import PARTS
 from ooco_gym.errors import UserError
@@ -113,7 +112,7 @@ def test_regret_is_the_value_lost_and_never_negative(tracked):
 
 
 def test_the_best_action_has_no_regret_and_looking_changes_nothing():
-    from agents.rollout import Rollout
+    from agents.lookahead.rollout import Rollout
 
     env = make_env(SHORT)
     env.reset(seed=2000, options={"window": 0})

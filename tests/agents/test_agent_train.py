@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from gating_double import GatingDouble, train_config
 
-from agents import environments, train
-from agents.load import load_run
+from agents import environments
+from agents.learning import train
+from agents.learning.runs import load_run
 from ooco_gym.errors import UserError
 
 
@@ -60,7 +61,7 @@ def test_same_seed_same_policy_other_seed_other_policy(run_folder, tmp_path):
 
 
 def test_learning_improves_on_the_untrained_policy(tmp_path):
-    from agents.play import BatchPlayer, play
+    from agents.evaluation.players import BatchPlayer, play
 
     config = train_config(tmp_path / "run", total_timesteps=6000, checkpoint_every_steps=None,
                           validation={"windows": 0}, agent={"n_envs": 8, "n_steps": 50, "batch_size": 200})
@@ -104,7 +105,7 @@ def test_wall_clock_ends_training(tmp_path):
 
 
 def test_interrupt_saves_what_there_is(tmp_path, monkeypatch):
-    from agents import callbacks
+    from agents.learning import callbacks
 
     def interrupted(self):
         raise KeyboardInterrupt
@@ -162,7 +163,7 @@ def test_missing_extra_is_one_sentence(monkeypatch, tmp_path):
     import importlib.util
 
     real = importlib.util.find_spec
-    monkeypatch.setattr("agents.extras.importlib.util.find_spec",
+    monkeypatch.setattr("agents.settings.importlib.util.find_spec",
                         lambda name, *rest: None if name == "torch" else real(name, *rest))
     with pytest.raises(UserError, match=r"torch is not installed.*pip install 'ooco-gym\[train\]'"):
         train.main(train_config(tmp_path))

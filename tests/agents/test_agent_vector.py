@@ -13,7 +13,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecMonitor
 
 import ooco_gym  # noqa: F401  registers the environments
 from agents.environments import SplitEpisodes, training_env
-from agents.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 

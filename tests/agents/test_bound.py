@@ -6,9 +6,9 @@ import gymnasium as gym
 import pytest
 
 import ooco_gym  # noqa: F401
-from agents.bound import fluid_bound
-from agents.contenders import heuristics_of
-from agents.rollout import Rollout, legal_actions
+from agents.evaluation.heuristics import heuristics_of
+from agents.lookahead.bound import fluid_bound
+from agents.lookahead.rollout import Rollout, legal_actions
 from ooco_gym import Scenario, Simulation, UserError
 from ooco_gym.envs import register_all
 from ooco_gym.sim import state as s

@@ -3,8 +3,8 @@
 import gymnasium as gym
 import pytest
 
-from agents.contenders import PARTNER, by_name, heuristics_of, play_heuristic, seated
 from agents.environments import windows
+from agents.evaluation.heuristics import PARTNER, by_name, heuristics_of, play_heuristic, seated
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import register_all
 from ooco_gym.errors import UserError

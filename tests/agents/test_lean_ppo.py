@@ -9,9 +9,7 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from agents.buffer import TimedRolloutBuffer
-from agents.lean_ppo import LeanMaskablePPO
-from agents.policies import CandidatePolicy
+from agents.learning.ppo import CandidatePolicy, LeanMaskablePPO, TimedRolloutBuffer
 
 KINDS = {"theirs": MaskablePPO, "ours": LeanMaskablePPO}
 

@@ -5,11 +5,10 @@ import numpy as np
 import pytest
 
 import ooco_gym  # noqa: F401
-from agents import gaps
-from agents.contenders import heuristics_of
-from agents.futures import Futures
-from agents.headroom import main, play_window
-from agents.rollout import Rollout
+from agents.evaluation.heuristics import heuristics_of
+from agents.lookahead import headroom as gaps
+from agents.lookahead.headroom import main, play_window
+from agents.lookahead.rollout import Futures, Rollout
 from ooco_gym import UserError
 from ooco_gym.envs import document, register_all
 from ooco_gym.envs.stepping import PARTNER, play_out

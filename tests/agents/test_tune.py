@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 pytest.importorskip("optuna")
-from agents import tune
-from agents.contenders import play_heuristic
 from agents.environments import Window
-from agents.ranges import ranges_of
+from agents.evaluation.heuristics import play_heuristic
+from agents.search import tune
+from agents.search.tune import ranges_of
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies, spelled
 from ooco_gym.resources import load_yaml

@@ -12,9 +12,11 @@ pytest.importorskip("sb3_contrib")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("optuna")
 import ooco_gym.zoo as shelf
-from agents import evaluate, tune, zoo
 from agents.environments import make_env
-from agents.load import load_run
+from agents.evaluation import evaluate
+from agents.learning.runs import load_run
+from agents.search import tune
+from agents.zoo import command as zoo
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 
@@ -124,7 +126,6 @@ def write_tuned(path, policy):
     """What `tune` would leave."""
     path.parent.mkdir(parents=True)
     path.write_text(f"policy: '{policy}'\nprovenance: {{trials: 3}}\n", encoding="utf-8")
-
 
 
 @pytest.mark.parametrize(("changes", "words"), [

@@ -67,7 +67,7 @@ def test_vectors_are_answered_place_by_place(mode: str, name: str) -> None:
 def test_stable_baselines3_evaluates_it() -> None:
     evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
     vectors = pytest.importorskip("stable_baselines3.common.vec_env")
-    from agents.vector import GymnasiumVecEnv
+    from agents.learning.vector import GymnasiumVecEnv
 
     def returns(env: Any, n: int) -> list[float]:
         agent = ooco_gym.make_agent("echo_pd", env)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-import agents.extras
+import agents.settings
 from experiments.gate_story import evaluation_words, gate_section, missing_section, training_words
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -41,7 +41,7 @@ def test_demo_says_what_is_not_installed(monkeypatch, capsys):
     def missing(purpose):
         raise UserError("torch is not installed, which 'train' needs; install with: pip install 'ooco-gym[train]'")
 
-    monkeypatch.setattr(agents.extras, "require", missing)
+    monkeypatch.setattr(agents.settings, "require", missing)
     assert main([*SMALL, *TWO, "out=demo"]) == 0
     assert "pip install" in capsys.readouterr().out
     assert "torch is not installed" in Path("demo/report.html").read_text(encoding="utf-8")

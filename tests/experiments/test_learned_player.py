@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from agents.learned import Kept
+from agents.evaluation.players import Kept
 from experiments import learned_player, policies
 from experiments.capacity import main as capacity
 from experiments.jobs import policy_identity, simulate_summary
@@ -70,7 +70,7 @@ def test_names_that_are_none_are_refused(tmp_path):
 def runs(tmp_path_factory):
     """Two runs of a few decisions, of a gate and of evictions."""
     pytest.importorskip("sb3_contrib")
-    from agents.train import main
+    from agents.learning.train import main
     from ooco_gym.resources import conf_root, load_yaml
 
     folder = tmp_path_factory.mktemp("zoo")
@@ -144,7 +144,7 @@ def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):
 
 def test_an_exported_policy_plays_as_its_run_does_beside_the_same_partner(runs, tmp_path):
     pytest.importorskip("onnxruntime")
-    from agents.export import main as export
+    from agents.learning.export import main as export
 
     export({"policy": str(runs / "gating"), "out": str(tmp_path / "bundle"), "checks": 100, "seed": 1})
     run, bundle = (f"learned:{folder}" for folder in (runs / "gating", tmp_path / "bundle"))

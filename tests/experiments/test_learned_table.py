@@ -19,7 +19,7 @@ ID = "ooco_gym/Gating-v0"
 
 
 def train(folder, seed):
-    from agents.train import main as train_main
+    from agents.learning.train import main as train_main
 
     settings = yaml.safe_load((conf_root() / "train.yaml").read_text(encoding="utf-8"))
     del settings["defaults"]

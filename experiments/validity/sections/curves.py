@@ -19,6 +19,7 @@ SERVICES = {"conv": 2, "code": 4}
 """Service, and the day of its week that the embedded workload is: Tuesday (the weeks begin on Sunday and Friday)."""
 SIDES = ("prompt", "output")
 
+
 def measure(context: Context) -> dict[str, Any]:
     """Compares the day's course and the lengths of both services."""
     found = {}

@@ -1,0 +1,1 @@
+"""Evaluation: players of episodes, heuristics by name, and the scores, tables and pages made of what they played."""

@@ -1,0 +1,292 @@
+"""`ooco-gym evaluate`: plays learned policies and heuristics through the same held-out windows and scores them."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from agents.environments import Window, check_ours, make_env, split_seeds, windows
+from agents.evaluation.heuristics import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
+from agents.evaluation.players import BatchPlayer, check_fit, environment_of, kept, play, runs_of
+from agents.evaluation.scoring import score
+from agents.settings import group, number, plain, whole
+from agents.settings import seeds as checked_seeds
+from ooco_gym.errors import UserError, is_whole, nearest, unknown
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report.terminal import track
+from ooco_gym.zoo import placed
+
+SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
+SCHEMA = "ooco-gym/evaluation/1"
+ALL_SHIFTS = "all"
+
+
+class Entrant(NamedTuple):
+    """A policy under evaluation: its label, and for a learned one its training runs (name → folder)."""
+
+    label: str
+    policy: str
+    runs: dict[str, str]
+
+    @property
+    def learned(self) -> bool:
+        """Whether it is the folder of a learned policy."""
+        return bool(self.runs)
+
+
+class Job(NamedTuple):
+    """Some windows of one policy: a heuristic's name, or the folder of a training run (`run`, its name)."""
+
+    label: str
+    env: dict[str, Any]
+    policy: str
+    learned: bool
+    run: str | None
+    games: list[Window]
+
+
+class Bounded(NamedTuple):
+    """A window whose fluid bound is asked for."""
+
+    env: dict[str, Any]
+    game: Window
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Evaluates `cfg.policies`: names of heuristics, run folders, export folders, folders of several runs.
+
+    Writes evaluation.md, evaluation.json, evaluation.html and episodes.csv.
+
+    Raises:
+        UserError: a policy is neither a heuristic nor a folder, does not fit the environment, a shift is unknown, or a
+            count is out of range.
+    """
+    config = plain(cfg)
+    started = time.monotonic()
+    env = config["env"] = _environment(config)
+    entrants = _entrants(config.get("policies"))
+    asked = config.get("seeds")
+    seeds = checked_seeds([asked] if is_whole(asked) else asked) or split_seeds(env, "test")
+    games = windows(seeds, whole(config, "episodes", 1))
+    if config.get("bound"):
+        check_ours(env, "bound=true")
+    suites = {shift: _suite_env(env, shift) for shift in _shifts(env, config.get("shift"))}
+    jobs = {shift: _jobs(suite, entrants, games) for shift, suite in suites.items()}
+    notes = notes_of(env, entrants, seeds)
+    for note in notes:
+        warnings.warn(note, UserWarning, stacklevel=2)
+    bounded = {shift: [Bounded(suite, game) for game in games] if config.get("bound") else []
+               for shift, suite in suites.items()}
+    found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some])
+    played = {shift: _gathered(some, found) for shift, some in jobs.items()}
+    bounds = {shift: [next(found) for _ in some] or None for shift, some in bounded.items()}
+    summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
+               "window_s": env.get("window_s"), "notes": notes,
+               **_scored(env, entrants, played, bounds, len(games), notes),
+               "wall_s": time.monotonic() - started}
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    _write(out, summary, played)
+    from agents.evaluation.tables import show
+
+    show(summary)
+    return summary
+
+
+def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The `env` configuration, with other lengths of window and warm-up where they are given."""
+    env = group(config, "env")
+    for key in ("window_s", "warmup_s"):
+        if config.get(key) is not None:
+            env[key] = number(config, key)
+    return env
+
+
+def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[str]:
+    """Says so where windows are of seeds that policies learn from: each of these policies, and the environment's own
+    training split, from which tuned ones are."""
+    found = {one.label: [split for folder in one.runs.values() for split in _trained_on(environment_of(folder))]
+             for one in entrants}
+    notes = [f"policy '{label}' was trained on windows of {_listed(met)}: they are not held out for it"
+             for label, trained in found.items() if (met := sorted(set(seeds) & set(trained)))]
+    seen = sorted(set(seeds) & set(_trained_on(env)))
+    return notes + ([f"{_listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
+                     "and tuned policies have met; seeds=null takes the held-out test split"] if seen else [])
+
+
+def _trained_on(env: Mapping[str, Any]) -> list[int]:
+    return list(plain(env.get("splits") or {}).get("train") or [])
+
+
+def _listed(seeds: Sequence[int]) -> str:
+    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
+
+
+def _shifts(env: Mapping[str, Any], value: Any) -> list[str | None]:
+    """The suites to be played: None is the environment as it is, before all its shifts where they are asked for."""
+    known = list(plain(env.get("shifts") or {}))
+    if value is None:
+        return [None]
+    given = list(value) if isinstance(value, (list, tuple)) else [value]
+    if not given:
+        raise UserError("shift=[] names none; expected one, a list, all, or null for the environment as it is")
+    chosen: list[str | None] = [None, *known] if given == [ALL_SHIFTS] else given
+    for shift in chosen:
+        if shift is not None and shift not in known:
+            raise unknown("shift", shift, [*known, ALL_SHIFTS])
+    return list(dict.fromkeys(chosen))
+
+
+def _suite_env(env: Mapping[str, Any], shift: str | None) -> dict[str, Any]:
+    return dict(env) if shift is None else {**env, "shift": shift}
+
+
+def _entrants(policies: Any) -> list[Entrant]:
+    """The policies as given; a folder is labelled by its last part unless that is ambiguous."""
+    given = [placed(str(policy)) for policy in ([policies] if isinstance(policies, str) else list(policies or []))]
+    if not given:
+        raise UserError("policies is empty; expected names or run folders, such as policies=[ooco,always,never]")
+    labels = [Path(policy).name if os.path.isdir(policy) else policy for policy in given]
+    if len(set(labels)) < len(labels):
+        labels = given
+    if len(set(labels)) < len(labels):
+        twice = next(label for label in labels if labels.count(label) > 1)
+        raise UserError(f"policies names '{twice}' twice; each policy is played once")
+    return [Entrant(label, policy, runs_of(policy) if os.path.isdir(policy) else {})
+            for label, policy in zip(labels, given, strict=True)]
+
+
+def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:
+    """What is to be played in one suite, after a look at whether each policy can play there."""
+    jobs = []
+    with closing(make_env(config)) as env:
+        for entrant in entrants:
+            if entrant.learned:
+                for folder in entrant.runs.values():
+                    check_fit(entrant.label, folder, env)
+                players = [(dict(config), folder, name) for name, folder in entrant.runs.items()]
+            else:
+                check_heuristic(entrant.policy, env)
+                players = [(*seated(config, entrant.policy, env), None)]
+            jobs += [Job(entrant.label, where, policy, entrant.learned, run, list(games[i : i + SIDE_BY_SIDE]))
+                     for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
+    return jobs
+
+
+def check_heuristic(policy: str, env: Any) -> None:
+    """Refuses a name that stands for no heuristic of an environment.
+
+    Raises:
+        UserError: nothing of that name.
+    """
+    rules = rule_names(env)
+    inside = env.unwrapped
+    if policy.partition(":")[0] in rules or policy in (PARTNER, RANDOM):
+        return
+    if hasattr(inside, "episodes"):
+        try:
+            by_name(inside, policy)
+            return
+        except UserError:
+            if "=" in policy or policy.startswith("level "):
+                raise  # it says what there is instead
+    raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
+                    f"known: {', '.join(rules) or 'none in this environment'}")
+
+
+def rule_names(env: Any) -> list[str]:
+    """Names of the heuristics that `env` can play: its own list, and what `heuristics_of` has beside it."""
+    from agents.evaluation.heuristics import heuristics_of
+
+    inside = env.unwrapped
+    more = [one.name for one in heuristics_of(inside, [])] + [RANDOM] if hasattr(inside, "episodes") else []
+    return sorted({*getattr(inside, "rules", ()), *more})
+
+
+def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded]) -> Iterator[Any]:
+    """Does all of it, in `workers` processes if more than one, and yields records and bounds in order."""
+    workers = min(whole({"workers": 1, **config}, "workers", 1), len(work))
+    if workers <= 1:
+        yield from track(map(_result, work), "evaluating", len(work))
+        return
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(workers, mp_context=context) as pool:
+        yield from track(pool.map(_result, work), "evaluating", len(work))
+
+
+def _result(work: Job | Bounded) -> Any:
+    """The records of a job, or the bound of a window: offline service that no policy can exceed."""
+    if isinstance(work, Job):
+        return play_job(work)
+    from agents.lookahead.headroom import bound_of
+
+    with closing(make_env(work.env)) as env:
+        return bound_of(env.unwrapped, (work.game.seed, work.game.number))
+
+
+def play_job(job: Job) -> list[dict[str, Any]]:
+    """Plays one chunk of windows with one policy; runs in a worker process. Records of a run name it as `run`."""
+    if not job.learned:
+        return play(job.env, HeuristicPlayer(job.policy), job.games, side_by_side=SIDE_BY_SIDE)
+    from agents.settings import limit_torch_threads
+
+    limit_torch_threads()
+    player = BatchPlayer(job.policy, kept(job.policy).decide)
+    return [{**record, "run": job.run} for record in play(job.env, player, job.games, side_by_side=SIDE_BY_SIDE)]
+
+
+def _gathered(jobs: Sequence[Job], found: Iterator[Any]) -> dict[str, list[dict[str, Any]]]:
+    """The records of one suite by policy, taken from the results in the order of the jobs."""
+    played: dict[str, list[dict[str, Any]]] = {}
+    for job in jobs:
+        played.setdefault(job.label, []).extend(next(found))
+    return played
+
+
+def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
+            bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
+    """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
+    from agents.evaluation.tables import budget
+
+    name = env.get("name") or env["id"]
+    learned = {one.label: one.learned for one in entrants}
+    suites = []
+    for shift, records in played.items():
+        suite = {"shift": shift, "episodes": episodes, "notes": notes,
+                 **score(records, name, learned, bounds[shift])}
+        suites.append({**suite, "budget": budget(suite)})
+    return {**suites[0], **({"suites": suites} if suites[0]["shift"] or len(suites) > 1 else {})}
+
+
+def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
+    """Writes evaluation.md, .json (with every window) and .html, and episodes.csv."""
+    from agents.evaluation.tables import markdown, write_page
+
+    with atomic_write(out / "evaluation.md") as temporary:
+        temporary.write_text(markdown(summary), encoding="utf-8")
+    records = {shift or "none": suite for shift, suite in played.items()}
+    write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
+    _write_episodes(out / "episodes.csv", played)
+    write_page(out / "evaluation.html", summary)
+
+
+def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:
+    """Writes one row a suite, policy, run and window with all figures that the environment gave."""
+    first = next(iter(next(iter(played.values())).values()))[0]
+    keys = sorted(first["summary"])
+    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["shift", "policy", "run", "seed", "window", "decisions", "reward", *keys])
+        for shift, suite in played.items():
+            for policy, records in suite.items():
+                for record in records:
+                    row = [record.get(key) for key in ("run", "seed", "window", "decisions", "reward")]
+                    writer.writerow([shift, policy, *row, *(record["summary"].get(key) for key in keys)])

@@ -1,0 +1,298 @@
+"""Who plays, by name: chance, plain rules, published rules, tuned policies, and those that look ahead.
+
+Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`,
+`tune` and the learned table share. `by_name` knows, in an environment:
+
+- `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
+- `partner`: the policy that takes all other decisions takes these, too;
+- `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
+- `level 0.9` (Packing) and `slo_margin=0.95` (Control; several with commas): a constant;
+- published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
+
+A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
+Packing and Control, it has settings instead: there the whole policy takes the partner's seat, and the partner's action
+is taken (`seated`). Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+
+from agents.environments import Window, is_partner, make_env
+from agents.evaluation.players import Observations, play
+from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.controls import pack_parameter
+from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.policy import get_policy, list_policies, policy_of
+from ooco_gym.sim import state as s
+
+RANDOM, HONEST, CLAIRVOYANT = "random actions", "honest rollout", "clairvoyant rollout"
+PARTNER = "partner"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """A player of one environment: `begin(env)`, after its reset, gives a function that answers the open decision."""
+
+    name: str
+    begin: Callable[[Any], Callable[[], Any]]
+
+
+class HeuristicPlayer:
+    """A contender, by its name or itself, as a player of several episodes side by side (`players.Player`)."""
+
+    learned = False
+
+    def __init__(self, contender: str | Contender) -> None:
+        self._given = contender
+        self.name = contender if isinstance(contender, str) else contender.name
+        self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
+
+    def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
+        """Asks each environment's own contender, begun anew in each episode."""
+        return [self._of(env.unwrapped)() for env in envs]
+
+    def _of(self, env: Any) -> Callable[[], Any]:
+        episode = getattr(env, "simulation", None)
+        known = self._acting.get(id(env))
+        if known is None or known[0] is not episode:
+            one = by_name(env, self._given) if isinstance(self._given, str) else self._given
+            known = self._acting[id(env)] = (episode, one.begin(env))
+        return known[1]
+
+
+def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Window],
+                   side_by_side: int = 8) -> list[dict[str, Any]]:
+    """Plays windows with a heuristic by its name; records as `agents.evaluation.players.play` gives them.
+
+    Args:
+        config: the `env` configuration.
+        name: as in the head of this file.
+        windows: the episodes.
+        side_by_side: how many advance together.
+
+    Raises:
+        UserError: nothing of that name, or it has no say in this environment.
+    """
+    config, name = seated(config, name)
+    return play(config, HeuristicPlayer(name), windows, side_by_side)
+
+
+def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[str, Any], str]:
+    """The environment in which a heuristic plays, and the contender's name there.
+
+    Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
+
+    Args:
+        config: the `env` configuration.
+        name: of a heuristic.
+        env: an environment of that configuration, where there is one; else one is made for the question.
+
+    Raises:
+        UserError: a policy that cannot be the partner.
+    """
+    if env is None:
+        with closing(make_env(config)) as made:
+            return seated(config, name, made)
+    here = env.unwrapped
+    kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
+    if not kinds or min(kinds) < b.PACK or not is_published(name) or is_partner(name, here):
+        return dict(config), name
+    moved = {**config, "partner": name}
+    make_env(moved).close()  # a policy without the settings that are turned here says so
+    return moved, PARTNER
+
+
+def is_published(name: str) -> bool:
+    """Whether a name is a registered policy's, parameters or not."""
+    return name.partition(":")[0] in list_policies()
+
+
+def by_name(env: Any, name: str) -> Contender:
+    """The contender of a name in a bare environment, made by `seated`'s configuration.
+
+    Raises:
+        UserError: nothing of that name here, or a published policy where only the clock asks.
+    """
+    if not hasattr(env, "episodes"):  # an environment of somebody else: its own rules
+        return Contender(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
+                                                                                                    name))
+    kinds = {decision.kind for decision in env.decisions}
+    if name == RANDOM or (name == "random" and s.GATE not in kinds):
+        return Contender(name, _random)
+    plain = {one.name: one for one in _plain(env, kinds)}
+    if name in plain:
+        return plain[name]
+    if is_published(name):
+        policy_of(name)
+        if is_partner(name, env):
+            return Contender(name, plain[PARTNER].begin)
+        if min(kinds) >= b.PACK:
+            raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
+                            "the partner's seat (agents.evaluation.heuristics.seated)")
+        return _published(name)
+    if env.episodes.controls is not None and "=" in name:
+        return _constant(env.episodes.controls, name)
+    known = [RANDOM, *plain, *list_policies()]
+    raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)}; it knows: {', '.join(known)}")
+
+
+def contenders(env: Any, config: Mapping[str, Any], names: Sequence[str]) -> list[Contender]:
+    """All that headroom plays: chance, the named heuristics, honest and clairvoyant look-ahead at each weight."""
+    return [by_name(env, name) for name in (RANDOM, *names)] + looking(config)
+
+
+def looking(config: Mapping[str, Any]) -> list[Contender]:
+    """Honest (with `samples`) and clairvoyant look-ahead at each of `weights`, as conf/headroom.yaml sets them."""
+    listed = []
+    for weight in config["weights"]:
+        common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
+        text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
+        if config["samples"]:
+            every = config["honest_every"] or config["every"]
+            listed.append(Contender(HONEST + text, partial(_looking, samples=config["samples"], every=every, **common)))
+        listed.append(Contender(CLAIRVOYANT + text, partial(_looking, every=config["every"], **common)))
+    return listed
+
+
+def rule_names(rules: Any) -> list[str] | None:
+    """Names of published policies as given: a list, a single name, or None for null.
+
+    Raises:
+        UserError: no policy of that name.
+    """
+    if rules is None:
+        return None
+    names = list(dict.fromkeys([rules] if isinstance(rules, str) else list(rules) if isinstance(rules, (list, tuple))
+                               else [str(rules)]))
+    for name in names:
+        if name not in list_policies():
+            raise unknown("rule", name, list_policies())
+    return names
+
+
+def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
+    """The partner, the published rules that answer this environment's decisions, and plain ones.
+
+    Args:
+        env: the environment, bare.
+        rules: names of policies; None: each pool policy whose rule at these decisions is not another's.
+
+    Raises:
+        UserError: no policy of that name, or rules are named where only the clock asks.
+    """
+    kinds = {decision.kind for decision in env.decisions}
+    rules = rule_names(rules)
+    plain = _plain(env, kinds)
+    if rules and min(kinds) >= b.PACK:
+        raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
+                        "which are settings; leave rules=null")
+    if min(kinds) >= b.PACK:
+        return plain
+    return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
+
+
+def _plain(env: Any, kinds: set[int]) -> list[Contender]:
+    """The partner first, then rules and constants that need no policy."""
+    listed = [Contender(PARTNER, lambda env: env.partner_action)]
+    if env.episodes.controls is not None:
+        return listed + _constant_controls(env.episodes.controls)
+    if kinds == {b.PACK}:
+        return listed + _constant_levels(env)
+    listed.append(Contender("decline", lambda env: partial(decline, env)))
+    if kinds & set(SIZED):
+        listed += [Contender(name, lambda env, longest=longest: partial(by_length, env, longest))
+                   for name, longest in (("shortest", False), ("longest", True))]
+    if kinds == {s.INTERRUPT}:
+        listed.append(Contender("stop", lambda env: lambda: b.FIXED))
+    return listed
+
+
+def _distinct(env: Any, kinds: set[int]) -> list[str]:
+    """Pool policies that answer these decisions by rules of their own."""
+    points = [kind - 1 for kind in sorted(kinds) if kind < b.PACK]
+    partner = policy_of(env.config.partner)
+    seen: list[tuple[Any, ...]] = [tuple(partner.hooks()[point] for point in points)]
+    names = []
+    for name in list_policies():
+        policy = get_policy(name)
+        rules = tuple(policy.hooks()[point] for point in points)
+        if policy.mixed == partner.mixed and rules not in seen:
+            seen.append(rules)
+            names.append(name)
+    return names
+
+
+def _published(rule: str) -> Contender:
+    """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
+    def begin(env: Any) -> Callable[[], Any]:
+        turns, level = env.episodes.buffers.turns, _nearest_level(env, rule)
+        return lambda: level if turns[0, b.KIND] == b.PACK else env.rule_action(rule)
+
+    return Contender(rule, begin)
+
+
+def _nearest_level(env: Any, rule: str) -> int:
+    """The action that packs as a policy is set to; the partner's where it is set alike, or has no such setting."""
+    own, partner = (policy_of(one) for one in (rule, env.config.partner))
+    if b.PACK not in {decision.kind for decision in env.decisions}:
+        return b.PARTNER_ACTION
+    (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, partner))
+    if place < 0 or there < 0:
+        return b.PARTNER_ACTION
+    share, tuned = own.vector()[place] * scale, partner.vector()[there] * unit
+    gaps = np.abs(env.episodes.buffers.levels[0] * unit - share)
+    return b.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else b.FIXED + int(np.argmin(gaps))
+
+
+def _constant_levels(env: Any) -> list[Contender]:
+    scale = float(env.episodes.buffers.settings[b.PACK_SCALE]) or 1.0
+    return [Contender(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
+            for k, level in enumerate(env.episodes.buffers.levels[0])]
+
+
+def _constant_controls(controls: Any) -> list[Contender]:
+    """Each parameter at each of its other levels all the time."""
+    listed = []
+    for part, name in enumerate(controls.names):
+        for level in range(int(controls.counts[part])):
+            value = controls.levels[part, level]
+            if value != controls.levels[part, controls.tuned[part]]:
+                listed.append(_constant(controls, f"{name}={value:g}"))
+    return listed
+
+
+def _constant(controls: Any, name: str) -> Contender:
+    """Parameters at levels all the time, `slo_margin=0.95,interrupt=1`; all others as they are tuned."""
+    action = controls.tuned.copy()
+    for text in name.split(","):
+        parameter, _, value = (part.strip() for part in text.partition("="))
+        if parameter not in controls.names:
+            raise unknown("control", parameter, controls.names)
+        part = controls.names.index(parameter)
+        levels = [f"{level:g}" for level in controls.levels[part, : int(controls.counts[part])]]
+        if value not in levels:
+            raise UserError(f"'{name}': {parameter} has no level {value}; it has: {', '.join(levels)}")
+        action[part] = levels.index(value)
+    return Contender(name, lambda env: lambda: action)
+
+
+def _looking(env: Any, **how: Any) -> Callable[[], Any]:
+    return Rollout(env, **how).act
+
+
+def _random(env: Any) -> Callable[[], Any]:
+    """Legal actions, all equally likely; keyed by the window."""
+    random = np.random.default_rng([env.window[0], env.window[1]])
+    controls = env.episodes.controls
+    if controls is not None:
+        return lambda: random.integers(controls.counts)
+    return lambda: int(random.choice(np.flatnonzero(env.episodes.buffers.mask[0])))

@@ -1,0 +1,421 @@
+"""Ending a run without loss: Ctrl-C and SIGTERM are noted, and training stops between two rollouts.
+
+What happens around training: durations, scaling, the clock, figures, validation, checkpoints, progress.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+from stable_baselines3.common.callbacks import BaseCallback
+
+from agents.evaluation.scoring import feasible_first
+from agents.learning.networks import Actor, ObservationEncoder
+from agents.learning.vector import GymnasiumVecEnv
+from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
+from ooco_gym.files import atomic_write
+from ooco_gym.report.terminal import progress
+
+
+class Stop(Exception):
+    """Ends learning between two rollouts, where all that it depends on can be kept."""
+
+
+class Interrupts:
+    """While it is entered, the first SIGINT or SIGTERM is noted (`asked`); a second one interrupts at once.
+
+    While `patient` is False the first one interrupts at once too: there is nothing to be kept yet. In a thread that is
+    not the main one signals cannot be caught, and stay what they are.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self) -> None:
+        self.asked, self.patient = False, False
+        self._before: dict[Any, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {number: signal.signal(number, self._note) for number in self.SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self.patient:
+            self.asked = True
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
+
+
+class _OnFigures(BaseCallback):
+    """Reads the figures of a step as arrays over the environments."""
+
+    @property
+    def env(self) -> GymnasiumVecEnv:
+        """The environments below all wrappers."""
+        env: Any = self.training_env.unwrapped
+        assert isinstance(env, GymnasiumVecEnv)
+        return env
+
+
+class TimedTransitions(_OnFigures):
+    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
+
+    def _on_step(self) -> bool:
+        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer.elapsed_s[buffer.pos] = self.env.info_array("elapsed_s")
+        return True
+
+
+class ObservationStatistics(BaseCallback):
+    """Refreshes the scaling of observations between an update and the next rollout, never within them.
+
+    Inside one rollout and its update the network must be one function, or PPO's ratio would start away from one.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._seen: dict[str, np.ndarray] | None = None
+
+    def _on_rollout_end(self) -> None:
+        self._seen = dict(self.model.rollout_buffer.observations)  # type: ignore[attr-defined]  # its next are others
+
+    def _on_rollout_start(self) -> None:
+        encoder = self.model.policy.features_extractor
+        if self._seen is not None and isinstance(encoder, ObservationEncoder):
+            encoder.update(self._seen)
+            self._seen = None
+
+    def _on_step(self) -> bool:
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the scaling has not yet been refreshed with."""
+        return {"seen": self._seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._seen = state["seen"]
+
+
+class _Regular(BaseCallback):
+    """Has something to do between two rollouts whenever so many decisions have been taken.
+
+    Args:
+        every_steps: decisions between two times; None: never.
+    """
+
+    def __init__(self, every_steps: int | None) -> None:
+        super().__init__()
+        self._every, self._next = every_steps, every_steps or 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _is_due(self) -> bool:
+        return self._every is not None and self.num_timesteps >= self._next
+
+    def _count_anew(self) -> None:
+        self._next = self.num_timesteps + (self._every or 0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """When is next."""
+        return {"next": self._next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._next = state["next"]
+
+
+class Between(_Regular):
+    """First of all, between two rollouts: keeps the state every `every_steps` decisions, and stops where it is time to.
+
+    Args:
+        keep: writes the state to resume from.
+        every_steps: decisions between two times; None: only `keep` by others.
+        interrupts: what says that somebody wants it to end.
+        deadline_s: on the clock of `time.monotonic`; None never ends it.
+        reserve_s: seconds to leave before the deadline.
+    """
+
+    def __init__(self, keep: Callable[[], None], every_steps: int | None, interrupts: Interrupts,
+                 deadline_s: float | None, reserve_s: Callable[[], float]) -> None:
+        super().__init__(every_steps)
+        self._keep, self._interrupts = keep, interrupts
+        self.deadline_s, self.reserve_s, self.expired = deadline_s, reserve_s, False
+        self._before: float | None = None
+
+    def _on_rollout_start(self) -> None:
+        now = time.monotonic()
+        last = 0.0 if self._before is None else now - self._before  # as long may the next one take
+        self.expired = self.deadline_s is not None and now + last >= self.deadline_s - self.reserve_s()
+        if self._interrupts.asked or (self.expired and self._before is not None):
+            raise Stop
+        self._before = now
+        if self._is_due():
+            self._count_anew()  # is part of what is kept
+            self._keep()
+
+
+class Stopwatch(_OnFigures):
+    """Says where the time goes: seconds in environments, in inference (all of a rollout beside them) and in updates.
+
+    It stands first and its `begun` last, so that what else happens at a rollout's start, such as validation, is not
+    counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.spent_s = {"environment": 0.0, "inference": 0.0, "update": 0.0}
+        self.decisions = 0
+        self._ended: float | None = None
+
+    def begun(self) -> BaseCallback:
+        """The callback that starts the watch, once all others are through with a rollout's start."""
+        return _Begun(self)
+
+    def start(self) -> None:
+        """Starts the watch."""
+        self._started, self._stepped = time.perf_counter(), self.env.wall_s
+
+    def _on_rollout_start(self) -> None:
+        self._add_update()
+
+    def _add_update(self) -> None:
+        if self._ended is not None:
+            self._add("update", time.perf_counter() - self._ended)
+            self._ended = None
+
+    def _on_step(self) -> bool:
+        self.decisions += self.env.num_envs
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._ended = time.perf_counter()
+        stepped_s = self.env.wall_s - self._stepped
+        self._add("environment", stepped_s)
+        self._add("inference", self._ended - self._started - stepped_s)
+
+    def _on_training_end(self) -> None:
+        self._add_update()
+
+    def _add(self, part: str, seconds: float) -> None:
+        self.spent_s[part] += seconds
+        self.logger.record(f"time/{part}_s", seconds)
+
+
+class _Begun(BaseCallback):
+    def __init__(self, watch: Stopwatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def _on_rollout_start(self) -> None:
+        self._watch.start()
+
+    def _on_step(self) -> bool:
+        return True
+
+
+class Figures(_OnFigures):
+    """Logs, each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.episodes = 0
+        self._begin()
+
+    def _begin(self) -> None:
+        self._sums: dict[str, float] = defaultdict(float)
+        self._ended: list[dict[str, Any]] = []
+        self._elapsed_s, self._decisions, self._noes, self._partners, self._choices = 0.0, 0, 0, 0, False
+        self._started = time.monotonic()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Episodes so far."""
+        return {"episodes": self.episodes}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self.episodes = state["episodes"]
+
+    def _on_rollout_start(self) -> None:
+        self._begin()
+
+    def _on_step(self) -> bool:
+        env, actions = self.env, self.locals["actions"]
+        self._choices = actions.ndim == 1  # a vector of levels says no 'no', and leaves nothing to the partner
+        if self._choices:
+            self._noes += int(np.count_nonzero(actions == DECLINE_ACTION))
+            self._partners += int(np.count_nonzero(actions == PARTNER_ACTION))
+        self._decisions += len(actions)
+        self._elapsed_s += float(env.info_array("elapsed_s").sum())
+        for key in (*env.info_keys(REWARD_PREFIX), *env.info_keys(COST_PREFIX)):
+            self._sums[key] += float(env.info_array(key).sum())
+        self._ended += [self.locals["infos"][i]["summary"] for i in np.flatnonzero(self.locals["dones"])
+                        if "summary" in self.locals["infos"][i]]
+        return True
+
+    def _on_rollout_end(self) -> None:
+        elapsed_s = max(self._elapsed_s, 1e-9)
+        for key, value in self._sums.items():
+            self.logger.record(f"{key if key.startswith(REWARD_PREFIX) else f'cost/{key}'}_per_s", value / elapsed_s)
+        if self._choices:
+            self.logger.record("rollout/no_share", self._noes / max(self._decisions, 1))
+            self.logger.record("rollout/partner_share", self._partners / max(self._decisions, 1))
+        self.logger.record("rollout/simulated_s", self._elapsed_s)
+        self.logger.record("time/decisions_per_s", self._decisions / max(time.monotonic() - self._started, 1e-9))
+        self.episodes += len(self._ended)
+        self.logger.record("episode/count", self.episodes)
+        keys = {key for summary in self._ended for key, value in summary.items() if isinstance(value, (int, float))}
+        for key in sorted(keys):
+            self.logger.record(f"episode/{key}", float(np.mean([summary[key] for summary in self._ended])))
+
+
+class Validation(_Regular):
+    """Every `every_steps` decisions plays the validation windows, and keeps the best policy so far.
+
+    Best: by `scoring.feasible_first` of the mean violation rate and the mean reward of an episode.
+
+    Args:
+        play: plays the current policy through all validation windows and returns their records.
+        path: where the best policy is saved.
+        every_steps: decisions between two validations.
+        limit: the violation rate that still counts as feasible.
+        first: whether to validate before learning too, because the policy already knows something.
+    """
+
+    def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
+                 first: bool = False) -> None:
+        super().__init__(every_steps)
+        self._play, self._path, self._limit, self._first = play, path, limit, first
+        self.history: list[dict[str, float]] = []
+        self.best: dict[str, float] | None = None
+        self.last_wall_s = 0.0
+
+    def _on_training_start(self) -> None:
+        if self._first and not self.history:
+            self.validate()
+
+    def _on_rollout_start(self) -> None:
+        if self._is_due():
+            self.validate()
+            self._count_anew()  # not before: one that is interrupted is still due
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found so far, and when is next."""
+        return {**super().state_dict(), "history": list(self.history), "best": self.best,
+                "last_wall_s": self.last_wall_s}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        super().load_state_dict(state)
+        self.history, self.best, self.last_wall_s = list(state["history"]), state["best"], state["last_wall_s"]
+
+    def validate(self) -> None:
+        """Plays the validation windows now; the policy is saved if it is the best."""
+        started = time.monotonic()
+        records = self._play()
+        self.last_wall_s = time.monotonic() - started
+        rates = [record["summary"].get("violation_rate", 0.0) for record in records]
+        entry = {"timesteps": int(self.num_timesteps), "reward": float(np.mean([r["reward"] for r in records])),
+                 "violation_rate": float(np.mean(rates)), "windows": len(records)}
+        service = [record["summary"].get("offline_reference_gpu_s_per_s") for record in records]
+        if all(value is not None for value in service):
+            entry["offline_reference_gpu_s_per_s"] = float(np.mean(service))  # type: ignore[arg-type]
+        self.history.append(entry)
+        for key, value in entry.items():
+            self.logger.record(f"validation/{key}", value)
+        if self.best is None or self._rank(entry) > self._rank(self.best):
+            self.best = entry
+            save(self.model, self._path)
+
+    def _rank(self, entry: dict[str, float]) -> tuple[bool, float]:
+        return feasible_first(entry["violation_rate"], entry["reward"], self._limit)
+
+
+class CriticFirst(BaseCallback):
+    """Leaves the actor as it is for the first `updates` updates, until the critic can judge it.
+
+    An imitated actor would otherwise be undone by the advantages of a critic that has seen nothing.
+    """
+
+    def __init__(self, updates: int) -> None:
+        super().__init__()
+        self._updates, self._rollouts = updates, 0
+
+    def _on_step(self) -> bool:
+        return True
+
+    def _on_rollout_end(self) -> None:
+        self._rollouts += 1
+        for parameter in Actor(self.model.policy).actor_parameters():  # type: ignore[arg-type]
+            parameter.requires_grad_(self._rollouts > self._updates)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rollouts so far."""
+        return {"rollouts": self._rollouts}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self._rollouts = state["rollouts"]
+
+
+class Checkpoints(_Regular):
+    """Saves the policy every `every_steps` decisions as `<folder>/step_<decisions>.zip`."""
+
+    def __init__(self, folder: Path, every_steps: int) -> None:
+        super().__init__(every_steps)
+        self._folder = folder
+
+    def _on_rollout_start(self) -> None:
+        if self._is_due():
+            self._count_anew()
+            save(self.model, self._folder / f"step_{self.num_timesteps:010d}.zip")
+
+
+class Progress(BaseCallback):
+    """A progress bar where somebody watches: the larger share of the decisions and of the time allowed."""
+
+    def __init__(self, total: int, max_wall_s: float | None) -> None:
+        super().__init__()
+        self._total, self._max_wall_s, self._started = total, max_wall_s, time.monotonic()
+        self._open, self._shown = ExitStack(), 0.0
+
+    def _on_training_start(self) -> None:
+        self._bar = self._open.enter_context(progress("training", total=100))
+
+    def _on_step(self) -> bool:
+        if self.n_calls % 32 == 0:
+            share = self.num_timesteps / self._total
+            if self._max_wall_s:
+                share = max(share, (time.monotonic() - self._started) / self._max_wall_s)
+            percent = 100.0 * min(share, 1.0)
+            self._bar.advance(percent - self._shown)
+            self._bar.text(f"training: {self.num_timesteps:,} decisions")
+            self._shown = percent
+        return True
+
+    def stop(self) -> None:
+        """Removes the bar; safe to call twice, or without a bar."""
+        self._open.close()
+
+
+def save(model: Any, path: Path) -> None:
+    """Saves a Stable-Baselines3 model under `path` in one move."""
+    with atomic_write(path) as temporary:
+        model.save(temporary)

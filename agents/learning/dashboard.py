@@ -1,0 +1,237 @@
+"""What training logs, by name: the charts of the dashboard, and which values stand for a run beside others.
+
+One list, from which W&B's `define_metric`, the dashboard and its test are made, so that no chart
+can ask for a series that no run has.
+
+`ooco-gym dashboard`: the page of charts on Weights & Biases, defined here, so that everybody gets the same one.
+
+The page is a saved view of the project under a fixed name: it is made at the first call, and each later one lays the
+same charts anew in its place. It shows `CHARTS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from agents.settings import plain, require
+from ooco_gym.envs.features import DECISIONS
+from ooco_gym.envs.reward import PARTS
+from ooco_gym.errors import UserError
+from ooco_gym.files import write_json
+
+STEP = "decisions"  # the x-axis of everything: decisions taken in training, over all episodes side by side
+TIMELINE, WINDOWS = "validation/timeline", "validation/table"  # a picture, and a table of one row a window
+ACTIONS = "actions"  # histograms, one a kind of decision: actions/<decision>, or actions/control/<parameter>
+
+
+class Chart(NamedTuple):
+    """A line plot over decisions.
+
+    Attributes:
+        section: of the dashboard.
+        title: above the chart.
+        unit: of the vertical axis.
+        series: names as they are logged.
+        kept: W&B's summary of these series: which of their values a run is compared by, beside the last.
+        only: the key of an agent's configuration without which the series are not logged; '': always.
+    """
+
+    section: str
+    title: str
+    unit: str
+    series: tuple[str, ...]
+    kept: str = "last"
+    only: str = ""
+
+
+HELD_OUT, EARNED, PROMISED, PLAYED = "Held-out windows", "Reward", "Costs and the budget", "Training episodes"
+CHOSEN, LEARNING, SPEED = "What is chosen", "Learning", "Speed"
+
+CHARTS = (
+    Chart(HELD_OUT, "Reward of a validation window", "reward", ("validation/reward",), "max,last"),
+    Chart(HELD_OUT, "Offline service", "reference GPU-s/s", ("validation/offline_reference_gpu_s_per_s",), "max,last"),
+    Chart(HELD_OUT, "Violation rate", "share of online requests", ("validation/violation_rate",), "min,last"),
+    Chart(HELD_OUT, "Waste", "tokens/s", ("validation/wasted_tokens_per_s",), "min,last"),
+    Chart(HELD_OUT, "Regret: a look ahead's best action over the policy's", "reward", ("regret/mean", "regret/max"),
+          "min,last"),
+    Chart(HELD_OUT, "Decisions where the look ahead finds nothing better", "share", ("regret/best_share",),
+          "max,last"),
+    Chart(EARNED, "Reward by part", "per simulated second", tuple(f"reward/{part}_per_s" for part in PARTS)),
+    Chart(PROMISED, "Online requests that missed an SLO", "per simulated second",
+          ("cost/cost_per_s", "cost/cost_ttft_per_s", "cost/cost_tpot_per_s"), "min,last"),
+    Chart(PROMISED, "Multiplier of a Lagrangian agent", "", ("lagrangian/multiplier",), only="lagrangian"),
+    Chart(PROMISED, "Violation rate that moves the multiplier", "share of online requests",
+          ("lagrangian/violation_rate", "lagrangian/budget"), only="lagrangian"),
+    Chart(PLAYED, "Offline service", "reference GPU-s/s", ("episode/offline_reference_gpu_s_per_s",), "max,last"),
+    Chart(PLAYED, "Offline output", "tokens/s", ("episode/output_tokens_per_s",), "max,last"),
+    Chart(PLAYED, "Violation rate", "share of online requests", ("episode/violation_rate",), "min,last"),
+    Chart(PLAYED, "Waste", "tokens/s", ("episode/wasted_tokens_per_s",), "min,last"),
+    Chart(CHOSEN, "Share of 'no' and of the partner's action", "share",
+          ("rollout/no_share", "rollout/partner_share")),
+    Chart(LEARNING, "Losses", "", ("train/policy_gradient_loss", "train/value_loss")),
+    Chart(LEARNING, "Explained variance of the critic", "share", ("train/explained_variance",), "max,last"),
+    Chart(LEARNING, "Distance of an update", "", ("train/approx_kl", "train/clip_fraction")),
+    Chart(LEARNING, "Entropy", "nats, negative", ("train/entropy_loss",)),
+    Chart(SPEED, "Decisions per second of collecting", "1/s", ("time/decisions_per_s",), "max,last"),
+)
+
+
+def summaries() -> dict[str, str]:
+    """W&B's summary of each series that the charts name: such as `max,last`."""
+    return {name: chart.kept for chart in CHARTS for name in chart.series}
+
+
+SCHEMA = "ooco-gym/dashboard/1"
+FILE, VIEW = "dashboard.json", "oocogym"  # VIEW: the page's name in its address, ?nw=oocogym
+ACROSS, WIDE, HIGH = 3, 8, 6  # charts in a row, and their size; a row of the page is 24 wide
+COLUMNS = ("validation/reward.max", "validation/violation_rate.min",
+           "validation/offline_reference_gpu_s_per_s.max", "time/decisions_per_s.last")
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Makes the page, or lays it anew; with `dryrun` only writes its specification to `out`.
+
+    Raises:
+        UserError: a package or a login is missing, a name is, or W&B refuses.
+    """
+    config = plain(cfg)
+    require("dashboard")
+    project = _name(config, "project")
+    entity = None if config.get("entity") is None else _name(config, "entity")
+    if config.get("dryrun"):
+        page = workspace(entity or "", project, str(config["name"]))
+        path = Path(config["out"]) / FILE
+        write_json(path, specification(page))
+        print(f"{len(series(page))} series in {len(page.sections)} sections; nothing was sent. The page: {path}")
+        return {"command": "dashboard", "project": project, "entity": entity, "url": None, "files": [FILE]}
+    page = _saved(_entity(entity), project, str(config["name"]))
+    print(f"the page: {page.url}")
+    write_json(Path(config["out"]) / FILE, specification(page))
+    return {"command": "dashboard", "project": project, "entity": page.entity, "url": page.url, "files": [FILE]}
+
+
+def _name(config: Mapping[str, Any], key: str) -> str:
+    """A name as it stands in an address."""
+    value = config.get(key)
+    if not isinstance(value, str) or not value or quote(value, safe="") != value:
+        raise UserError(f"{key}={value!r} must be a name without spaces and slashes, as in the page's address "
+                        "wandb.ai/ENTITY/PROJECT")
+    return value
+
+
+def _entity(entity: str | None) -> str:
+    """Whose project it is; None: the login's own.
+
+    Raises:
+        UserError: nobody is logged in, or the login has no entity of its own.
+    """
+    import wandb
+
+    if not wandb.login(prompt=False, verify=False):
+        raise UserError("no login for Weights & Biases is stored on this machine: run 'wandb login' or set "
+                        "WANDB_API_KEY, or take dryrun=true to have the page's specification without one")
+    if entity is None:
+        try:
+            entity = wandb.Api().default_entity
+        except Exception as error:
+            raise _refused(error) from error
+        if not entity:
+            raise UserError("entity is missing: expected the user or team to whom the project belongs, entity=NAME")
+    return entity
+
+
+def _saved(entity: str, project: str, name: str) -> Any:
+    """The page as W&B has it now, made or laid anew."""
+    import wandb_workspaces.workspaces as ws
+
+    page = workspace(entity, project, name)
+    try:
+        try:
+            known = ws.Workspace.from_url(f"https://wandb.ai/{entity}/{project}?nw={VIEW}")
+        except ValueError as error:  # how the package says that there is no such view, or no such project
+            if "project" in str(error).lower() and "workspace" not in str(error).lower():
+                raise UserError(f"there is no project '{entity}/{project}' that this login may see; train once with "
+                                "logger=wandb and a login, or check entity and project") from error
+        else:
+            page._internal_id = known._internal_id
+        page.save()
+    except UserError:
+        raise
+    except Exception as error:
+        raise _refused(error) from error
+    return page
+
+
+def _refused(error: Exception) -> UserError:
+    return UserError(f"Weights & Biases did not take the page: {' '.join(str(error).split()) or type(error).__name__}")
+
+
+def workspace(entity: str, project: str, name: str) -> Any:
+    """The page: a section for each part of `CHARTS`, in its order, pictures and tables after the first.
+
+    Args:
+        entity: user or team; '' where nothing is sent.
+        project: where the runs are.
+        name: above the page.
+    """
+    import wandb_workspaces.reports.v2 as wr
+    import wandb_workspaces.workspaces as ws
+
+    sections = []
+    for title in dict.fromkeys(chart.section for chart in CHARTS):
+        panels = [_line_plot(chart) for chart in CHARTS if chart.section == title]
+        if title == HELD_OUT:
+            panels += [wr.MediaBrowser(title="The first window", media_keys=[TIMELINE], num_columns=1),
+                       wr.WeavePanelSummaryTable(table_name=WINDOWS)]
+        sections.append(_section(title, panels))
+    chosen = wr.MediaBrowser(title="Actions: 0 no, 1 as the partner, 2 + k candidate k",
+                             media_keys=[f"{ACTIONS}/{name}" for name in DECISIONS[:-1]])
+    sections.append(_section("Actions by kind of decision", [chosen]))
+    page = ws.Workspace(
+        entity=entity, project=project, name=name, sections=sections, auto_generate_panels=True,
+        settings=ws.WorkspaceSettings(x_axis=STEP, max_runs=20),
+        runset_settings=ws.RunsetSettings(pinned_columns=[f"summary:{column}" for column in COLUMNS]))
+    page._internal_name = f"nw-{VIEW}-v"
+    page._internal_runset_id = VIEW
+    return page
+
+
+def _line_plot(chart: Chart) -> Any:
+    import wandb_workspaces.reports.v2 as wr
+
+    return wr.LinePlot(title=chart.title, x=STEP, y=list(chart.series), title_x=STEP, title_y=chart.unit or None)
+
+
+def _section(title: str, panels: list[Any]) -> Any:
+    """An open section with its panels in rows of three, under names that are the same at each call."""
+    import wandb_workspaces.workspaces as ws
+    from wandb_workspaces.reports.v2.interface import Layout
+
+    for place, panel in enumerate(panels):
+        panel.layout = Layout(x=WIDE * (place % ACROSS), y=HIGH * (place // ACROSS), w=WIDE, h=HIGH)
+        panel._id = sha256(f"{title} {place}".encode()).hexdigest()[:12]
+    return ws.Section(name=title, panels=panels, is_open=True,
+                      layout_settings=ws.SectionLayoutSettings(columns=ACROSS, rows=-(-len(panels) // ACROSS)))
+
+
+def specification(page: Any) -> dict[str, Any]:
+    """The page as it is sent, as plain data."""
+    view = page._to_model()
+    return {"schema": SCHEMA, "entity": view.entity, "project": view.project, "name": view.name,
+            "display_name": view.display_name, "spec": view.spec.model_dump(mode="json", by_alias=True,
+                                                                            exclude_none=True)}
+
+
+def series(page: Any) -> list[str]:
+    """Every series, picture and table that the page asks for, in its order."""
+    names: list[str] = []
+    for section in page.sections:
+        for panel in section.panels:
+            names += [str(name) for name in getattr(panel, "y", [])]
+            names += list(getattr(panel, "media_keys", []))
+            names += [panel.table_name] if hasattr(panel, "table_name") else []
+    return list(dict.fromkeys(names))

@@ -1,0 +1,305 @@
+"""The violation budget as a constraint: a multiplier learned beside the policy (PPO-Lagrangian, PID-Lagrangian).
+
+The problem is: most reward, subject to (violations per online request that arrived) ≤ budget. Its Lagrangian is learned
+in two parts: a multiplier λ follows the measured rate, and the policy follows (A_r - λ A_c) / (1 + λ).
+
+Advantages of reward and cost are of two critics. A reward shaped as r - λ c needs one only, but its critic has learned
+the λ of a while ago: each change of λ would have to be learned before the policy feels it, which delays the very loop
+that the multiplier closes. With two critics a new λ holds at once (Stooke, Achiam and Abbeel 2020, arXiv 2007.03964,
+section 4). Both advantages are divided by their own running deviation, so that gains need no tuning to the size of the
+reward (their section 7, with deviations of advantages in place of norms of gradients).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.utils import obs_as_tensor
+from stable_baselines3.common.vec_env import VecNormalize
+from torch import nn
+from torch.nn import functional
+
+from agents.environments import OBSERVATION_KEYS
+from agents.learning.ppo import timed_advantages
+from agents.learning.vector import GymnasiumVecEnv
+from ooco_gym.envs import reward as r
+from ooco_gym.errors import UserError
+
+_CHUNK = 4096  # rows that are encoded at a time
+_LEAST_DEVIATION = 1e-3  # of cost advantages, in violations: before the first violation there is nothing to scale by
+
+
+class PIDMultiplier:
+    """λ ← (K_P Δ + K_I I + K_D ∂)₊ once an update (Stooke et al. 2020, algorithm 2).
+
+    Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below zero lowers it.
+    ∂ = (Δ_smooth - Δ_smooth,before)₊ answers a rate that rises before it is over the budget. With K_P = K_D = 0 it is
+    the gradient ascent of PPO-Lagrangian (Ray, Achiam and Amodei 2019), whose rate is K_I.
+
+    Args:
+        proportional, integral, derivative: the gains, at least 0.
+        initial: λ at first, at least 0; with an integral gain.
+        most: λ is held at or below it, and so is the sum behind it (no wind-up).
+        smoothing: of Δ for the proportional and the derivative part: share kept from update to update, in [0, 1).
+    """
+
+    def __init__(self, proportional: float, integral: float, derivative: float, initial: float, most: float,
+                 smoothing: float) -> None:
+        self.gains = (proportional, integral, derivative)
+        self.most, self.smoothing = most, smoothing
+        self.sum = initial / integral if integral > 0.0 else 0.0
+        self.smooth: float | None = None
+        self.parts = (0.0, initial, 0.0)
+        self.value = initial
+
+    def update(self, excess: float) -> float:
+        """Returns λ after another measurement of Δ."""
+        proportional, integral, derivative = self.gains
+        before = excess if self.smooth is None else self.smooth
+        self.smooth = self.smoothing * before + (1.0 - self.smoothing) * excess
+        highest = self.most / integral if integral > 0.0 else 0.0
+        self.sum = min(max(0.0, self.sum + excess), highest)
+        self.parts = (proportional * self.smooth, integral * self.sum, derivative * max(0.0, self.smooth - before))
+        self.value = min(max(0.0, sum(self.parts)), self.most)
+        return self.value
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that changes."""
+        return {"sum": self.sum, "smooth": self.smooth, "parts": list(self.parts), "value": self.value}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self.sum, self.smooth, self.value = state["sum"], state["smooth"], state["value"]
+        self.parts = tuple(state["parts"])
+
+
+class ViolationRate:
+    """Violations per online request that arrived, over about the last `requests` of them, on training's episodes.
+
+    Arrived and violated requests are counted for themselves: the rate of a rollout alone, some hundred requests that
+    come in bursts, says little.
+    """
+
+    def __init__(self, requests: float) -> None:
+        self.requests = requests
+        self.arrived, self.violated = 0.0, 0.0
+        self._before = self._ended = np.zeros(2)
+
+    def begin(self, env: GymnasiumVecEnv) -> None:
+        """Notes where the counters stand."""
+        self._before, self._ended = _counters(env), np.zeros(2)
+
+    def end(self, summary: dict[str, Any]) -> None:
+        """Adds an episode that has ended, with what its drain found out."""
+        self._ended += [summary["online_arrived"], summary["online_violated"]]
+
+    def measure(self, env: GymnasiumVecEnv) -> float:
+        """The rate now; counting goes on from here."""
+        arrived, violated = _counters(env) - self._before + self._ended
+        keep = float(np.exp(-arrived / self.requests))
+        self.arrived, self.violated = keep * self.arrived + arrived, keep * self.violated + violated
+        self.begin(env)
+        return self.rate
+
+    @property
+    def rate(self) -> float:
+        """The share; 0 before anybody arrived."""
+        return self.violated / max(self.arrived, 1.0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What has been counted."""
+        return {"arrived": self.arrived, "violated": self.violated}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self.arrived, self.violated = state["arrived"], state["violated"]
+
+
+def _counters(env: GymnasiumVecEnv) -> np.ndarray:
+    """Online requests that arrived, and that missed an SLO, of the episodes under way so far: (2,)."""
+    places: Any = env.env
+    return places.episodes.buffers.account[:, [r.OLD_ARRIVED, r.OLD_VIOLATIONS]].sum(0)
+
+
+class CostCritic(nn.Module):
+    """Violations still to come, discounted: a small network on the policy's scaled features."""
+
+    def __init__(self, features: int, hidden: int) -> None:
+        super().__init__()
+        last = nn.Linear(hidden, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.layers = nn.Sequential(nn.Linear(features, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh(), last)
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        """Costs to come (batch,) for features (batch, n)."""
+        return self.layers(features).squeeze(-1)
+
+
+class Lagrangian(BaseCallback):
+    """Makes any on-policy algorithm of Stable-Baselines3 with a timed buffer a Lagrangian one.
+
+    Between a rollout and its update it measures the violation rate, moves λ, and puts (A_r - λ A_c) / (1 + λ) in the
+    place of the buffer's advantages. It is to stand behind the callback that writes durations.
+
+    Args:
+        multiplier: λ.
+        budget: violations per online request that arrived.
+        requests: the rate is that of about so many last requests.
+        discount_per_s, trace_per_s: of costs, as of rewards.
+        features, hidden: sizes of the cost critic, what goes in (the policy's scaled features) and its layers.
+        learning_rate, epochs, batch_size: of its fit.
+
+    Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference GPU-seconds per
+    violation: what the SLO-penalty reward would have to charge), and the cost critic's loss.
+    """
+
+    def __init__(self, multiplier: PIDMultiplier, budget: float, requests: float, discount_per_s: float,
+                 trace_per_s: float, features: int, hidden: int, learning_rate: float, epochs: int,
+                 batch_size: int) -> None:
+        super().__init__()
+        self.multiplier, self.budget, self.rate = multiplier, budget, ViolationRate(requests)
+        self._discounts = (discount_per_s, trace_per_s)
+        self._epochs, self._batch = epochs, batch_size
+        self.critic = CostCritic(features, hidden)
+        self._optimiser = torch.optim.Adam(self.critic.parameters(), lr=learning_rate)
+        self._deviations: np.ndarray | None = None  # of advantages of reward and cost
+
+    @property
+    def env(self) -> GymnasiumVecEnv:
+        """The environments below all wrappers."""
+        env: Any = self.training_env.unwrapped
+        assert isinstance(env, GymnasiumVecEnv)
+        return env
+
+    def _on_training_start(self) -> None:
+        self.rate.begin(self.env)
+
+    def _on_rollout_start(self) -> None:
+        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        self._costs = np.zeros((buffer.buffer_size, buffer.n_envs))
+        self._ends: list[tuple[int, int, Mapping[str, np.ndarray]]] = []  # step, place, what it is judged by
+
+    def _on_step(self) -> bool:
+        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        self._costs[buffer.pos] = self.env.info_array("cost")
+        for i in np.flatnonzero(self.locals["dones"]):
+            info = self.locals["infos"][i]
+            if "summary" in info:
+                self.rate.end(info["summary"])
+            if info["TimeLimit.truncated"]:
+                self._ends.append((buffer.pos, int(i), info["terminal_observation"]))
+        return True
+
+    def _on_rollout_end(self) -> None:
+        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        features = self._features(buffer)
+        values = self._values(features).reshape(buffer.rewards.shape)
+        if self._ends:
+            steps, places, last = zip(*self._ends, strict=True)
+            self._costs[steps, places] += self._values(self._encode(
+                {key: np.stack([one[key] for one in last]) for key in OBSERVATION_KEYS}))
+        last_values = self._values(self._encode(self.model._last_obs))  # type: ignore[attr-defined]
+        advantages = timed_advantages(self._costs, values, last_values, buffer.episode_starts, self.locals["dones"],
+                                      buffer.elapsed_s, *self._discounts)
+        loss = self._fit(features, (advantages + values).reshape(-1))
+        rate = self.rate.measure(self.env)
+        price = self._combine(buffer, advantages, self.multiplier.update(rate / self.budget - 1.0))
+        self._record(rate, price, loss)
+
+    def _combine(self, buffer: Any, advantages: np.ndarray, multiplier: float) -> float:
+        """Writes the advantages of the Lagrangian; returns what one violation costs, in the reward's unit."""
+        now = np.array([buffer.advantages.std(), advantages.std()])
+        self._deviations = now if self._deviations is None else 0.9 * self._deviations + 0.1 * now
+        of_reward, of_cost = np.maximum(self._deviations, [1e-8, _LEAST_DEVIATION])
+        buffer.advantages[:] = (buffer.advantages / of_reward - multiplier * advantages / of_cost) / (1.0 + multiplier)
+        return multiplier * of_reward * reward_scale(self.training_env) / of_cost
+
+    def _features(self, buffer: Any) -> torch.Tensor:
+        """Scaled features of all decisions of the rollout: (steps x places, n)."""
+        flat = {key: part.reshape(-1, *part.shape[2:]) for key, part in buffer.observations.items()}
+        count = buffer.buffer_size * buffer.n_envs
+        return torch.cat([self._encode({key: part[start : start + _CHUNK] for key, part in flat.items()})
+                          for start in range(0, count, _CHUNK)])
+
+    def _encode(self, observations: Any) -> torch.Tensor:
+        policy: Any = self.model.policy
+        with torch.no_grad():
+            return policy.features_extractor(obs_as_tensor(observations, self.model.device)).cpu()
+
+    def _values(self, features: torch.Tensor) -> np.ndarray:
+        with torch.no_grad():
+            return self.critic(features).double().numpy()
+
+    def _fit(self, features: torch.Tensor, returns: np.ndarray) -> float:
+        """Fits the critic to the returns; gives the mean loss of the last epoch."""
+        targets, losses = torch.as_tensor(returns, dtype=torch.float32), [0.0]
+        for _ in range(self._epochs):
+            losses = []
+            for chunk in torch.randperm(len(targets)).split(self._batch):
+                self._optimiser.zero_grad()
+                loss = functional.mse_loss(self.critic(features[chunk]), targets[chunk])
+                loss.backward()
+                self._optimiser.step()
+                losses.append(float(loss.detach()))
+        return float(np.mean(losses))
+
+    def _record(self, rate: float, price: float, loss: float) -> None:
+        parts = zip(("proportional", "integral", "derivative"), self.multiplier.parts, strict=True)
+        figures = {"multiplier": self.multiplier.value, **dict(parts), "violation_rate": rate, "budget": self.budget,
+                   "price": price, "critic_loss": loss}
+        for key, value in figures.items():
+            self.logger.record(f"lagrangian/{key}", value)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that a checkpoint must keep: multiplier, counts, deviations, cost critic and its optimiser."""
+        return {"multiplier": self.multiplier.state_dict(), "rate": self.rate.state_dict(),
+                "deviations": None if self._deviations is None else self._deviations.tolist(),
+                "critic": self.critic.state_dict(), "optimiser": self._optimiser.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from `state_dict()`."""
+        self.multiplier.load_state_dict(state["multiplier"])
+        self.rate.load_state_dict(state["rate"])
+        self._deviations = None if state["deviations"] is None else np.array(state["deviations"])
+        self.critic.load_state_dict(state["critic"])
+        self._optimiser.load_state_dict(state["optimiser"])
+
+
+def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
+    """Builds the callback from `agent.lagrangian` (conf/agent/ppo_lagrangian.yaml).
+
+    Args:
+        settings: the gains and so on.
+        trainer: `agents.learning.trainer.Trainer`, with its configurations.
+
+    Raises:
+        UserError: an environment that does not count online requests, or no budget.
+    """
+    places = trainer.env.unwrapped.env
+    if not hasattr(places, "episodes"):
+        raise UserError(f"agent.lagrangian: {trainer.config['env']['id']} does not count the online requests that "
+                        "arrive; choose an environment of ooco_gym, or leave it out")
+    budget = settings.get("budget")
+    if budget is None:
+        budget = places.config.scenario.load_protocol()["violation_budget"]
+    if not budget:
+        raise UserError("agent.lagrangian.budget is null, and the protocol's violation_budget allows none; expected a "
+                        "share between 0 and 1")
+    agent = trainer.agent
+    multiplier = PIDMultiplier(*(float(settings[key]) for key in (
+        "proportional", "integral", "derivative", "initial", "most", "smoothing")))
+    return Lagrangian(multiplier, float(budget), float(settings["requests"]), agent["discount_per_s"],
+                      agent["trace_per_s"], trainer.model.policy.features_extractor.features_dim, int(agent["hidden"]),
+                      float(settings["learning_rate"]), int(settings["epochs"]), int(agent["batch_size"]))
+
+
+def reward_scale(env: Any) -> float:
+    """What rewards were divided by before they were learned from: 1 without `VecNormalize`."""
+    while env is not None and not isinstance(env, VecNormalize):
+        env = getattr(env, "venv", None)
+    return 1.0 if env is None else float(np.sqrt(env.ret_rms.var + env.epsilon))

@@ -1,0 +1,479 @@
+"""What lies between scaled observations and decisions: networks that score the actions, and one value.
+
+A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
+order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) and `AttentionScorer`
+(a transformer's block without positions: Lee et al., 2019) keep that symmetry: permuting the candidates permutes their
+scores and changes neither those of the fixed actions nor the value. `FlatScorer` does not.
+
+All take the flat features of `ObservationEncoder`; the scores of illegal actions are `MASKED`, so that
+any algorithm of Stable-Baselines3 takes legal actions alone. Actor and critic share no parameters.
+
+From raw observations to decisions: the scaling of observations, and the actor that is evaluated and exported.
+
+Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. What comes after it is in
+`agents.learning.networks`; the policies of Stable-Baselines3 around both are in `agents.learning.ppo`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from torch import nn
+from torch.nn import functional
+
+from agents.environments import OBSERVATION_KEYS, candidate_shape
+from agents.settings import ATTENTION_HEADS
+from ooco_gym.errors import UserError
+
+MASKED = -1e8  # as sb3-contrib masks
+
+
+class Layout(NamedTuple):
+    """How an observation lies in the flat features, and what is answered.
+
+    Attributes:
+        cluster, decisions: features of the cluster, and of the one-hot decision after it.
+        places, features: candidates (K), and features of each.
+        actions: length of the mask (A).
+        levels: number of levels of each parameter, where a vector of them is the action; else none.
+    """
+
+    cluster: int
+    decisions: int
+    places: int
+    features: int
+    actions: int
+    levels: tuple[int, ...] = ()
+
+    @property
+    def context(self) -> int:
+        """Features that are not of a candidate."""
+        return self.cluster + self.decisions
+
+    @property
+    def fixed(self) -> int:
+        """Actions before those of the candidates."""
+        return self.actions - self.places
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Context (batch, C), candidates (batch, K, F), their legality (batch, K), mask (batch, A) of flat features."""
+        ends = self.context + self.places * self.features
+        candidates, mask = x[:, self.context : ends].reshape(-1, self.places, self.features), x[:, ends:]
+        if self.levels:  # candidates are the parameters, each with a place of its own, and all there
+            return x[:, : self.context], candidates, torch.ones_like(candidates[:, :, 0]), mask
+        return x[:, : self.context], candidates, mask[:, self.fixed :], mask
+
+
+class Scorer(nn.Module, ABC):
+    """From flat features to scores of the actions (actor) and a value latent (critic).
+
+    Args:
+        layout: of the features.
+        hidden: width of every layer.
+        outputs: numbers for each action: 1 (logits, action values), or as many quantiles.
+
+    Those of `SCORERS` take `joint`, too: whether each kind of decision has a last layer of its own, by the one-hot
+    decision.
+
+    Attributes:
+        latent_dim_pi, latent_dim_vf: what Stable-Baselines3 wants to know.
+        of_actor, of_critic: the submodules of each.
+    """
+
+    of_actor: Sequence[str] = ()
+    of_critic: Sequence[str] = ("critic",)
+
+    def __init__(self, layout: Layout, hidden: int, outputs: int = 1) -> None:
+        super().__init__()
+        self.layout, self.outputs = layout, outputs
+        self.latent_dim_pi, self.latent_dim_vf = layout.actions, hidden
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns (scores (batch, A), value latent (batch, hidden))."""
+        return self.forward_actor(x), self.forward_critic(x)
+
+    def forward_actor(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns scores (batch, A), the fixed actions first, or (batch, A, outputs) of several; `MASKED` if illegal.
+        """
+        mask = self.layout.split(x)[3] > 0
+        scores = self._scores(x)
+        if self.outputs == 1:
+            return torch.where(mask, scores.squeeze(-1), MASKED)
+        return torch.where(mask.unsqueeze(-1), scores, MASKED)
+
+    @abstractmethod
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns (batch, A, outputs)."""
+
+    @abstractmethod
+    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the value latent (batch, hidden)."""
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The parameters that decide."""
+        return [parameter for name in self.of_actor for parameter in self.get_submodule(name).parameters()]
+
+    def forget_critic(self) -> None:
+        """Leaves the actor alone, for algorithms without a critic."""
+        for name in self.of_critic:
+            delattr(self, name)
+
+    @abstractmethod
+    def start_uniform(self) -> None:
+        """Makes all actions nearly as likely as each other, as Stable-Baselines3 does."""
+
+
+class _Heads(nn.Module):
+    """The last layers of an actor: scores of fixed actions from a pooled state, of candidates from their own."""
+
+    def __init__(self, layout: Layout, hidden: int, outputs: int, joint: bool) -> None:
+        super().__init__()
+        self.layout, self.outputs, self.kinds = layout, outputs, layout.decisions if joint else 1
+        own = max(layout.levels) if layout.levels else 1
+        self.of_candidate = nn.Linear(hidden, own * outputs * self.kinds)
+        self.of_fixed = None if layout.levels else nn.Linear(hidden, layout.fixed * outputs * self.kinds)
+
+    def forward(self, pooled: torch.Tensor, own: torch.Tensor, context: torch.Tensor) -> torch.Tensor:
+        """Returns (batch, A, outputs) for pooled (batch, h), own (batch, K, h) and context (batch, C)."""
+        due = context[:, self.layout.cluster :]
+        mine = self._chosen(self.of_candidate(own), due.unsqueeze(1))
+        if self.of_fixed is None:  # (batch, P, most levels · outputs): those that each parameter has
+            mine = mine.unflatten(-1, (-1, self.outputs))
+            return torch.cat([mine[:, place, :count] for place, count in enumerate(self.layout.levels)], dim=1)
+        fixed = self._chosen(self.of_fixed(pooled), due).unflatten(-1, (-1, self.outputs))
+        return torch.cat([fixed, mine], dim=1)
+
+    def _chosen(self, scores: torch.Tensor, due: torch.Tensor) -> torch.Tensor:
+        """Of the scores for every kind of decision, those for the one that is due."""
+        if self.kinds == 1:
+            return scores
+        return (scores.unflatten(-1, (-1, self.kinds)) * due.unsqueeze(-2)).sum(-1)
+
+    def start_uniform(self) -> None:
+        for layer in (self.of_candidate, self.of_fixed):
+            if layer is not None:
+                nn.init.orthogonal_(layer.weight, gain=0.01)
+
+
+def _with_places(layout: Layout, candidates: torch.Tensor) -> torch.Tensor:
+    """Candidates whose order has no meaning, as they are; parameters, which are not alike, with their place."""
+    if not layout.levels:
+        return candidates
+    place = torch.eye(layout.places, dtype=candidates.dtype).expand(candidates.shape[0], -1, -1)
+    return torch.cat([candidates, place], dim=-1)
+
+
+class _SetEncoder(nn.Module):
+    """Embeds each candidate beside the context and averages the legal ones: (batch, K, h) and (batch, h)."""
+
+    def __init__(self, layout: Layout, hidden: int) -> None:
+        super().__init__()
+        self.layout = layout
+        self.of_candidate = nn.Linear(layout.features + (layout.places if layout.levels else 0), hidden)
+        self.of_context = nn.Linear(layout.context, hidden, bias=False)
+
+    def forward(self, context: torch.Tensor, candidates: torch.Tensor, legal: torch.Tensor
+                ) -> tuple[torch.Tensor, torch.Tensor]:
+        own = self.of_candidate(_with_places(self.layout, candidates))
+        embedded = torch.tanh(own + self.of_context(context).unsqueeze(1))
+        weight = legal / legal.sum(1, keepdim=True).clamp(min=1.0)
+        return embedded, torch.bmm(weight.unsqueeze(1), embedded).squeeze(1)
+
+
+class CandidateScorer(Scorer):
+    """A deep set. Score of candidate k = head(embedding of k, mean embedding of the legal ones, context); scores of the
+    fixed actions = head(mean embedding, context). The context says which decision is due."""
+
+    of_actor = ("actor", "own", "own_pool", "fixed_pool", "heads")
+    of_critic = ("critic", "value")
+
+    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
+        super().__init__(layout, hidden, outputs)
+        self.actor, self.critic = _SetEncoder(layout, hidden), _SetEncoder(layout, hidden)
+        self.own, self.own_pool = nn.Linear(hidden, hidden), nn.Linear(hidden + layout.context, hidden, bias=False)
+        self.fixed_pool = nn.Linear(hidden + layout.context, hidden)
+        self.heads = _Heads(layout, hidden, outputs, joint)
+        self.value = nn.Linear(hidden + layout.context, hidden)
+
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        context, candidates, legal, _ = self.layout.split(x)
+        embedded, pooled = self.actor(context, candidates, legal)
+        state = torch.cat([pooled, context], dim=1)
+        own = torch.tanh(self.own(embedded) + self.own_pool(state).unsqueeze(1))
+        return self.heads(torch.tanh(self.fixed_pool(state)), own, context)
+
+    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the value latent (batch, hidden)."""
+        context, candidates, legal, _ = self.layout.split(x)
+        _, pooled = self.critic(context, candidates, legal)
+        return torch.tanh(self.value(torch.cat([pooled, context], dim=1)))
+
+    def start_uniform(self) -> None:
+        """See `Scorer`."""
+        self.heads.start_uniform()
+
+
+class _AttentionBlock(nn.Module):
+    """Tokens (the context first, then the candidates) look at each other once: (batch, 1 + K, h)."""
+
+    def __init__(self, layout: Layout, hidden: int) -> None:
+        super().__init__()
+        self.layout = layout
+        self.of_candidate = nn.Linear(layout.features + (layout.places if layout.levels else 0), hidden)
+        self.of_context = nn.Linear(layout.context, 2 * hidden)
+        self.normal, self.after = nn.LayerNorm(hidden), nn.LayerNorm(hidden)
+        self.look, self.mix = nn.Linear(hidden, 3 * hidden), nn.Linear(hidden, hidden)
+        self.think = nn.Linear(hidden, hidden)
+
+    def forward(self, context: torch.Tensor, candidates: torch.Tensor, legal: torch.Tensor) -> torch.Tensor:
+        first, beside = self.of_context(context).unsqueeze(1).chunk(2, dim=-1)
+        own = self.of_candidate(_with_places(self.layout, candidates)) + beside
+        tokens = torch.cat([first, own], dim=1)
+        there = torch.cat([torch.ones_like(legal[:, :1]), legal], dim=1) > 0
+        parts = self.look(self.normal(tokens)).unflatten(-1, (3, ATTENTION_HEADS, -1)).permute(2, 0, 3, 1, 4)
+        seen = functional.scaled_dot_product_attention(parts[0], parts[1], parts[2],
+                                                       attn_mask=there[:, None, None, :])
+        tokens = tokens + self.mix(seen.transpose(1, 2).flatten(2))
+        return tokens + functional.relu(self.think(self.after(tokens)))
+
+
+class AttentionScorer(Scorer):
+    """A block of self-attention over the candidates and one token for the context, which scores the fixed actions."""
+
+    of_actor = ("actor", "heads")
+
+    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
+        super().__init__(layout, hidden, outputs)
+        self.actor, self.critic = _AttentionBlock(layout, hidden), _AttentionBlock(layout, hidden)
+        self.heads = _Heads(layout, hidden, outputs, joint)
+
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        context, candidates, legal, _ = self.layout.split(x)
+        tokens = torch.tanh(self.actor(context, candidates, legal))
+        return self.heads(tokens[:, 0], tokens[:, 1:], context)
+
+    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the value latent (batch, hidden)."""
+        context, candidates, legal, _ = self.layout.split(x)
+        return torch.tanh(self.critic(context, candidates, legal)[:, 0])
+
+    def start_uniform(self) -> None:
+        """See `Scorer`."""
+        self.heads.start_uniform()
+
+
+class FlatScorer(Scorer):
+    """Two plain layers over the flat features each for actor and critic: the order of candidates does matter."""
+
+    of_actor = ("actor", "last")
+
+    def __init__(self, layout: Layout, hidden: int, outputs: int = 1, joint: bool = False) -> None:
+        super().__init__(layout, hidden, outputs)
+        self.kinds = layout.decisions if joint else 1
+        self.actor, self.critic = (_layers(layout, hidden) for _ in range(2))
+        self.last = nn.Linear(hidden, layout.actions * outputs * self.kinds)
+
+    def _scores(self, x: torch.Tensor) -> torch.Tensor:
+        scores = self.last(self.actor(x)).unflatten(-1, (self.layout.actions, self.outputs, self.kinds))
+        if self.kinds == 1:
+            return scores.squeeze(-1)
+        due = x[:, self.layout.cluster : self.layout.context]
+        return (scores * due[:, None, None, :]).sum(-1)
+
+    def forward_critic(self, x: torch.Tensor) -> torch.Tensor:
+        """Returns the value latent (batch, hidden)."""
+        return self.critic(x)
+
+    def start_uniform(self) -> None:
+        """See `Scorer`."""
+        nn.init.orthogonal_(self.last.weight, gain=0.01)
+
+
+def _layers(layout: Layout, hidden: int) -> nn.Sequential:
+    inputs = layout.context + layout.places * layout.features + layout.actions
+    return nn.Sequential(nn.Linear(inputs, hidden), nn.Tanh(), nn.Linear(hidden, hidden), nn.Tanh())
+
+
+SCORERS: dict[str, Any] = {"candidate_scorer": CandidateScorer, "attention": AttentionScorer, "mlp": FlatScorer}
+
+
+_CLIP = 8.0
+_RELATIVE_FLOOR = 1e-3
+
+
+class FeatureScale(nn.Module):
+    """Running mean and standard deviation of `n` features, applied as clip((x - mean) / deviation, -8, 8).
+
+    A feature that hardly varies is divided by a thousandth of its declared range instead of by noise.
+    """
+
+    mean: torch.Tensor
+    deviation: torch.Tensor
+    moments: torch.Tensor
+    floor: torch.Tensor
+
+    def __init__(self, low: np.ndarray, high: np.ndarray) -> None:
+        super().__init__()
+        n = low.shape[0]
+        width = np.where(np.isfinite(high) & np.isfinite(low), high.astype(np.float64) - low, 1.0)
+        self.register_buffer("floor", torch.as_tensor(np.maximum(width * _RELATIVE_FLOOR, 1e-8), dtype=torch.float32))
+        self.register_buffer("mean", torch.zeros(n))
+        self.register_buffer("deviation", torch.ones(n))
+        self.register_buffer("moments", torch.zeros(3, n, dtype=torch.float64))  # count, mean, sum of squares
+
+    def update(self, values: np.ndarray) -> None:
+        """Adds rows `values` (m, n) to the running moments (Chan's parallel formula)."""
+        if not len(values):
+            return
+        rows = torch.as_tensor(np.asarray(values, dtype=np.float64))
+        count, mean, squares = self.moments
+        m, delta = rows.shape[0], rows.mean(0) - mean
+        total = count + m
+        squares = squares + ((rows - rows.mean(0)) ** 2).sum(0) + delta**2 * count * m / total
+        self.moments.copy_(torch.stack([total, mean + delta * m / total, squares]))
+        self.mean.copy_(self.moments[1])
+        self.deviation.copy_(torch.maximum((self.moments[2] / total).sqrt().float(), self.floor))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Scales `x` (..., n)."""
+        return ((x - self.mean) / self.deviation).clamp(-_CLIP, _CLIP)
+
+    def describe(self) -> dict[str, list[float]]:
+        """Returns the applied mean and deviation, for people and for `normalisation.json`."""
+        return {"mean": self.mean.tolist(), "deviation": self.deviation.tolist()}
+
+
+class ObservationEncoder(BaseFeaturesExtractor):
+    """Scales an observation and lays it out flat: cluster (Fc), decision (D), candidates (K·F), mask (A).
+
+    `decision` is one-hot and stays as it is. The statistics of a candidate's features are shared by all K places and
+    come from legal candidates only, so that padding does not move them.
+
+    Args:
+        observation_space: of cluster, candidates (`environments.candidate_shape`), action_mask and decision.
+        levels: where the action is a vector of levels, how many each of its parts has: the candidates then are these
+            parts, all of them there.
+    """
+
+    def __init__(self, observation_space: spaces.Dict, levels: tuple[int, ...] = ()) -> None:
+        check_observation_space(observation_space)
+        cluster, candidates = observation_space["cluster"], observation_space["candidates"]
+        assert isinstance(cluster, spaces.Box) and isinstance(candidates, spaces.Box)
+        places, features = candidate_shape(candidates)
+        layout = Layout(cluster.shape[0], _size(observation_space, "decision"), places, features,
+                        _size(observation_space, "action_mask"), tuple(int(count) for count in levels))
+        super().__init__(observation_space, features_dim=layout.context + places * features + layout.actions)
+        self.layout = layout
+        self.cluster = FeatureScale(cluster.low, cluster.high)
+        self.candidates = FeatureScale(candidates.low.reshape(places, features).min(axis=0),
+                                       candidates.high.reshape(places, features).max(axis=0))
+
+    def update(self, observations: Mapping[str, np.ndarray]) -> None:
+        """Adds a batch of raw observations (leading axes of any shape) to the running statistics."""
+        candidates, layout = observations["candidates"], self.layout
+        rows = candidates.reshape(-1, layout.places, layout.features)
+        mask = observations["action_mask"].reshape(-1, layout.actions)
+        legal = np.ones(rows.shape[:2], bool) if layout.levels else mask[:, layout.fixed :] > 0
+        self.cluster.update(observations["cluster"].reshape(-1, observations["cluster"].shape[-1]))
+        self.candidates.update(rows[legal])
+
+    def forward(self, observations: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Returns (batch, Fc + D + K·F + A)."""
+        mask = (observations["action_mask"] > 0).to(torch.float32)
+        cluster = self.cluster(observations["cluster"].to(torch.float32))
+        rows = observations["candidates"].to(torch.float32)
+        if rows.dim() == 2:
+            rows = rows.reshape(-1, self.layout.places, self.layout.features)
+        candidates = self.candidates(rows)
+        if not self.layout.levels:
+            candidates = candidates * mask[:, self.layout.fixed :].unsqueeze(-1)
+        decision = observations["decision"].to(torch.float32)
+        return torch.cat([cluster, decision, candidates.flatten(1), mask], dim=1)
+
+
+def _size(space: spaces.Dict, key: str) -> int:
+    shape = space[key].shape
+    assert shape is not None
+    return int(shape[0])
+
+
+class Actor(nn.Module):
+    """The decision alone: raw observation and mask in, arg-max action and masked logits out.
+
+    It is what evaluation runs and what `export` writes, so both are the same arithmetic. Logits are what the algorithm
+    learns of each action: logits of its probability, its value, or the mean of its value's quantiles.
+
+    Args:
+        policy: one of `agents.learning.ppo`.
+    """
+
+    def __init__(self, policy: Any) -> None:
+        super().__init__()
+        self.encoder, self.scorer = policy.deciding_parts()
+        self.levels: tuple[int, ...] = self.encoder.layout.levels
+
+    def actor_parameters(self) -> list[nn.Parameter]:
+        """The parameters that decide; actor and critic share none."""
+        return self.scorer.actor_parameters()
+
+    def forward(
+        self, cluster: torch.Tensor, candidates: torch.Tensor, action_mask: torch.Tensor, decision: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns action and logits for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
+        action_mask (batch, A) and decision (batch, D).
+
+        The action is (batch,) int64, or (batch, P) where it is a vector of levels; logits are (batch, A), those of the
+        levels of one parameter after those of another.
+        """
+        observation = {"cluster": cluster, "candidates": candidates, "action_mask": action_mask, "decision": decision}
+        logits = self.scorer.forward_actor(self.encoder(observation))
+        if logits.dim() == 3:
+            logits = logits.mean(-1)
+        if not self.levels:
+            return logits.argmax(dim=1), logits
+        return torch.stack([part.argmax(dim=1) for part in logits.split(self.levels, dim=1)], dim=1), logits
+
+    def answer(self, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As `forward`, of plain arrays and without gradients: actions (batch,) or (batch, P), logits (batch, A)."""
+        with torch.inference_mode():
+            actions, logits = self(*(torch.as_tensor(np.ascontiguousarray(part)) for part in parts))
+        return actions.numpy(), logits.numpy()
+
+
+def check_observation_space(space: spaces.Space) -> None:
+    """Raises UserError unless `space` is the Dict of cluster (Fc,), candidates (K·F,) or (K, F), action_mask (A,),
+    decision (D,)."""
+    shapes = {key: space[key].shape for key in space} if isinstance(space, spaces.Dict) else {}
+    missing = [key for key in OBSERVATION_KEYS if key not in shapes]
+    if missing:
+        raise UserError(
+            f"the environment's observation lacks {', '.join(missing)}; a policy is trained on a Dict of "
+            f"{', '.join(OBSERVATION_KEYS)}"
+        )
+    candidate_shape(space["candidates"])  # type: ignore[index]
+
+
+def check_action_space(space: spaces.Space, env: str, vectors: bool = True) -> None:
+    """Raises UserError unless actions are Discrete or, where `vectors` of them can be learned, MultiDiscrete."""
+    if isinstance(space, spaces.Discrete) or (vectors and isinstance(space, spaces.MultiDiscrete)):
+        return
+    can = "Discrete or MultiDiscrete" if vectors else "Discrete"
+    raise UserError(f"{env} has {type(space).__name__} actions, which this agent cannot learn: expected {can} ones"
+                    + ("" if vectors else "; choose agent=maskable_ppo or agent=ppo"))
+
+
+def levels_of(space: spaces.Space) -> tuple[int, ...]:
+    """How many levels each part of an action has; none where the action is one of a few."""
+    return tuple(int(count) for count in space.nvec) if isinstance(space, spaces.MultiDiscrete) else ()
+
+
+def build_scorer(encoder: ObservationEncoder, network: str, hidden: int, joint: bool, outputs: int = 1) -> Scorer:
+    """The scorer of a name of `SCORERS`, for the observations that `encoder` lays out."""
+    return SCORERS[network](encoder.layout, hidden, outputs, joint)
+

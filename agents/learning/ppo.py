@@ -1,0 +1,300 @@
+"""A rollout buffer that discounts by simulated time, not by decision.
+
+Decisions come at uneven intervals, many a second, while an offline request lives about a minute: a fixed discount for
+each decision would look a second ahead. The discount over a step of Δt seconds is γ^Δt, the trace decay λ^Δt.
+
+Policies of Stable-Baselines3 and sb3-contrib around a scorer of actions: for PPO and its kin, DQN and QR-DQN.
+
+MaskablePPO with the same arithmetic and less work around it.
+
+sb3-contrib builds distribution objects for each step and scales every observation anew in each epoch. Here a rollout is
+scaled once, actor and critic answer in one pass, and masks come from the observation, where these environments put
+them. Tests hold rollout and update to sb3-contrib's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from sb3_contrib import MaskablePPO
+from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
+from sb3_contrib.common.maskable.policies import MaskableMultiInputActorCriticPolicy
+from stable_baselines3.common.buffers import DictRolloutBuffer
+from stable_baselines3.common.policies import MultiInputActorCriticPolicy
+from stable_baselines3.common.utils import explained_variance
+from torch import nn
+from torch.nn import functional
+
+from agents.learning.networks import MASKED, ObservationEncoder, Scorer, build_scorer, levels_of
+
+
+def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
+                     dones: np.ndarray, elapsed_s: np.ndarray, discount_per_s: float,
+                     trace_per_s: float) -> np.ndarray:
+    """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt: float64 (steps, places).
+
+    Args:
+        rewards, values: of each step, (steps, places); rewards are paid at the end of the step.
+        last_values: of what comes after the last step, (places,).
+        starts: whether an episode begins at a step, (steps, places); what came before it does not see past it.
+        dones: whether the last step ended an episode, (places,).
+        elapsed_s: simulated duration of each step, (steps, places).
+        discount_per_s: γ over one simulated second.
+        trace_per_s: λ over one simulated second.
+    """
+    discount = discount_per_s**elapsed_s
+    decay = discount * trace_per_s**elapsed_s
+    advantages = np.zeros(rewards.shape)
+    next_value, alive = np.asarray(last_values, np.float64), 1.0 - np.asarray(dones, np.float64)
+    advantage: Any = 0.0
+    for step in reversed(range(len(rewards))):
+        delta = rewards[step] + discount[step] * next_value * alive - values[step]
+        advantage = delta + decay[step] * alive * advantage
+        advantages[step] = advantage
+        next_value, alive = values[step], 1.0 - starts[step]
+    return advantages
+
+
+class _Timed:
+    """A rollout buffer with a duration for each transition.
+
+    Args:
+        discount_per_s: γ over one simulated second, in (0, 1].
+        trace_per_s: λ of generalised advantage estimation over one simulated second, in [0, 1].
+
+    `elapsed_s` (n_steps, n_envs) is filled by whoever steps the environment, before `add`.
+    """
+
+    elapsed_s: np.ndarray
+
+    def __init__(self, *args: Any, discount_per_s: float, trace_per_s: float, **kwargs: Any) -> None:
+        self.discount_per_s, self.trace_per_s = discount_per_s, trace_per_s
+        super().__init__(*args, **kwargs)
+
+    def reset(self: Any) -> None:
+        """Empties the buffer; durations start at zero, which means no discount."""
+        super().reset()  # type: ignore[misc]
+        self.elapsed_s = np.zeros((self.buffer_size, self.n_envs), dtype=np.float64)
+
+    def compute_returns_and_advantage(self: Any, last_values: torch.Tensor, dones: np.ndarray) -> None:
+        """Generalised advantages in simulated time; returns are advantages plus values."""
+        self.advantages[:] = timed_advantages(
+            self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
+            self.elapsed_s, self.discount_per_s, self.trace_per_s)
+        self.returns = self.advantages + self.values
+
+
+class TimedRolloutBuffer(_Timed, MaskableDictRolloutBuffer):
+    """`MaskableDictRolloutBuffer` with a duration for each transition; takes `discount_per_s`, `trace_per_s` too."""
+
+
+class UnmaskedTimedRolloutBuffer(_Timed, DictRolloutBuffer):
+    """`DictRolloutBuffer` with a duration for each transition; takes `discount_per_s`, `trace_per_s` too."""
+
+
+class _ActorCritic:
+    """What the two kinds of actor-critic policies have in common: a `Scorer` as the `mlp_extractor`.
+
+    Args:
+        network: a name of `agents.learning.networks.SCORERS`.
+        hidden: width of its layers.
+        joint: whether each kind of decision has a last layer of its own.
+    """
+
+    def __init__(self, observation_space: spaces.Space, action_space: spaces.Space, *args: Any,
+                 network: str = "candidate_scorer", hidden: int = 64, joint: bool = False, **kwargs: Any) -> None:
+        self.scoring = {"network": network, "hidden": hidden, "joint": joint}
+        kwargs.setdefault("features_extractor_class", ObservationEncoder)
+        kwargs.setdefault("features_extractor_kwargs", {"levels": levels_of(action_space)})
+        super().__init__(observation_space, action_space, *args, **kwargs)  # type: ignore[call-arg]
+
+    def _get_constructor_parameters(self) -> dict[str, Any]:
+        return {**super()._get_constructor_parameters(), **self.scoring}  # type: ignore[misc]
+
+    def _build_mlp_extractor(self) -> None:
+        encoder: Any = self.features_extractor  # type: ignore[attr-defined]
+        self.mlp_extractor = build_scorer(encoder, **self.scoring)
+
+    def _build(self: Any, lr_schedule: Any) -> None:
+        super()._build(lr_schedule)  # type: ignore[misc]
+        self.action_net = nn.Identity()  # the scorer's output already is the logits
+        self.mlp_extractor.start_uniform()
+        self.optimizer = self.optimizer_class(self.parameters(), lr=lr_schedule(1), **self.optimizer_kwargs)
+
+    def deciding_parts(self: Any) -> tuple[ObservationEncoder, Scorer]:
+        """The encoder of observations and the scorer of actions."""
+        return self.pi_features_extractor, self.mlp_extractor
+
+
+class CandidatePolicy(_ActorCritic, MaskableMultiInputActorCriticPolicy):
+    """For MaskablePPO and what is built on it."""
+
+
+class UnmaskedCandidatePolicy(_ActorCritic, MultiInputActorCriticPolicy):
+    """For PPO, A2C and the like, which know of no masks: the scorer applies the one in the observation."""
+
+
+Tensors = dict[str, torch.Tensor]
+
+
+class LeanMaskablePPO(MaskablePPO):
+    """`MaskablePPO` for observations that hold their `action_mask`, behind an `ObservationEncoder`."""
+
+    # --- Playing -----------------------------------------------------------------------------------------------------
+    def collect_rollouts(self, env: Any, callback: Any, rollout_buffer: Any, n_rollout_steps: int,
+                         use_masking: bool = True) -> bool:
+        """Plays `n_rollout_steps` steps into the buffer; False if a callback ended it before."""
+        assert isinstance(self._last_obs, dict) and self._last_episode_starts is not None
+        self.policy.set_training_mode(False)
+        rollout_buffer.reset()
+        callback.on_rollout_start()
+        dones = np.zeros(env.num_envs, bool)
+        for _ in range(n_rollout_steps):
+            masks = self._last_obs["action_mask"] > 0  # type: ignore[index]
+            actions, values, log_probs = self._decide(self._last_obs, masks)
+            new_obs, rewards, dones, infos = env.step(actions)
+            self.num_timesteps += env.num_envs
+            callback.update_locals(locals())
+            if not callback.on_step():
+                return False
+            self._update_info_buffer(infos, dones)
+            self._judge_ends(rewards, dones, infos)
+            rollout_buffer.add(self._last_obs, actions.reshape(env.num_envs, -1), rewards, self._last_episode_starts,
+                               values, log_probs, action_masks=masks)
+            self._last_obs, self._last_episode_starts = new_obs, dones
+        with torch.inference_mode():
+            last_values = self._values(self._last_obs)
+        rollout_buffer.compute_returns_and_advantage(last_values=last_values, dones=dones)
+        callback.on_rollout_end()
+        return True
+
+    def _decide(self, observation: Any, masks: np.ndarray) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
+        """Draws actions (N,) or (N, P); also their values and log-probabilities (N,)."""
+        with torch.inference_mode():
+            logits, values = self._evaluate(self._features(observation))
+            parts = self._parts(logits, torch.as_tensor(masks))
+            drawn = [torch.multinomial(part.exp(), 1, replacement=True) for part in parts]
+            log_prob = torch.stack([part.gather(1, one) for part, one in zip(parts, drawn, strict=True)]).sum(0)
+            actions = torch.cat(drawn, dim=1).numpy()
+        return actions if self._multiple else actions[:, 0], values, log_prob.flatten()
+
+    def _judge_ends(self, rewards: np.ndarray, dones: np.ndarray, infos: list[dict[str, Any]]) -> None:
+        """Adds to the last reward of a truncated episode what would have come after it."""
+        ended = [i for i in np.flatnonzero(dones) if infos[i].get("TimeLimit.truncated")
+                 and infos[i].get("terminal_observation") is not None]
+        if not ended:
+            return
+        last = [infos[i]["terminal_observation"] for i in ended]
+        with torch.inference_mode():
+            values = self._values({key: np.stack([one[key] for one in last]) for key in last[0]})
+        rewards[ended] += self.gamma * values.numpy()
+
+    # --- The network -------------------------------------------------------------------------------------------------
+    @property
+    def _multiple(self) -> bool:
+        return isinstance(self.action_space, spaces.MultiDiscrete)
+
+    def _features(self, observation: Any) -> torch.Tensor:
+        encoder = self.policy.features_extractor
+        assert isinstance(encoder, ObservationEncoder)
+        return encoder({key: torch.as_tensor(part) for key, part in observation.items()})
+
+    def _values(self, observation: Any) -> torch.Tensor:
+        policy = self.policy
+        return policy.value_net(policy.mlp_extractor.forward_critic(self._features(observation))).flatten()
+
+    def _evaluate(self, features: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Logits (batch, A) and values (batch,)."""
+        latent_pi, latent_vf = self.policy.mlp_extractor(features)
+        return self.policy.action_net(latent_pi), self.policy.value_net(latent_vf).flatten()
+
+    def _parts(self, logits: torch.Tensor, masks: torch.Tensor) -> list[torch.Tensor]:
+        """Log-probabilities of each of the actions that are taken at once: one, or P of them."""
+        masked = torch.where(masks, logits, MASKED)
+        sizes = self.action_space.nvec.tolist() if self._multiple else [logits.shape[1]]  # type: ignore[attr-defined]
+        return [functional.log_softmax(part, dim=1) for part in masked.split(sizes, dim=1)]
+
+    def _log_prob_and_entropy(self, logits: torch.Tensor, masks: torch.Tensor, actions: torch.Tensor
+                              ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of `actions` (batch, P), and of the distribution: (batch,) each."""
+        log_prob, entropy = torch.zeros(()), torch.zeros(())
+        for place, part in enumerate(self._parts(logits, masks)):
+            log_prob = log_prob + part.gather(1, actions[:, place : place + 1]).squeeze(1)
+            entropy = entropy - (part.exp() * part).sum(1)  # where masked, exp(part) is 0 and part finite
+        return log_prob, entropy
+
+    # --- Learning ----------------------------------------------------------------------------------------------------
+    def train(self) -> None:
+        """One PPO update on the rollout: `n_epochs` passes in minibatches, ended early by `target_kl`."""
+        self.policy.set_training_mode(True)
+        self._update_learning_rate(self.policy.optimizer)
+        rollout, logged = self._rollout(), {}
+        size = len(rollout["actions"])
+        going = True
+        for _ in range(self.n_epochs):
+            order, kls = torch.as_tensor(np.random.permutation(size)), []  # noqa: NPY002 - the stream that SB3 seeds
+            for chosen in order.split(self.batch_size):
+                loss, figures = self._loss({key: part.index_select(0, chosen) for key, part in rollout.items()})
+                kls.append(figures.pop("approx_kl"))
+                for key, value in figures.items():
+                    logged.setdefault(key, []).append(value)
+                if self.target_kl is not None and kls[-1] > 1.5 * self.target_kl:
+                    going = False
+                    break
+                self.policy.optimizer.zero_grad()
+                loss.backward()
+                torch.nn.utils.clip_grad_norm_(self.policy.parameters(), self.max_grad_norm)
+                self.policy.optimizer.step()
+            self._n_updates += 1
+            logged["approx_kl"] = kls
+            if not going:
+                break
+        self._log({key: float(np.mean(values)) for key, values in logged.items()})
+
+    def _log(self, figures: dict[str, float]) -> None:
+        values, returns = self.rollout_buffer.values.flatten(), self.rollout_buffer.returns.flatten()
+        for key, value in figures.items():
+            self.logger.record(f"train/{key}", value)
+        self.logger.record("train/explained_variance", explained_variance(values, returns))
+        self.logger.record("train/n_updates", self._n_updates, exclude="tensorboard")
+        self.logger.record("train/clip_range", self._clip())
+
+    def _clip(self) -> float:
+        return self.clip_range(self._current_progress_remaining)  # type: ignore[operator]
+
+    def _rollout(self) -> Tensors:
+        """What an update learns from, one row a decision, in the order in which sb3-contrib's buffer lays it out."""
+        buffer: Any = self.rollout_buffer
+
+        def rows(array: np.ndarray) -> torch.Tensor:
+            return torch.as_tensor(array.swapaxes(0, 1).reshape(-1, *array.shape[2:]))
+
+        with torch.inference_mode():
+            observation = {key: rows(part).numpy() for key, part in buffer.observations.items()}
+            features = self._features(observation)
+        return {"features": features.clone(), "masks": torch.as_tensor(observation["action_mask"] > 0),
+                "actions": rows(buffer.actions).long(), "returns": rows(buffer.returns),
+                "advantages": rows(buffer.advantages), "old_log_prob": rows(buffer.log_probs)}
+
+    def _loss(self, batch: Tensors) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of a minibatch (Schulman et al., 2017, eq. 9), and figures of it."""
+        logits, values = self._evaluate(batch["features"])
+        log_prob, entropy = self._log_prob_and_entropy(logits, batch["masks"], batch["actions"])
+        advantages = batch["advantages"]
+        if self.normalize_advantage:
+            advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        log_ratio = log_prob - batch["old_log_prob"]
+        ratio, clip = log_ratio.exp(), self._clip()
+        policy_loss = -torch.min(advantages * ratio, advantages * ratio.clamp(1 - clip, 1 + clip)).mean()
+        value_loss = functional.mse_loss(values, batch["returns"])
+        entropy_loss = -entropy.mean()
+        loss = policy_loss + self.ent_coef * entropy_loss + self.vf_coef * value_loss
+        with torch.no_grad():
+            figures = torch.stack([
+                policy_loss, value_loss, entropy_loss, loss, ((ratio - 1).abs() > clip).float().mean(),
+                (ratio - 1 - log_ratio).mean()]).tolist()
+        names = ("policy_gradient_loss", "value_loss", "entropy_loss", "loss", "clip_fraction", "approx_kl")
+        return loss, dict(zip(names, figures, strict=True))

@@ -1,0 +1,387 @@
+"""Reads a training run's folder back into something that decides.
+
+The folder of a training run: whether one lies there, and how it makes room for another.
+
+Going on with a run that was stopped: what a checkpoint holds, and how it is put back.
+
+`checkpoints/latest.state` holds all that the rest of training depends on: parameters and optimiser, the scaling of
+observations and rewards, the random number generators, every episode under way, what callbacks know, and what was
+logged. It is a pickle, which can carry code: resume only runs that you trust.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import shutil
+import sys
+import zlib
+from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import yaml
+
+from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
+from agents.learning.algorithms import Stateful, algorithm_of, recipe_of
+from agents.settings import plain, require
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write
+
+POLICY_FILE, CONFIG_FILE, SCALE_FILE = "policy.zip", "config.yaml", "normalisation.json"
+
+
+class LoadedRun:
+    """A trained policy: `decide` one observation, or `decide_batch` many; illegal actions are never chosen.
+
+    Attributes:
+        actor: the module that decides (`networks.Actor`), the same for every algorithm: raw observations in,
+            action and logits out, (batch,) and (batch, A), or (batch, P) and (batch, sum of levels) where an action is
+            a vector of levels.
+        history: how many of the last cluster vectors, the newest first, make up the `cluster` of an observation
+            (`agents.environments.ClusterStack` keeps them; `agents.evaluation.players` does so by itself).
+    """
+
+    def __init__(self, folder: Path, model: Any, config: dict[str, Any]) -> None:
+        from agents.learning.networks import Actor
+
+        self.folder, self.model, self.config = folder, model, config
+        self.history = history_of(plain(config["agent"]))
+        self.actor = Actor(model.policy).eval()
+
+    @cached_property
+    def decisions(self) -> tuple[str, ...]:
+        """The decisions that the policy was trained on."""
+        env = make_env(self.config["env"])
+        try:
+            return decision_names(env)
+        finally:
+            env.close()
+
+    def decide(self, observation: Mapping[str, np.ndarray], mask: np.ndarray | None = None) -> Any:
+        """Returns the most likely legal action for one observation, a whole number or a vector of levels (P,); `mask`
+        (A,) defaults to the observation's."""
+        given = observation if mask is None else {**observation, "action_mask": mask}
+        action = self.decide_batch(*(np.asarray(given[key])[None] for key in OBSERVATION_KEYS))[0]
+        return action if np.ndim(action) else int(action)
+
+    def decide_batch(self, *observation: np.ndarray) -> np.ndarray:
+        """Returns actions (batch,) or (batch, P) for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
+        action_mask (batch, A) and decision (batch, D)."""
+        return self.actor.answer(*observation)[0]
+
+
+def load_run(folder: str | Path) -> LoadedRun:
+    """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under.
+
+    The folder's `policy.zip` is Stable-Baselines3's format, which can carry code: load only runs that you trust.
+
+    Raises:
+        UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
+    """
+    path = Path(folder)
+    if not path.is_dir():
+        raise UserError(f"run folder '{folder}' does not exist; expected the 'out' of an 'ooco-gym train' run")
+    for name in (POLICY_FILE, CONFIG_FILE):
+        if not (path / name).is_file():
+            raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of "
+                            "'ooco-gym train'")
+    require("train")
+    config = read_config(path)
+    try:
+        model = load_model(config, path / POLICY_FILE)
+    except UserError:
+        raise
+    except Exception as error:  # SB3, zipfile and pickle raise many kinds; all mean that the file is no policy
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"'{path / POLICY_FILE}' cannot be read as a policy: {reason}") from error
+    return LoadedRun(path, model, config)
+
+
+def load_model(config: Mapping[str, Any], path: Path) -> Any:
+    """Reads a saved model of the algorithm that a run's configuration names.
+
+    Raises:
+        UserError: an unknown algorithm.
+    """
+    _know_old_names()
+    return algorithm_of(plain(config["agent"])).model_class().load(path, device="cpu")
+
+
+def _know_old_names() -> None:
+    """Lets a model be read that was saved when its classes were in other modules, which its pickles name."""
+    from agents.learning import dqn, networks, ppo
+
+    for old, now in {"buffer": (ppo,), "networks": (networks,), "policies": (ppo, dqn), "replay": (dqn,),
+                     "scorers": (networks,), "lean_ppo": (ppo,)}.items():
+        module = ModuleType(f"agents.{old}")
+        for one in now:
+            vars(module).update({name: value for name, value in vars(one).items() if not name.startswith("__")})
+        sys.modules.setdefault(module.__name__, module)
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Reads the configuration of a run.
+
+    Raises:
+        UserError: it is not YAML, or has no `env`.
+    """
+    path = folder / CONFIG_FILE
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise UserError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(config, dict) or "env" not in config:
+        raise UserError(f"'{path}' has no key 'env'; expected the configuration of an 'ooco-gym train' run")
+    return config
+
+
+LAST_FILE = "policy_last.zip"
+CHECKPOINTS = "checkpoints"
+SUMMARY_FILE = "summary.json"
+_LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, SCALE_FILE, "progress.csv", CHECKPOINTS, "wandb",
+         "tensorboard", "bundle")
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether a training run lies in a folder, whole or begun."""
+    if any((folder / name).is_file() for name in (POLICY_FILE, LAST_FILE)):
+        return True
+    if any(True for pattern in ("step_*.zip", "latest.state") for _ in (folder / CHECKPOINTS).glob(pattern)):
+        return True
+    return (_read(folder / SUMMARY_FILE).get("command") == "train"
+            or {"agent", "total_timesteps"} <= set(_read(folder / CONFIG_FILE)))
+
+
+def check_free(config: Mapping[str, Any]) -> None:
+    """Refuses to train into the folder of another run, unless `config.overwrite` gives that away.
+
+    Raises:
+        UserError: a run lies in `config.out`, or `overwrite` is neither true nor false.
+    """
+    overwrite = config.get("overwrite")
+    if overwrite not in (None, True, False):
+        raise UserError(f"overwrite must be true or false, got {overwrite!r}")
+    if not overwrite and holds_run(Path(config["out"])):
+        raise UserError(f"out={config['out']} holds a training run; go on with it by resume={config['out']}, choose "
+                        "another out, or remove it by overwrite=true")
+
+
+def clear(folder: Path) -> None:
+    """Removes what `ooco-gym train` leaves in a folder, and nothing else."""
+    for path in (folder / name for name in _LEFT):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A file's mapping; empty where it has none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+STATE_FILE = Path("checkpoints") / "latest.state"
+_SCHEMA = "ooco-gym/resume/2"
+# What may differ from how a run was begun: the first three say where, the others are taken anew.
+_FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
+_OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",
+             "_last_episode_starts", "ep_info_buffer", "ep_success_buffer", "exploration_rate", "replay_buffer")
+
+
+# --- The configuration --------------------------------------------------------------------------------------------
+def resumed_config(cfg: Any) -> dict[str, Any]:
+    """The configuration of the run `cfg.resume`, with what may be asked anew.
+
+    Raises:
+        UserError: it is no run, has nothing to resume from, has learned all it should, or something is asked that
+            differs from how it was begun.
+    """
+    asked = plain(cfg)
+    folder = Path(asked["resume"])
+    if not folder.is_dir():
+        raise UserError(f"resume={folder} does not exist; expected the 'out' of an 'ooco-gym train' run")
+    if not (folder / CONFIG_FILE).is_file():
+        raise UserError(f"resume={folder} is not a training run: {CONFIG_FILE} is missing; expected the 'out' of "
+                        "'ooco-gym train'")
+    if not (folder / STATE_FILE).is_file():
+        raise UserError(f"resume={folder} has no {STATE_FILE} to go on from: it ended before it learned, or was "
+                        "trained with resumable=false; train anew")
+    if asked.get("overwrite"):
+        raise UserError(f"overwrite=true would remove the run that resume={folder} goes on with; leave one of "
+                        "them away")
+    kept = read_config(folder)
+    given = _given(cfg)
+    for key in given:
+        if key.partition(".")[0] not in _FREE:
+            _refuse_another(key, asked, kept, folder)
+    if asked.get("out") is not None and Path(asked["out"]).absolute() != folder.absolute():
+        raise UserError(f"out={asked['out']} is not resume={folder}: a run goes on in its own folder; leave out away")
+    for key in _FREE[3:]:
+        if any(word.partition(".")[0] == key for word in given):
+            kept[key] = asked[key]
+    kept["out"] = str(folder)
+    kept["resume"] = None
+    return kept
+
+
+def _given(cfg: Any) -> list[str]:
+    """The keys that a user has given: those of the command line, or all that there are."""
+    from hydra.core.hydra_config import HydraConfig
+
+    if not HydraConfig.initialized():
+        return list(plain(cfg))
+    return [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in HydraConfig.get().overrides.task]
+
+
+def _refuse_another(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> None:
+    from omegaconf import OmegaConf
+
+    wanted, had = (OmegaConf.select(OmegaConf.create(dict(config)), key) for config in (asked, kept))
+    if wanted == had:
+        return
+    where, asked_for, there = _difference(key, wanted, had)
+    raise UserError(f"{where}={asked_for} differs from the run in '{folder}', which has {there}: a run goes on as it "
+                    f"was begun; leave {key} away, or train anew")
+
+
+def _difference(key: str, wanted: Any, had: Any) -> tuple[str, str, str]:
+    """Where two settings differ, and both as a user would write them: groups by name, or by what is in them where they
+    have the same."""
+    names = _shown(key, wanted), _shown(key, had)
+    if names[0] == names[1] and isinstance(wanted, Mapping) and isinstance(had, Mapping):
+        for inner in {**wanted, **had}:
+            if wanted.get(inner) != had.get(inner):
+                return _difference(f"{key}.{inner}", wanted.get(inner), had.get(inner))
+    return key, *names
+
+
+def _shown(key: str, value: Any) -> str:
+    """A value as a user would write it; of a group its name."""
+    if isinstance(value, Mapping):
+        name = recipe_of(value) if key == "agent" and "name" in value else value.get("name") or value.get("id")
+        return str(name or "other settings")
+    return "null" if value is None else str(value)
+
+
+# --- What is kept -------------------------------------------------------------------------------------------------
+def write_state(trainer: Any) -> None:
+    """Writes where the training of an `agents.learning.trainer.Trainer` stands; between two rollouts only."""
+    import cloudpickle
+    import torch
+
+    model, parameters = trainer.model, io.BytesIO()
+    torch.save(model.get_parameters(), parameters)
+    state = {
+        "schema": _SCHEMA,
+        "venv": trainer.env.venv,
+        "rewards": {"returns": trainer.env.returns, "ret_rms": trainer.env.ret_rms},
+        "parameters": parameters.getvalue(),
+        "model": {key: getattr(model, key) for key in _OF_MODEL if hasattr(model, key)},
+        "random": _random_state(model),
+        "callbacks": {name: callback.state_dict() for name, callback in _stateful(trainer)},
+        "logged": _logged(trainer.logger),
+        "trainer": {"imitation": trainer.imitation, "judged": trainer.judged},
+    }
+    with atomic_write(trainer.out / STATE_FILE) as temporary:
+        temporary.write_bytes(zlib.compress(cloudpickle.dumps(state), 1))
+
+
+def read_state(folder: Path) -> dict[str, Any]:
+    """Reads what `write_state` wrote.
+
+    Raises:
+        UserError: the file is damaged, or of another version of this package.
+    """
+    import cloudpickle
+
+    path = folder / STATE_FILE
+    try:
+        state = cloudpickle.loads(zlib.decompress(path.read_bytes()))
+    except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"'{path}' cannot be resumed from: {reason}; train anew") from error
+    if not isinstance(state, dict) or state.get("schema") != _SCHEMA:
+        raise UserError(f"'{path}' is of another version of ooco-gym; expected schema {_SCHEMA}: train anew")
+    return state
+
+
+def restore(trainer: Any, state: Mapping[str, Any]) -> None:
+    """Puts a trainer, built around the state's own environments, where `write_state` left it."""
+    import torch
+
+    model, env = trainer.model, trainer.env
+    env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
+    model.set_parameters(torch.load(io.BytesIO(state["parameters"]), weights_only=False), exact_match=True)
+    for key, value in state["model"].items():
+        setattr(model, key, value)
+    for name, callback in _stateful(trainer):
+        if name in state["callbacks"]:
+            callback.load_state_dict(state["callbacks"][name])
+    trainer.imitation = state["trainer"]["imitation"]
+    _log_again(trainer.logger, state["logged"])
+    _set_random_state(model, state["random"])
+
+
+def _stateful(trainer: Any) -> list[tuple[str, Stateful]]:
+    """The callbacks that have something to keep, by name and place among those of their kind."""
+    found: dict[str, Stateful] = {}
+    for callback in trainer.callbacks:
+        if isinstance(callback, Stateful):
+            kind = type(callback).__name__
+            found[f"{kind}_{sum(name.startswith(kind) for name in found)}"] = callback
+    return list(found.items())
+
+
+def _random_state(model: Any) -> dict[str, Any]:
+    import torch
+
+    return {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state(),  # noqa: NPY002
+            "actions": model.action_space.np_random}
+
+
+def _set_random_state(model: Any, state: Mapping[str, Any]) -> None:
+    import torch
+
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])  # noqa: NPY002 - the stream that Stable-Baselines3 seeds and draws from
+    torch.set_rng_state(state["torch"])
+    model.action_space._np_random = state["actions"]
+
+
+# --- What was logged ----------------------------------------------------------------------------------------------
+def _logged(logger: Any) -> dict[str, Any]:
+    """The rows of progress.csv so far, and the figures that wait for the next one."""
+    table = _table(logger)
+    table.file.flush()
+    waiting = {key: value for key, value in logger.name_to_value.items() if isinstance(value, (int, float, np.number))}
+    return {"keys": list(table.keys), "text": Path(table.file.name).read_text(encoding="utf-8"), "waiting": waiting,
+            "counts": {key: logger.name_to_count[key] for key in waiting},
+            "excluded": {key: logger.name_to_excluded[key] for key in waiting}}
+
+
+def _log_again(logger: Any, logged: Mapping[str, Any]) -> None:
+    table = _table(logger)
+    table.keys = list(logged["keys"])
+    table.file.seek(0)
+    table.file.truncate()
+    table.file.write(logged["text"])
+    table.file.flush()
+    logger.name_to_value.update(logged["waiting"])
+    logger.name_to_count.update(logged["counts"])
+    logger.name_to_excluded.update(logged["excluded"])
+
+
+def _table(logger: Any) -> Any:
+    from stable_baselines3.common.logger import CSVOutputFormat
+
+    return next(output for output in logger.output_formats if isinstance(output, CSVOutputFormat))

@@ -1,0 +1,118 @@
+"""`ooco-gym train`: learns a policy for one environment and leaves a run folder that evaluate and export read."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from agents.environments import SPLITS, split_seeds
+from agents.learning.algorithms import check_agent
+from agents.learning.runs import POLICY_FILE, check_free, clear, read_state, resumed_config
+from agents.learning.trainer import Trainer
+from agents.settings import LARGEST_SEED, group, number, plain, positive_or_null, require, whole
+from ooco_gym.errors import UserError
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Trains and returns the summary; the folder `cfg.out` then holds all that evaluate and export need.
+
+    Files: `policy.zip` (best on validation), `policy_last.zip`, `normalisation.json`, `config.yaml`, `progress.csv`,
+    `checkpoints/`, and the logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all
+    that there is; `cfg.resume`, the folder of a run, goes on with it.
+
+    Raises:
+        UserError: unknown agent, network, logger or environment, a value out of range, a missing extra, nothing to
+            resume, or a folder that holds another run (`cfg.overwrite` removes that).
+    """
+    started = time.monotonic()
+    config, state = plain(cfg), None
+    resumed = bool(config.get("resume"))
+    if resumed:
+        config = resumed_config(cfg)
+        _hand_back(cfg, config)
+    agent = _checked(config)
+    if not resumed:
+        check_free(config)
+    require("train")
+    import torch
+
+    torch.set_num_threads(int(config.get("threads") or 1))
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    if resumed:
+        state = read_state(out)
+        _check_unfinished(config, state)
+    trainer = Trainer(config, agent, out, started, state)
+    try:
+        with closing(trainer):
+            trainer.learn()
+    except UserError:
+        if state is None and not trainer.model.num_timesteps:
+            clear(out)  # refused before it learned: this is no run that another would have to spare
+        raise
+    summary = trainer.summary()
+    _show(summary, out)
+    return summary
+
+
+def _hand_back(cfg: Any, config: dict[str, Any]) -> None:
+    """Puts the configuration of the run that is resumed in the place of the one given, which is written beside it."""
+    if hasattr(cfg, "_metadata"):
+        from omegaconf import OmegaConf, open_dict
+
+        with open_dict(cfg):
+            for key in list(cfg):
+                del cfg[key]
+            cfg.merge_with(OmegaConf.create(config))
+
+
+def _check_unfinished(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
+    """Refuses a run that has learned all it should, unless its last validation was interrupted."""
+    done, total = int(state["model"]["num_timesteps"]), int(config["total_timesteps"])
+    if done >= total and state["trainer"].get("judged", True):
+        raise UserError(f"the run in '{config['out']}' has learned from {done} decisions, and total_timesteps={total}; "
+                        f"expected more, such as total_timesteps={2 * done}")
+
+
+def _checked(config: dict[str, Any]) -> dict[str, Any]:
+    """Returns the agent's settings after checking what a user may have got wrong."""
+    agent = group(config, "agent")
+    check_agent(agent)
+    whole(config, "total_timesteps", 1)
+    whole(config, "seed", 0, most=LARGEST_SEED)
+    whole(config, "threads", 1)
+    positive_or_null(config, "max_wall_s", "no limit")
+    positive_or_null(config, "window_s", "the environment's own")
+    validation = plain(config.get("validation") or {})
+    if validation.get("windows"):
+        for key in ("windows", "every_steps"):
+            whole(validation, key, 1, name=f"validation.{key}")
+        number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
+    if config.get("checkpoint_every_steps"):
+        whole(config, "checkpoint_every_steps", 0)
+    for split in SPLITS[:2]:
+        split_seeds(group(config, "env"), split)
+    return agent
+
+
+def _show(summary: Mapping[str, Any], out: Path) -> None:
+    """Prints the outcome in a few lines."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(soft_wrap=True)
+    console.print(f"trained to {summary['timesteps']:,} decisions, {summary['decisions']:,} of them in "
+                  f"{summary['wall_s']:.0f} s, stopped by {summary['stopped_by']}")
+    parts = ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
+                      for part, time in summary["time"].items())
+    console.print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation "
+                  f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
+    console.print(f"the time went to: {parts}")
+    best = summary["best"]
+    if best:
+        console.print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "
+                      f"violation rate {best['violation_rate']:.2%} over {best['windows']} windows")
+    console.print(f"policy: {escape(str(out / POLICY_FILE))}")

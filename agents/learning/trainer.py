@@ -1,0 +1,277 @@
+"""One training run: its environments, model, logger and callbacks, and what it leaves in its folder."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from agents.environments import history_of, split_seeds, training_env, windows
+from agents.learning.algorithms import algorithm_of, extra_callbacks, imitated, is_teacher, recipe_of
+from agents.learning.callbacks import Interrupts, Stop
+from agents.learning.runs import (
+    CONFIG_FILE,
+    LAST_FILE,
+    POLICY_FILE,
+    SCALE_FILE,
+    clear,
+    load_model,
+    restore,
+    write_state,
+)
+from agents.settings import plain
+from ooco_gym.files import atomic_write, write_json
+
+
+class Trainer:
+    """Holds the pieces of one training run."""
+
+    def __init__(self, config: dict[str, Any], agent: dict[str, Any], out: Path, started: float,
+                 state: dict[str, Any] | None = None) -> None:
+        from agents.learning.loggers import build_logger, checked_logger
+
+        checked_logger(config.get("logger"))
+        self.config, self.agent, self.out = config, agent, out
+        self.started, self.resumed = started, state is not None
+        self.interrupts = Interrupts()
+        self.imitation: dict[str, Any] | None = None
+        self.clocks = Clocks()
+        self.env = self._vector_env(state)
+        self.model = self._model()
+        if state is None:
+            self.env.reset()
+        self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
+        if state is None and config.get("overwrite"):
+            clear(out)  # nothing is wrong with the new one up to here
+        with atomic_write(out / CONFIG_FILE) as temporary:
+            temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
+        self.logger = build_logger(out, config.get("logger"), config, self.resumed)
+        self.model.set_logger(self.logger)
+        self.callbacks = self._callbacks()
+        if state is not None:
+            restore(self, state)
+
+    def _vector_env(self, state: dict[str, Any] | None) -> Any:
+        from agents.learning.input_baseline import group_of
+        from agents.learning.networks import check_action_space
+        from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+
+        if state is not None:
+            return RewardScale(state["venv"])
+        config = self.config["env"]
+        env = training_env(config, self.agent["n_envs"], int(self.config["seed"]), self.config.get("window_s"),
+                           group_of(self.agent))
+        check_action_space(env.single_action_space, config["id"], algorithm_of(self.agent).vectors)
+        wrapped: Any = GymnasiumVecEnv(env, info_keys=algorithm_of(self.agent).info_keys)
+        history = history_of(self.agent)
+        return RewardScale(wrapped if history == 1 else ClusterHistory(wrapped, history))
+
+    def _model(self) -> Any:
+        from agents.learning.networks import check_observation_space
+
+        check_observation_space(self.env.observation_space)
+        return algorithm_of(self.agent).build(self.env, self.agent, int(self.config["seed"]))
+
+    def _callbacks(self) -> list[Any]:
+        from agents.learning.callbacks import (
+            Between,
+            Checkpoints,
+            CriticFirst,
+            Figures,
+            ObservationStatistics,
+            Progress,
+            Stopwatch,
+            TimedTransitions,
+            Validation,
+        )
+        from agents.learning.tracking import Tracking
+
+        config, settings = self.config, plain(self.config.get("validation") or {})
+        limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
+        on_policy = algorithm_of(self.agent).on_policy
+        self.stopwatch, self.figures = Stopwatch(), Figures()
+        self.between = Between(self._keep, int(every) if every else None, self.interrupts,
+                               None if limit is None else self.ready + float(limit), self._reserve_s)
+        self.progress = Progress(config["total_timesteps"], limit)
+        self.validation: Validation | None = None
+        self.tracking = Tracking(config.get("logger"))
+        callbacks: list[Any] = [self.stopwatch, self.between, *([TimedTransitions()] if on_policy else []),
+                                self.figures, self.tracking, *extra_callbacks(self.agent, self)]
+        if imitated(self.agent) is not None:
+            callbacks.append(CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
+        if settings.get("windows"):
+            self.validation_windows = windows(split_seeds(config["env"], "validation"), int(settings["windows"]))
+            self.validation_envs: list[Any] = []
+            self.validation = Validation(
+                self._play_validation, self.out / POLICY_FILE, int(settings["every_steps"]),
+                float(settings["violation_limit"]), first=imitated(self.agent) is not None)
+            callbacks.append(self.validation)
+        if every:
+            callbacks.append(Checkpoints(self.out / "checkpoints", int(every)))
+        # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
+        return [*callbacks, *([ObservationStatistics()] if on_policy else []), self.progress,
+                self.stopwatch.begun()]
+
+    def _reserve_s(self) -> float:
+        """Seconds to leave for the last validation: what one took, or a tenth of the limit before the first."""
+        if self.validation is None:
+            return 0.0
+        return self.validation.last_wall_s or 0.1 * float(self.config["max_wall_s"])
+
+    def _play_validation(self) -> list[dict[str, Any]]:
+        from agents.evaluation.players import play
+
+        player = self.tracking.watched(self._player(), self.validation_windows)
+        with self.clocks("validation"):
+            return self.tracking.validated(play(self.config["env"], player, self.validation_windows,
+                                                envs=self.validation_envs))
+
+    def _player(self) -> Any:
+        from agents.evaluation.players import BatchPlayer
+        from agents.learning.networks import Actor
+
+        actor = Actor(self.model.policy)
+
+        def decide(*parts: np.ndarray) -> np.ndarray:
+            if self.interrupts.asked:
+                raise Stop
+            return actor.answer(*parts)[0]
+
+        return BatchPlayer("training", decide, history_of(self.agent))
+
+    def learn(self) -> None:
+        """Learns and saves; an interrupt saves too."""
+        whole = True  # whether training stands between two rollouts, where its state can be kept
+        with self.interrupts:
+            try:
+                if not self.resumed:
+                    with self.clocks("preparation"):
+                        self.imitation = prepare(self)
+                    self._begin()
+                self.interrupts.patient = True
+                with self.clocks("learning"):
+                    self._learn()
+            except KeyboardInterrupt:
+                self.interrupts.asked, whole = True, False
+            if whole:
+                self._keep()
+            self._save()
+
+    def _begin(self) -> None:
+        """Starts learning from where the environments stand, which are not reset once more."""
+        self.model._last_obs = self.model._last_original_obs = self.env.venv.latest
+        self.model._last_episode_starts = np.ones(self.env.num_envs, bool)
+
+    def _learn(self) -> None:
+        left = int(self.config["total_timesteps"]) - self.model.num_timesteps
+        with suppress(Stop):
+            self.model.learn(left, callback=self.callbacks, log_interval=1, reset_num_timesteps=False)
+        if self.validation is not None and not self.judged and not self.interrupts.asked:
+            with suppress(Stop):
+                self.validation.validate()
+
+    def _keep(self) -> None:
+        if self.config.get("resumable", True):
+            write_state(self)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the policy as it stands has been validated, or never is."""
+        if self.validation is None:
+            return True
+        history = self.validation.history
+        return bool(history) and history[-1]["timesteps"] == self.model.num_timesteps
+
+    def _save(self) -> None:
+        from agents.learning.callbacks import save
+
+        save(self.model, self.out / LAST_FILE)
+        if self.validation is None or self.validation.best is None:
+            save(self.model, self.out / POLICY_FILE)
+        write_json(self.out / SCALE_FILE, describe_scale(load_model(self.config, self.out / POLICY_FILE)))
+        self.logger.dump(self.model.num_timesteps)
+
+    def close(self) -> None:
+        """Closes bar, logger and environments."""
+        self.progress.stop()
+        self.logger.close()
+        self.env.close()
+
+    def summary(self) -> dict[str, Any]:
+        """The machine-readable account of the run; seconds and decisions per second are those of this call."""
+        from agents.learning.loggers import logger_settings
+
+        steps, between = int(self.model.num_timesteps), self.between
+        reason = "interrupt" if self.interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
+        return {
+            "command": "train", "agent": recipe_of(self.agent), "network": self.agent["network"],
+            "env": self.config["env"]["id"], "seed": int(self.config["seed"]), "timesteps": steps,
+            "resumed": self.resumed, "stopped_by": reason, "episodes": self.figures.episodes,
+            "updates": int(self.model._n_updates), **self._times(),
+            "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
+            "validation": self.validation.history if self.validation is not None else [],
+            "logger": logger_settings(self.config.get("logger"))["name"],
+            "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
+        }
+
+    def _times(self) -> dict[str, Any]:
+        """Where the time went. `decisions_per_s` is by the clock, `decisions_per_cpu_s` by the processor's time; both
+        are of learning: of everything after the preparation, beside validation."""
+        wall, cpu, decisions = self.clocks.wall_s, self.clocks.cpu_s, self.stopwatch.decisions
+        learning_s = wall["learning"] - wall["validation"]
+        spent = {**self.stopwatch.spent_s, "validation": wall["validation"]}
+        spent["other"] = max(0.0, wall["learning"] - sum(spent.values()))
+        whole = max(wall["learning"], 1e-9)
+        return {
+            "wall_s": time.monotonic() - self.started, "setup_wall_s": self.ready - self.started,
+            "preparation_wall_s": wall["preparation"], "validation_wall_s": wall["validation"],
+            "learning_wall_s": learning_s, "learning_cpu_s": cpu["learning"] - cpu["validation"],
+            "decisions": decisions, "decisions_per_s": decisions / max(learning_s, 1e-9),
+            "decisions_per_cpu_s": decisions / max(cpu["learning"] - cpu["validation"], 1e-9),
+            "time": {part: {"wall_s": seconds, "share": seconds / whole} for part, seconds in spent.items()},
+        }
+
+
+def prepare(trainer: Trainer) -> dict[str, Any] | None:
+    """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
+    from agents.search.hindsight import learn_in_hindsight
+    from agents.search.imitation import learn_best, learn_rule, play_and_scale
+    from agents.search.linear import learn_searched
+
+    agent, rule = trainer.agent, imitated(trainer.agent)
+    if rule is None:
+        play_and_scale(trainer.model, trainer.env.venv, int(agent["scale_decisions"]), int(trainer.config["seed"]))
+        return None
+    teachers = {"best_heuristic": learn_best, "hindsight": learn_in_hindsight, "search": learn_searched}
+    return (teachers[rule] if is_teacher(rule) else learn_rule)(trainer, plain(agent["imitate"]))
+
+
+class Clocks:
+    """Adds up seconds by the clock and of the processor, by what they are spent on: `with clocks("learning"): ...`."""
+
+    def __init__(self) -> None:
+        self.wall_s: dict[str, float] = defaultdict(float)
+        self.cpu_s: dict[str, float] = defaultdict(float)
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Counts what is inside under `name`."""
+        wall, cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.wall_s[name] += time.perf_counter() - wall
+            self.cpu_s[name] += time.process_time() - cpu
+
+
+def describe_scale(model: Any) -> dict[str, Any]:
+    """Returns the scaling stored in a policy: mean and deviation of each feature, as applied."""
+    encoder: Any = model.policy.features_extractor
+    return {"schema": "ooco-gym/normalisation/1", "formula": "clip((x - mean) / deviation, -8, 8)",
+            "cluster": encoder.cluster.describe(), "candidates": encoder.candidates.describe()}

@@ -1,0 +1,1 @@
+"""Look-ahead: playing candidates out to a horizon, the upper bound of service, and the headroom between."""

@@ -1,0 +1,284 @@
+"""`ooco-gym headroom`: plays heuristics and look-ahead through the same windows, beside a bound (docs/headroom.md).
+
+Figures and tables of `ooco-gym headroom`: means, paired differences to the best heuristic, shares of the bound.
+"""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.environments import check_ours, make_env, split_seeds
+from agents.evaluation.heuristics import CLAIRVOYANT, Contender, contenders, heuristics_of, rule_names
+from agents.evaluation.scoring import feasible_first, interval_note, too_few
+from agents.evaluation.tables import bracketed, markdown_table, said_of
+from agents.lookahead.bound import fluid_bound
+from agents.settings import group, number, plain, positive_or_null, whole
+from agents.settings import seeds as checked_seeds
+from ooco_gym.errors import UserError, is_number
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.metrics.statistics import interval
+from ooco_gym.report.terminal import Bar, progress, track
+from ooco_gym.scenario import DAY_S
+from ooco_gym.sim import state as s
+
+BOUND = "fluid bound"
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Plays all contenders through `cfg.episodes` windows; writes headroom.md, and headroom.json by the summary.
+
+    Raises:
+        UserError: a count, a share, a seed, a weight or a rule is none, or no rule answers these decisions.
+    """
+    config = plain(cfg)
+    started = time.monotonic()
+    config["env"] = {**group(config, "env"), "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
+    _check(config)
+    check_ours(config["env"], "headroom")
+    seeds = checked_seeds(config["seeds"]) or split_seeds(config["env"], "test")
+    windows = [(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(config["episodes"])]
+    env = _bare(config)
+    rules = heuristics_of(env, rule_names(config["rules"]))
+    records = list(_played(config, windows, rules, env))
+    played = {name: [record[name] for record in records] for name in records[0]}
+    name = str(config["env"].get("name") or config["env"]["id"])
+    summary = {"env": config["env"]["id"], "seeds": list(map(int, seeds)), "episodes": len(windows),
+               **{key: config[key] for key in ("window_s", "every", "horizon_s", "samples", "progress", "weights")},
+               **score(played, [rule.name for rule in rules], BOUND, float(config["violation_budget"])),
+               "wall_s": time.monotonic() - started}
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    with atomic_write(out / "headroom.md") as temporary:
+        temporary.write_text(markdown(summary, name), encoding="utf-8")
+    write_json(out / "headroom.json", {**summary, "records": played})
+    show(summary, name)
+    return summary
+
+
+def _check(config: Mapping[str, Any]) -> None:
+    for key, least in (("episodes", 2), ("workers", 1)):
+        whole(config, key, least)
+    number(config, "violation_budget", most=1.0)
+    check_looking(config)
+
+
+def check_looking(config: Mapping[str, Any]) -> None:
+    """Checks what a look-ahead is made with, and the windows on which it is.
+
+    Raises:
+        UserError: a count that is none, a number out of range, or weights that are no list of different numbers.
+    """
+    for key, least in (("every", 1), ("samples", 0)):
+        whole(config, key, least)
+    if config["honest_every"] is not None:
+        whole(config, "honest_every", 1)
+    for key, most in (("window_s", DAY_S), ("warmup_s", DAY_S), ("progress", 1.0)):
+        number(config, key, most=most)
+    positive_or_null(config, "horizon_s", "the end of the episode")
+    weights = config["weights"]
+    if not isinstance(weights, list) or not weights or any(
+            not is_number(weight) or weight < 0 for weight in weights) or len(set(weights)) < len(weights):
+        raise UserError(f"weights={weights!r} must be a list of different numbers of at least 0, such as [1.0,4.0]")
+
+
+def _bare(config: Mapping[str, Any]) -> Any:
+    return make_env(config["env"]).unwrapped
+
+
+def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
+            rules: Sequence[Contender], env: Any) -> Iterator[dict[str, Any]]:
+    """The records of each window, in order: contender -> record."""
+    names = [rule.name for rule in rules]
+    workers = min(int(config["workers"]), len(windows))
+    play = partial(play_window, dict(config), names)
+    if workers > 1:
+        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
+            yield from track(pool.map(play, windows), "looking ahead", total=len(windows))
+        return
+    with progress("looking ahead", len(windows)) as bar:
+        for window in windows:
+            yield play(window, env, bar)
+
+
+def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[int, int],
+                env: Any = None, bar: Bar | None = None) -> dict[str, Any]:
+    """Plays one window with every contender.
+
+    Args:
+        config: the command's.
+        names: heuristics, as `contenders.heuristics_of` names them.
+        window: seed and number.
+        env: an environment to use again.
+        bar: is moved on by one in all, and says who plays.
+    """
+    env, bar = env or _bare(config), bar or Bar()
+    found, players = {}, contenders(env, config, names)
+    for contender in players:
+        bar.text(f"seed {window[0]}, window {window[1]}: {contender.name}")
+        found[contender.name] = _play(env, contender, window)
+        bar.advance(1 / len(players))
+    if config["bound"]:
+        found[BOUND] = {"offline_reference_gpu_s_per_s": bound_of(env, window, float(config["violation_budget"]))}
+    return found
+
+
+def bound_of(env: Any, window: tuple[int, int], budget: float = 0.03) -> float:
+    """The fluid bound of a window, in reference GPU-seconds a second.
+
+    Args:
+        env: the environment, bare; the window is begun anew in it.
+        window: seed and number.
+        budget: share of online requests that may miss an SLO.
+    """
+    env.reset(seed=window[0], options={"window": window[1]})
+    end_ps = round(env.simulation.window_s[1] * s.PS_PER_S)
+    return fluid_bound(_at_start(env, window), end_ps, budget) / env.config.window_s
+
+
+def _at_start(env: Any, window: tuple[int, int]) -> s.State:
+    """The state at the window's start, before any decision of it."""
+    from ooco_gym.sim.driver import Simulation
+
+    simulation = Simulation(env.config.window(*window), env.simulation.policy)
+    simulation.advance(simulation.window_s[0])
+    return simulation.state
+
+
+def _play(env: Any, contender: Contender, window: tuple[int, int]) -> dict[str, Any]:
+    """One window by one contender."""
+    env.reset(seed=window[0], options={"window": window[1]})
+    act, decisions, begun = contender.begin(env), 0, time.perf_counter()
+    while env.episodes.open(0):
+        env.step(act())
+        decisions += 1
+    summary = env.summary()
+    return {"seed": window[0], "window": window[1], "decisions": decisions, "wall_s": time.perf_counter() - begun,
+            **{key: float(np.float64(value)) for key, value in summary.items()}}
+
+
+SERVICE, VIOLATIONS, REWARD = "offline_reference_gpu_s_per_s", "violation_rate", "reward_total"
+METRICS = (SERVICE, VIOLATIONS, REWARD, "wasted_gpu_s_per_s", "evictions")
+_COMPARED = (SERVICE, VIOLATIONS, REWARD)
+Played = Mapping[str, Sequence[Mapping[str, Any]]]
+
+
+def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) -> dict[str, Any]:
+    """Means with intervals, differences to the best heuristic window by window, and what that says.
+
+    The best heuristic has the most offline service of those within the budget (in the mean); if none is, the fewest
+    violations. The verdict is of the clairvoyant rollout with the most service at no more violations than that; its
+    `headroom` is true, false, or None where there are too few windows to say, as its `reason` then does.
+
+    Args:
+        played: contender -> one record a window, the same windows for all.
+        heuristics: names of those that are heuristics.
+        bound: name of the bound, which has service alone.
+        budget: share of online requests that may miss an SLO.
+    """
+    rows = [{"policy": name, **{metric: _interval(_values(records, metric)) for metric in METRICS
+                                if metric in records[0]}} for name, records in played.items()]
+    best = max(heuristics, key=lambda name: feasible_first(_mean(played[name], VIOLATIONS),
+                                                           _mean(played[name], SERVICE), budget))
+    for row in rows:
+        records = played[row["policy"]]
+        row["difference"] = {metric: _interval(_values(records, metric) - _values(played[best], metric))
+                             for metric in _COMPARED if metric in records[0]}
+        if bound in played:
+            row["share_of_bound"] = _mean(records, SERVICE) / _mean(played[bound], SERVICE)
+    return {"best_heuristic": best, "violation_budget": budget, "rows": rows,
+            "decisions_per_s": _mean(played["partner"], "decisions"), "verdict": _verdict(played, rows, best)}
+
+
+def _verdict(played: Played, rows: Sequence[Mapping[str, Any]], best: str) -> dict[str, Any]:
+    few = too_few(len(played[best]), "windows")
+    if few:
+        return {"headroom": None, "policy": None, "reason": few}
+    limit = _mean(played[best], VIOLATIONS)
+    fair = [row for row in rows if row["policy"].startswith(CLAIRVOYANT) and row[VIOLATIONS]["mean"] <= limit + 1e-12]
+    if not fair:
+        return {"headroom": False, "policy": None, "reason": "every look-ahead had more violations"}
+    row = max(fair, key=lambda one: one[SERVICE]["mean"])
+    gain = row["difference"][SERVICE]
+    return {"headroom": gain["low"] is not None and gain["low"] > 0.0, "policy": row["policy"],
+            "relative_gain": gain["mean"] / _mean(played[best], SERVICE) if _mean(played[best], SERVICE) else None,
+            "gain": gain, "violations": row["difference"][VIOLATIONS]}
+
+
+def _values(records: Sequence[Mapping[str, Any]], metric: str) -> np.ndarray:
+    return np.array([record[metric] for record in records], float)
+
+
+def _mean(records: Sequence[Mapping[str, Any]], metric: str) -> float:
+    return float(_values(records, metric).mean())
+
+
+def _interval(values: np.ndarray) -> dict[str, float | None]:
+    """Mean with its 95 % interval; windows are drawn independently, each by its own seed and number."""
+    mean, low, high = interval(values)
+    return {key: None if math.isnan(value) else value
+            for key, value in (("mean", mean), ("low", low), ("high", high))}
+
+
+_HEAD = ["policy", "offline ref. GPU-s/s", "violations", "reward", "Δ offline ref. GPU-s/s", "Δ violations", "Δ reward",
+         "of bound"]
+_SHOWN, _WHOLE = (0, 1, 2, 3, 4, 7), (0, 4)  # columns at the terminal; of these, those with their intervals
+
+
+def table(summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row a contender, as in `_HEAD`: those with the least service first."""
+    rows = sorted(summary["rows"], key=lambda row: row[SERVICE]["mean"] if row[SERVICE]["mean"] is not None else 0.0)
+    best = summary["best_heuristic"]
+    return [[row["policy"] + (" (best heuristic)" if row["policy"] == best else ""),
+             *(_cell(row.get(metric), metric) for metric in _COMPARED),
+             *("" if row["policy"] == best else _cell(row["difference"].get(metric), metric) for metric in _COMPARED),
+             f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""] for row in rows]
+
+
+def words(summary: Mapping[str, Any]) -> str:
+    """What came out, in sentences."""
+    verdict = summary["verdict"]
+    n = summary["episodes"]
+    text = f"{n} windows of {summary['window_s']:g} s that all share. {interval_note(n, what='windows')} "
+    if verdict["headroom"] is None:
+        return f"{text}{verdict['reason'].capitalize()}."
+    if verdict["policy"] is None:
+        return text + f"No headroom shown: {verdict['reason']} than {summary['best_heuristic']}."
+    gain = verdict["gain"]
+    says = "Headroom" if verdict["headroom"] else "No headroom shown"
+    return text + (f"{says}: {verdict['policy']} does {_cell(gain, SERVICE)} reference GPU-s/s more than "
+                   f"{summary['best_heuristic']}" + (f" ({verdict['relative_gain']:+.1%})" if verdict["relative_gain"]
+                                                     is not None else "") + ", and its violations differ by "
+                   f"{_cell(verdict['violations'], VIOLATIONS)}.")
+
+
+def markdown(summary: Mapping[str, Any], name: str) -> str:
+    """The whole result as Markdown."""
+    return f"# Headroom of {name}\n\n{words(summary)}\n\n{markdown_table(_HEAD, table(summary))}\n"
+
+
+def show(summary: Mapping[str, Any], name: str) -> None:
+    """Prints the table."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console, view = Console(), Table(title=f"Headroom of {name}", title_justify="left")
+    for place in _SHOWN:
+        view.add_column(_HEAD[place], overflow="fold")
+    for row in table(summary):
+        view.add_row(*(escape(row[place] if place in _WHOLE else row[place].split(" [")[0]) for place in _SHOWN))
+    console.print(view)
+    console.print(escape(words(summary)))
+
+
+def _cell(figure: Mapping[str, float | None] | None, metric: str) -> str:
+    return "" if figure is None else bracketed(figure["mean"], figure["low"], figure["high"], said_of(metric), none="")

@@ -1,0 +1,1 @@
+"""Search and imitation: parameters of rules, linear rules, and teachers that an agent starts from."""

@@ -1,0 +1,239 @@
+"""Before learning: play for a while, to scale observations and, if asked, to start from what a heuristic does.
+
+A gate is asked many times a second, and what a start is worth shows a minute later. From random play a policy drifts
+into always or never before it has seen why either is bad; from a heuristic it starts where the field stands.
+
+The heuristic of an environment that does best on training windows, as the one to start from.
+
+Where constants are strong, as each parameter at another level is in Control, an agent that starts from the partner
+spends its training on finding what a few dozen windows show at once. Each training seed draws windows of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from agents.environments import OBSERVATION_KEYS, ClusterStack, Window, history_of, make_env, random_legal, split_seeds
+from agents.evaluation.heuristics import by_name, heuristics_of, play_heuristic, seated
+from agents.evaluation.scoring import HEADLINE, best_heuristic, values
+from agents.learning.networks import Actor, ObservationEncoder
+from agents.settings import plain
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.vector import WINDOWS
+from ooco_gym.errors import unknown
+
+WATCHED_WINDOWS = 32
+EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen
+
+
+def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
+    """Plays about `decisions` decisions at random and updates the scaling of `model` on them.
+
+    Args:
+        model: whose policy's `ObservationEncoder` is updated.
+        env: vectorised training environments; reset first.
+        decisions: how many, over all environments.
+        seed: of the random actions.
+    """
+    random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
+    observation = env.reset()
+    for _ in range(max(1, decisions // env.num_envs)):
+        legal = random_legal(observation["action_mask"], random)
+        encoder_of(model).update(observation)
+        observation, _, _, _ = env.step(legal if levels is None else
+                                        random.integers(levels, size=(env.num_envs, len(levels))))
+
+
+def encoder_of(model: Any) -> ObservationEncoder:
+    """The scaling of a model's observations."""
+    encoder = model.policy.features_extractor
+    assert isinstance(encoder, ObservationEncoder)
+    return encoder
+
+
+def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
+    """What a heuristic does at the open decision of an episode that has begun.
+
+    Args:
+        env: the environment, bare.
+        rule: a heuristic by its name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate:
+            shortest}`; the partner takes those that are not named. Or a rule that `begin`s (`agents.search.linear`).
+
+    Raises:
+        UserError: no heuristic or decision of that name.
+    """
+    if hasattr(rule, "begin"):
+        return rule.begin(env)
+    if isinstance(rule, str):
+        return by_name(env, rule).begin(env)
+    decisions = {decision.name: decision.kind for decision in getattr(env, "decisions", ())}
+    for name in rule:
+        if name not in decisions:
+            raise unknown("decision", name, decisions)
+    acting = {decisions[name]: by_name(env, one).begin(env) for name, one in rule.items()}
+
+    def act() -> Any:
+        kind = int(env.episodes.buffers.turns[0, b.KIND])
+        return acting[kind]() if kind in acting else env.partner_action()
+
+    return act
+
+
+def training_windows(config: Mapping[str, Any], stream: Any) -> Iterator[tuple[int, int]]:
+    """Random windows of the training split, without end: seed and number."""
+    seeds, random = split_seeds(config, "train"), np.random.default_rng(stream)
+    while True:
+        yield seeds[int(random.integers(len(seeds)))], int(random.integers(WINDOWS))
+
+
+def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int, history: int = 1) -> dict[str, np.ndarray]:
+    """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
+
+    Args:
+        config: the `env` configuration.
+        rule: as of `teacher_of`.
+        decisions: how many, spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
+        seed: of windows and random actions.
+        history: how many of the last cluster vectors are kept as one, for a learner that sees so many.
+
+    Returns:
+        The parts of the observation, and `answer` (what the heuristic says), (n,) or (n, P), stacked over decisions.
+
+    Raises:
+        UserError: no heuristic of that name.
+    """
+    env, random = make_env(config), np.random.default_rng((seed, 7))
+    counts = getattr(env.action_space, "nvec", None)
+    seen: list[dict[str, Any]] = []
+    for window in training_windows(config, (seed, 8)):
+        stack = ClusterStack(history)
+        observation = stack.begin(env.reset(seed=window[0], options={"window": window[1]})[0])
+        act = teacher_of(env.unwrapped, rule)
+        until, over = len(seen) + max(1, decisions // WATCHED_WINDOWS), False
+        while not over and len(seen) < until:
+            answer = act()
+            seen.append({**{key: np.array(observation[key]) for key in OBSERVATION_KEYS}, "answer": np.array(answer)})
+            action = answer
+            if random.random() < EXPLORE:
+                legal = np.flatnonzero(observation["action_mask"])
+                action = int(random.choice(legal)) if counts is None else random.integers(counts)
+            observation, _, terminated, truncated, _ = env.step(action)
+            observation, over = stack.push(observation), terminated or truncated
+        if len(seen) >= decisions:
+            break
+    env.close()
+    return {key: np.stack([one[key] for one in seen]) for key in seen[0]}
+
+
+def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size: int, learning_rate: float,
+            smoothing: float = 0.0) -> float:
+    """Fits the actor to the answers in `seen` by cross-entropy; returns the share of answers that it then gives.
+
+    The optimiser is its own, so that learning starts with fresh moments.
+
+    Args:
+        model: whose actor is fitted; its scaling is that of what it has seen.
+        seen: as `watch` returns it.
+        epochs, batch_size, learning_rate: of the fit.
+        smoothing: share of the target that is spread over all legal actions. A copy that is certain of its teacher
+            never tries anything else, and cannot be improved by learning from its own play.
+    """
+    actor = Actor(model.policy)
+    levels = actor.levels or (seen["action_mask"].shape[1],)
+    answers = torch.as_tensor(seen["answer"]).reshape(-1, len(levels))
+    parts = [torch.as_tensor(seen[key]) for key in OBSERVATION_KEYS]
+    targets = _targets(answers, torch.as_tensor(seen["action_mask"]) > 0, levels, smoothing)
+    optimiser = torch.optim.Adam(actor.actor_parameters(), lr=learning_rate)
+    for _ in range(epochs):
+        for chunk in torch.randperm(len(answers)).split(batch_size):
+            optimiser.zero_grad()
+            logits = actor(*(part[chunk] for part in parts))[1].split(levels, dim=1)
+            loss = torch.stack([functional.cross_entropy(one, target[chunk])
+                                for one, target in zip(logits, targets, strict=True)])
+            loss.sum().backward()
+            optimiser.step()
+    with torch.inference_mode():
+        agreeing = [actor(*(part[i] for part in parts))[0].reshape(-1, len(levels)) == answers[i]
+                    for i in torch.arange(len(answers)).split(4096)]
+    return float(torch.cat(agreeing).all(1).float().mean())
+
+
+def _targets(answers: torch.Tensor, legal: torch.Tensor, levels: tuple[int, ...], smoothing: float
+             ) -> list[torch.Tensor]:
+    """The distribution that each part of an action is fitted to: (n, levels of the part)."""
+    found = []
+    for part, mask in enumerate(legal.float().split(levels, dim=1)):
+        target = smoothing * mask / mask.sum(1, keepdim=True)
+        target[torch.arange(len(answers)), answers[:, part]] += 1.0 - smoothing
+        found.append(target)
+    return found
+
+
+def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Scales observations by what a heuristic is seen to do, and fits the actor to its answers.
+
+    Args:
+        trainer: `agents.learning.trainer.Trainer`.
+        settings: `agent.imitate`.
+
+    Returns:
+        What the summary of a run says about it.
+    """
+    rule = plain(settings["rule"]) if isinstance(settings["rule"], Mapping) else settings["rule"]
+    seen = watch(training_config(trainer), rule, int(settings["decisions"]), int(trainer.config["seed"]),
+                 history_of(trainer.agent))
+    encoder_of(trainer.model).update(seen)
+    agreement = imitate(trainer.model, seen, int(settings["epochs"]), max(1, int(trainer.agent["batch_size"]) // 4),
+                        float(settings["learning_rate"]), float(settings.get("smoothing") or 0.0))
+    return {"rule": rule, "decisions": len(seen["answer"]), "agreement": agreement}
+
+
+def training_config(trainer: Any) -> dict[str, Any]:
+    """The `env` configuration of training's episodes."""
+    window_s = trainer.config.get("window_s")
+    return {**trainer.config["env"], **({} if window_s is None else {"window_s": window_s})}
+
+
+def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[str, Any]:
+    """Plays all heuristics that decide in this very environment on the same windows of the training split.
+
+    Published policies that would take the partner's seat, where only the clock asks, are not among them: they warm the
+    window up as well, which an agent cannot.
+
+    Args:
+        config: the `env` configuration.
+        count: windows.
+        seed: which.
+
+    Returns:
+        `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service`
+        (reference GPU-seconds a second) and `violation_rate` in the mean, and `among` how many.
+    """
+    games = [Window(*place) for place in islice(training_windows(config, (seed, 13)), count)]
+    with closing(make_env(config)) as env:
+        listed = [one.name for one in heuristics_of(env.unwrapped, None)]
+        names = [name for name in listed if seated(config, name, env.unwrapped) == (dict(config), name)]
+    played = {name: play_heuristic(config, name, games) for name in names}
+    rates = {name: float(values(records, "violation_rate").mean()) for name, records in played.items()}
+    best = best_heuristic(played, limits=rates)  # in the mean: of so few windows the upper limits only favour caution
+    assert best is not None  # the partner is always among them
+    return {"rule": best, "service": float(values(played[best], HEADLINE).mean()), "violation_rate": rates[best],
+            "among": len(names)}
+
+
+def learn_best(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Copies the best heuristic, and returns what the summary of a run says about it.
+
+    Args:
+        trainer: `agents.learning.trainer.Trainer`.
+        settings: `agent.imitate`, with `windows`.
+    """
+    found = best_on_training(training_config(trainer), int(settings["windows"]), int(trainer.config["seed"]))
+    return {**learn_rule(trainer, {**settings, "rule": found["rule"]}), **found}

@@ -1,0 +1,549 @@
+"""`ooco-gym tune`: searches a policy's parameters on training windows, so that what learns has a fair opponent.
+
+A tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011; with the constraint as in Optuna) proposes
+parameters; each trial plays the same training windows. Feasible first: the constraint is that the upper 95 % limit of
+the violation rate keeps the limit, the objective is offline service. The best trials and the policy as it ships are
+then played on validation windows, and the best of them there is kept (docs/tuning.md).
+
+A search for people (`agents.search.tune`): what it came to at the terminal, and as Markdown.
+
+Between which values the parameters of a policy are searched, by `ooco-gym tune`.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from agents.environments import Window, check_ours, make_env, split_seeds, windows
+from agents.evaluation.heuristics import by_name, seated
+from agents.evaluation.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
+from agents.evaluation.tables import bracketed, markdown_table
+from agents.settings import LARGEST_SEED, group, number, plain, require, whole
+from ooco_gym.envs import buffers as b
+from ooco_gym.errors import UserError, is_number, unknown
+from ooco_gym.files import atomic_write
+from ooco_gym.policy import Param, Policy, get_policy, list_policies, spelled
+from ooco_gym.policy.bundle import SETTINGS
+from ooco_gym.report.terminal import progress
+
+POLICY_FILE = "policy.yaml"
+_VERSIONS = ("ooco-gym", "optuna", "numpy", "numba")
+_SEARCH_KEYS = ("policy", "seed", "windows", "window_s", "warmup_s", "violation_limit", "params", "space", "spread",
+                "fixed")  # what a study is about, beside the environment: with another value it is another study
+
+
+def main(cfg: Any) -> dict[str, Any]:
+    """Tunes `cfg.policy` for `cfg.env`; writes policy.yaml, tune.md and trials.csv, and returns the summary.
+
+    Ctrl-C ends the search and judges what there is; the same command with the same storage goes on.
+
+    Raises:
+        UserError: a policy that has no parameters or no say here, a count or range that is none, or a storage that
+            cannot be opened.
+    """
+    config = plain(cfg)
+    _check(config)
+    require("tune")
+    search = _Search(config)
+    interrupted = search.run()
+    report = search.report(interrupted)
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    _write_trials(out / "trials.csv", search)
+    with atomic_write(out / POLICY_FILE) as temporary:
+        kept = json.loads(json.dumps({key: report[key] for key in ("policy", "provenance")}))  # no anchors in the YAML
+        temporary.write_text(yaml.safe_dump(kept, sort_keys=False, width=120), encoding="utf-8")
+    with atomic_write(out / "tune.md") as temporary:
+        temporary.write_text(markdown(report), encoding="utf-8")
+    show(report)
+    print(f"policy: {out / POLICY_FILE}")
+    return report
+
+
+def read_tuned(path: str | Path) -> dict[str, Any]:
+    """Reads a `policy.yaml`: `policy` as every command takes it, and its `provenance`.
+
+    Raises:
+        UserError: it is missing, no YAML, or has no `policy` that there is.
+    """
+    try:
+        tuned = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError) as error:
+        raise UserError(f"'{path}' cannot be read: {' '.join(str(error).split())}; expected the {POLICY_FILE} of "
+                        "'ooco-gym tune'") from error
+    if not isinstance(tuned, dict) or not isinstance(tuned.get("policy"), str):
+        raise UserError(f"'{path}' has no key 'policy'; expected the {POLICY_FILE} of 'ooco-gym tune'")
+    try:
+        get_policy(tuned["policy"])
+    except UserError as error:
+        raise UserError(f"'{path}': {error}") from error
+    return tuned
+
+
+def _check(config: dict[str, Any]) -> None:
+    config["env"] = group(config, "env")
+    check_ours(config["env"], "tune")
+    validation = config["validation"] = plain(config.get("validation") or {})
+    for place, key, least in ((config, "trials", 1), (config, "windows", 2), (validation, "windows", 2),
+                              (validation, "finalists", 1)):
+        whole(place, key, least, name=key if place is config else f"validation.{key}")
+    whole(config, "seed", 0, most=LARGEST_SEED)
+    for key, least in (("window_s", 1.0), ("warmup_s", 0.0), ("violation_limit", 0.0), ("spread", 1.0)):
+        number(config, key, least)
+    name = str(config.get("policy"))
+    if name.partition(":")[0] not in list_policies():
+        if is_plain(config["env"], name):
+            raise UserError(f"'{name}' has no parameters, so there is nothing to tune; it is played as it is")
+        raise unknown("policy", name, list_policies())
+
+
+def is_plain(env_config: Mapping[str, Any], name: str) -> bool:
+    """Whether a name is one of the environment's heuristics without parameters."""
+    with closing(make_env(env_config)) as env:
+        try:
+            by_name(env.unwrapped, name)
+        except UserError:
+            return False
+    return True
+
+
+class Windows:
+    """Windows to be played by one policy after the other, kept as they stand after the warm-up where they can be.
+
+    Args:
+        config: the `env` configuration.
+        games: the windows.
+    """
+
+    def __init__(self, config: Mapping[str, Any], games: Sequence[Window]) -> None:
+        self.config, self.games = plain(config), list(games)
+        self.env: Any = make_env(self.config).unwrapped
+        self.env.episodes.bank = len(self.games)
+
+    @property
+    def by_the_clock(self) -> bool:
+        """Whether only the clock asks here: then a policy takes the partner's seat, rather than answer decisions."""
+        return min(decision.kind for decision in self.env.decisions) >= b.PACK
+
+    def play(self, policy: str) -> list[dict[str, Any]]:
+        """Plays all windows with a policy: records as `players.play` gives them, without the reward's parts.
+
+        Raises:
+            UserError: the policy cannot play here.
+        """
+        config, name = seated(self.config, policy, self.env)
+        if config == self.config:
+            return [_play(self.env, name, window) for window in self.games]
+        with closing(make_env(config)) as env:
+            return [_play(env.unwrapped, name, window) for window in self.games]
+
+
+def _play(env: Any, name: str, window: Window) -> dict[str, Any]:
+    """One window by one contender, past Gymnasium: nobody looks at the observations."""
+    env.reset(seed=window.seed, options={"window": window.number})
+    act, episodes = by_name(env, name).begin(env), env.episodes
+    while episodes.open(0):
+        episodes.buffers.actions[0] = act()
+        episodes.step(0, 1)
+    summary = env.summary()
+    return {"seed": window.seed, "window": window.number, "reward": summary["reward_total"], "summary": summary}
+
+
+FIGURES = ("service", "violation_rate", "violation_upper_limit")
+
+
+def figures(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Offline service (reference GPU-s/s), violation rate and its upper 95 % limit over some windows."""
+    limit = upper_violation_limit(records)
+    return {"service": float(values(records, HEADLINE).mean()),
+            "violation_rate": float(values(records, "violation_rate").mean()),
+            "violation_upper_limit": 0.0 if limit is None else limit}  # no online request: nothing to violate
+
+
+class _Search:
+    """One study: its windows, its ranges, its trials."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.config, self.limit = config, float(config["violation_limit"])
+        self.name, _, given = str(config["policy"]).partition(":")
+        self.policy = get_policy(str(config["policy"]))
+        shorter = {**config["env"], "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
+        self.windows = Windows(shorter, windows(split_seeds(config["env"], "train"), int(config["windows"])))
+        self.seat = self.windows.by_the_clock
+        self.given = {part.partition("=")[0].strip() for part in given.split(",") if part}
+        self.ranges, self.left = ranges_of(
+            self.policy, float(config["spread"]), config["params"], [*(config["fixed"] or ()), *self.given],
+            config["space"], asked=not self.seat)
+        self.default = {one.name: one.default for one in self.ranges}
+        # One parameter at a time first: of a dozen that are drawn at once one at least is always bad, and a search that
+        # begins so learns little of a policy that is good as it ships.
+        steps = [{**self.default, one.name: value} for one in self.ranges for value in one.steps()]
+        self.starts = [self.default, *steps] if all(one.holds(one.default) for one in self.ranges) else []
+        self.study = self._study()
+        # By policy, what it came to on the training windows: also before a search that goes on.
+        self.played = {trial.user_attrs["policy"]: {key: trial.user_attrs[key] for key in FIGURES}
+                       for trial in self.done() if "service" in trial.user_attrs}
+
+    def spell(self, searched: Mapping[str, Any]) -> str:
+        """The policy with parameters: those given with its name, and those searched."""
+        return spelled(self.name, {**{key: self.policy.values[key] for key in self.policy.values if key in self.given},
+                                   **searched})
+
+    def _study(self) -> Any:
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        about = {key: self.config[key] for key in _SEARCH_KEYS} | {"env": self.config["env"]}
+        digest = hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()[:12]
+        storage = self.config["storage"]
+        if storage is None:
+            Path(self.config["out"]).mkdir(parents=True, exist_ok=True)
+            storage = f"sqlite:///{Path(self.config['out']) / 'study.db'}"
+        try:
+            return optuna.create_study(storage=storage, study_name=f"{self.name} {digest}", direction="maximize",
+                                       load_if_exists=True)
+        except Exception as error:  # SQLAlchemy, drivers and Optuna raise many kinds
+            why = " ".join(str(error).split())[:200]
+            raise UserError(f"storage={storage} cannot be opened: {why}; expected one of Optuna's, such as "
+                            "sqlite:///tune.db") from error
+
+    def done(self) -> list[Any]:
+        """Trials that were played to their end, in order."""
+        from optuna.trial import TrialState
+
+        return self.study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+    def run(self) -> bool:
+        """Searches until the budget is used up; returns whether Ctrl-C ended it before."""
+        from optuna.trial import TrialState
+
+        for stale in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            self.study.tell(stale.number, state=TrialState.FAIL)  # of a search that was killed
+        played, budget = len(self.done()), int(self.config["trials"])
+        with progress(f"tuning {self.name}", budget) as bar:
+            bar.advance(min(played, budget))
+            while played < budget:
+                try:
+                    self._trial(played)
+                except KeyboardInterrupt:
+                    return True
+                played += 1
+                bar.advance()
+        return False
+
+    def _trial(self, place: int) -> None:
+        """One trial; what it draws depends on the trials before it and on its place, not on who ran them when."""
+        import optuna
+        from numpy.random import SeedSequence
+
+        seed = int(SeedSequence([int(self.config["seed"]), place]).generate_state(1)[0])
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=20)
+        waiting = self.study.get_trials(deepcopy=False, states=(optuna.trial.TrialState.WAITING,))
+        if place < len(self.starts) and not waiting:
+            self.study.enqueue_trial(self.starts[place])
+        trial = self.study.ask()
+        policy = self.spell({one.name: one.suggest(trial) for one in self.ranges})
+        trial.set_user_attr("policy", policy)
+        try:
+            found = self._figures(policy)
+        except UserError as error:
+            trial.set_user_attr("refused", str(error))
+            self.study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+            return
+        for key, value in found.items():
+            trial.set_user_attr(key, value)
+        trial.set_constraint("violation_upper_limit", found["violation_upper_limit"] - self.limit)
+        self.study.tell(trial, found["service"])
+
+    def _figures(self, policy: str) -> dict[str, float]:
+        """What a policy comes to on the training windows, which are played once."""
+        if policy not in self.played:
+            self.played[policy] = figures(self.windows.play(policy))
+        return self.played[policy]
+
+    def _order(self, found: Mapping[str, float]) -> tuple[bool, float]:
+        return feasible_first(found["violation_upper_limit"], found["service"], self.limit)
+
+    def finalists(self) -> list[str]:
+        """The best policies of the search, the best first; of those that play alike, the first that was tried."""
+        alike: dict[tuple[float, ...], Any] = {}
+        for trial in self.done():
+            if "service" in trial.user_attrs:
+                alike.setdefault(tuple(trial.user_attrs[key] for key in FIGURES), trial.user_attrs)
+        ordered = sorted(alike.values(), key=self._order, reverse=True)
+        return [found["policy"] for found in ordered][: int(self.config["validation"]["finalists"])]
+
+    def _shorter(self, policy: str) -> str:
+        """The policy with every parameter as it ships that makes no difference on the training windows."""
+        own, outcome = get_policy(policy).values, self.windows.play(policy)
+        searched = {name: own[name] for name in self.default}
+        for name, default in self.default.items():
+            changed = {**searched, name: default}
+            if searched[name] != default and self.windows.play(self.spell(changed)) == outcome:
+                searched = changed
+        return self.spell({name: value for name, value in searched.items() if value != self.default[name]})
+
+    def report(self, interrupted: bool) -> dict[str, Any]:
+        """Plays the finalists on validation windows, and says what is kept, why, and against what.
+
+        Raises:
+            UserError: no trial was finished.
+        """
+        finalists = self.finalists()
+        if not finalists:
+            raise UserError("no trial was finished, so there is nothing to keep; run the same command again")
+        default = self.spell({})
+        games = windows(split_seeds(self.config["env"], "validation"), int(self.config["validation"]["windows"]))
+        held = Windows(self.config["env"], games)
+        with progress("validating", len(finalists) + 1) as bar:
+            records = {}
+            for name in dict.fromkeys([default, *finalists]):
+                records[name] = held.play(name)
+                bar.advance()
+        found = {name: figures(one) for name, one in records.items()}
+        kept = max(records, key=lambda name: self._order(found[name]))  # of equals the policy as it ships
+        shorter = kept if kept == default else self._shorter(kept)
+        if shorter != kept and held.play(shorter) == records[kept]:  # alike on validation windows, too
+            records = {shorter if name == kept else name: one for name, one in records.items()}
+            found[shorter], kept = found[kept], shorter
+        rows = [{"policy": name, "as_it_ships": name == default, "kept": name == kept, **found[name],
+                 **_intervals(records[name], records[default])} for name in records]
+        searched = {name: self._figures(name) for name in dict.fromkeys((default, kept))}
+        return {"command": "tune", "env": self.config["env"]["id"], "policy": kept, "default": default,
+                "trials": len(self.done()), "stopped_by": "interrupt" if interrupted else "trials",
+                "validation": rows, "provenance": self._provenance(kept, default, rows, searched)}
+
+    def _provenance(self, kept: str, default: str, rows: list[dict[str, Any]], searched: Mapping[str, Any]
+                    ) -> dict[str, Any]:
+        """How the policy came about, without a date or a path: the same search gives the same."""
+        by = {row["policy"]: {key: value for key, value in row.items() if key not in ("policy", "kept", "as_it_ships")}
+              for row in rows}
+        seeds = sorted({window.seed for window in self.windows.games})
+        return {
+            "command": "tune", "environment": self.config["env"]["id"],
+            "plays": "as the partner" if self.seat else "the environment's decisions, beside the partner",
+            "config": {key: self.config[key] for key in (*_SEARCH_KEYS, "env", "validation")},
+            "trials": len(self.done()),
+            "feasible_trials": sum(trial.user_attrs.get("violation_upper_limit", 1.0) <= self.limit
+                                   for trial in self.done()),
+            "searched": {one.name: str(one) for one in self.ranges}, "not_searched": dict(self.left),
+            "training": {"seeds": seeds, "windows": len(self.windows.games), "window_s": self.config["window_s"],
+                         "default": searched[default], "tuned": searched[kept]},
+            "validation": {"seeds": sorted({int(seed) for seed in split_seeds(self.config["env"], "validation")}),
+                           "default": by[default], "tuned": by[kept]},
+            "versions": {name: metadata.version(name) for name in _VERSIONS},
+        }
+
+
+def _intervals(records: Sequence[Mapping[str, Any]], default: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Service and violation rate with their 95 % intervals, and the difference in service, window by window."""
+    service, violations = (mean_interval(grid(records, metric)) for metric in (HEADLINE, "violation_rate"))
+    difference = mean_interval(grid(records, HEADLINE) - grid(default, HEADLINE))
+    return {"service_interval": list(service[1:]), "violation_interval": list(violations[1:]),
+            "difference": difference[0], "difference_interval": list(difference[1:])}
+
+
+def _write_trials(path: Path, search: _Search) -> None:
+    keys = (*FIGURES, "policy", "refused")
+    with atomic_write(path) as temporary, open(temporary, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["trial", *keys, *(one.name for one in search.ranges)])
+        for place, trial in enumerate(search.done()):
+            writer.writerow([place, *(trial.user_attrs.get(key) for key in keys),
+                             *(trial.params.get(one.name) for one in search.ranges)])
+
+
+def markdown(report: Mapping[str, Any]) -> str:
+    """What was searched, on what, and how the policy that is kept compares with the one that ships."""
+    origin = report["provenance"]
+    config, training = origin["config"], origin["training"]
+    lines = [
+        f"# {config['policy'].partition(':')[0]} tuned for {report['env']}", "",
+        f"It plays {origin['plays']}. {report['trials']} trials of Optuna's TPE (seed {config['seed']}), of which "
+        f"{origin['feasible_trials']} were feasible, each on the same {training['windows']} training windows of "
+        f"{training['window_s']:g} s; the first is the policy as it ships, then each parameter alone. Feasible first: "
+        f"the upper 95 % limit of the violation rate is at most {config['violation_limit']:.1%}; then by offline "
+        "service.", "",
+        "```", report["policy"], "```", "",
+        f"The best trials on {config['validation']['windows']} validation windows. Intervals: 95 %, over seeds and "
+        "their windows; the difference to the policy as it ships is taken window by window.", "",
+        markdown_table(["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""],
+                       _rows(report)), "",
+        markdown_table(["searched", "from"], [[f"`{name}`", text] for name, text in origin["searched"].items()])]
+    if origin["not_searched"]:
+        lines += ["", "Not searched: " + "; ".join(f"`{name}` ({why})" for name, why in origin["not_searched"].items())
+                  + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _rows(report: Mapping[str, Any]) -> list[list[str]]:
+    ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
+    return [["as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}",
+             bracketed(row["service"], *row["service_interval"]),
+             bracketed(row["difference"], *row["difference_interval"]),
+             bracketed(row["violation_rate"], *row["violation_interval"], said=".2%"),
+             f"{row['violation_upper_limit']:.2%}", "kept" if row["kept"] else ""] for place, row in enumerate(ordered)]
+
+
+def show(report: Mapping[str, Any]) -> None:
+    """Prints the outcome in a few lines."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    rows = {row["policy"]: row for row in report["validation"]}
+    kept, default = rows[report["policy"]], rows[report["default"]]
+    console = Console(soft_wrap=True)
+    console.print(f"{report['trials']} trials, {report['provenance']['feasible_trials']} of them feasible; offline "
+                  f"service on validation windows {kept['service']:.4g} reference GPU-s/s, as it ships "
+                  f"{default['service']:.4g}; violations {kept['violation_rate']:.2%} and "
+                  f"{default['violation_rate']:.2%}")
+    if report["stopped_by"] == "interrupt":
+        console.print("stopped by Ctrl-C: the same command goes on where the search stands")
+    console.print(escape(report["policy"]))
+
+
+LOG_FROM = 100.0  # ranges whose ends are further apart than this factor are searched on a logarithmic scale
+_DIGITS = 4  # significant ones of a searched number: what is tuned can be read, and typed
+
+
+@dataclass(frozen=True)
+class Range:
+    """Where one parameter is searched: `choices`, or from `low` to `high`.
+
+    Attributes:
+        name: the parameter's.
+        default: its value before tuning, as in `conf/policy`.
+        choices: values to choose from; empty where there is a range.
+        whole: whether its values are whole numbers.
+        log: whether the scale is logarithmic.
+    """
+
+    name: str
+    default: Any
+    choices: tuple[Any, ...] = ()
+    low: float = 0.0
+    high: float = 0.0
+    whole: bool = False
+    log: bool = False
+
+    def suggest(self, trial: Any) -> Any:
+        """Draws a value in an Optuna trial, rounded to four significant digits."""
+        if self.choices:
+            return trial.suggest_categorical(self.name, list(self.choices))
+        if self.whole:
+            return trial.suggest_int(self.name, int(self.low), int(self.high), log=self.log)
+        drawn = trial.suggest_float(self.name, self.low, self.high, log=self.log)
+        return min(max(float(f"{drawn:.{_DIGITS}g}"), self.low), self.high)
+
+    def steps(self) -> list[Any]:
+        """Values beside the default: the other choices, or half-way (by ratio where logarithmic) to either end."""
+        if self.choices:
+            return [value for value in self.choices if value != self.default]
+        found: list[Any] = []
+        for end in (self.low, self.high):
+            value = (max(self.default, self.low) * end) ** 0.5 if self.log else (self.default + end) / 2
+            value = round(value) if self.whole else float(f"{value:.{_DIGITS}g}")
+            if value != self.default and self.holds(value):
+                found.append(value)
+        return found
+
+    def holds(self, value: Any) -> bool:
+        """Whether a value lies within."""
+        return value in self.choices if self.choices else self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        if self.choices:
+            return ", ".join(map(str, self.choices))
+        return f"{self.low:g} to {self.high:g}{', logarithmic' if self.log else ''}"
+
+
+def ranges_of(policy: Policy, spread: float, only: Sequence[str] | None = None, fixed: Sequence[str] = (),
+              space: Mapping[str, Any] | None = None, asked: bool = False
+              ) -> tuple[list[Range], dict[str, str]]:
+    """The parameters of a policy that are searched, and why the others are not.
+
+    Args:
+        policy: with the values that it has before tuning.
+        spread: a number is searched from its default divided by this to its default times this, within its bounds.
+        only: names of the parameters to search; None: all.
+        fixed: names of parameters that keep their values.
+        space: by name, `[low, high]` or a list of choices instead.
+        asked: the policy only answers the environment's decisions: what the simulator itself reads (token budgets,
+            windows of the gate) is the partner's and stays.
+
+    Raises:
+        UserError: an unknown name, a range that is none, or nothing to search.
+    """
+    space, known = dict(space or {}), {param.name: param for param in policy.params}
+    if not known:
+        raise UserError(f"policy '{policy.name}' has no parameters, so there is nothing to tune")
+    for name in (*space, *(only or ())):
+        if name not in known:
+            raise unknown("parameter", name, known)
+    found, left = [], {}
+    for name, param in known.items():
+        why = None
+        if only is not None and name not in only:
+            why = "not among those asked for"
+        elif name in space:
+            found.append(_given(param, policy.values.get(name), space[name]))
+            continue
+        elif name in fixed:
+            why = "kept"
+        elif asked and name in SETTINGS:
+            why = "read by the simulator, from the partner"
+        else:
+            one = _around(param, policy.values.get(name), spread)
+            if one is not None:
+                found.append(one)
+                continue
+            why = "no range by itself: give one in space"
+        left[name] = why
+    if not found:
+        raise UserError(f"policy '{policy.name}' has nothing to tune here: "
+                        f"{'; '.join(f'{name}: {why}' for name, why in left.items())}")
+    return found, left
+
+
+def _around(param: Param, default: Any, spread: float) -> Range | None:
+    """Choices, flags, and numbers around their default; None where a number has no scale of its own."""
+    if param.choices:
+        value = param.choices[int(param.number(default, "policy"))]
+        return Range(param.name, value, tuple(param.choices))
+    if param.whole and (param.low, param.high) == (0, 1):
+        return Range(param.name, int(default), (0, 1))
+    if default is None or default < 0 or (default == 0 and param.high > spread):
+        return None  # such as -1 or 0 for "found by itself"
+    low, high = (param.low, param.high) if default == 0 else (default / spread, default * spread)
+    return _scaled(param, default, max(low, param.low), min(high, param.high))
+
+
+def _scaled(param: Param, default: Any, low: float, high: float) -> Range:
+    if param.whole:
+        low, high = int(low), int(high)
+    log = high > LOG_FROM * low and (low > 0 or param.whole)
+    if log and param.whole:
+        low = max(low, 1)
+    return Range(param.name, default, low=low, high=high, whole=param.whole, log=log and high > low)
+
+
+def _given(param: Param, default: Any, value: Any) -> Range:
+    listed = list(value) if isinstance(value, (list, tuple)) else []
+    for one in listed:
+        param.number(one, f"space.{param.name}")
+    if param.choices and listed:
+        return Range(param.name, default, tuple(param.choices[int(param.number(one, "space"))] for one in listed))
+    if len(listed) == 2 and all(is_number(one) for one in listed) and listed[0] < listed[1]:
+        return _scaled(param, default, listed[0], listed[1])
+    expected = f"a list of some of {', '.join(param.choices)}" if param.choices else "[low, high]"
+    raise UserError(f"space.{param.name}={value!r} must be {expected}")

@@ -1,0 +1,140 @@
+"""Checks of what a user gives the commands: one sentence that names the key and says what was expected.
+
+Says in one sentence which optional packages a command lacks, before anything is written.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ooco_gym.errors import UserError, is_number, is_whole
+from ooco_gym.extras import extras_of
+
+ATTENTION_HEADS = 4  # of the network of that name; its width must be a multiple of it
+LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds
+
+
+def whole(place: Mapping[str, Any], key: str, least: int, name: str | None = None, most: int | None = None) -> int:
+    """The whole number at `key`, of at least `least` and at most `most`; `name` is what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if not is_whole(value) or value < least or (most is not None and value > most):
+        upper = "" if most is None else f" and at most {most}"
+        raise UserError(f"{name or key} must be a whole number of at least {least}{upper}, got {value!r}")
+    return value
+
+
+def number(place: Mapping[str, Any], key: str, least: float = 0.0, most: float = math.inf,
+           name: str | None = None) -> float:
+    """The number at `key`, from `least` to `most`; `name` is what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if not is_number(value) or not least <= value <= most:  # type: ignore[operator]
+        upper = "" if most == math.inf else f" and at most {most:g}"
+        raise UserError(f"{name or key} must be a number of at least {least:g}{upper}, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def positive(place: Mapping[str, Any], key: str, name: str | None = None) -> float:
+    """The positive number at `key`; `name` is what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if not is_number(value) or value <= 0:  # type: ignore[operator]
+        raise UserError(f"{name or key} must be a positive number, got {value!r}")
+    return float(value)  # type: ignore[arg-type]
+
+
+def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | None = None) -> None:
+    """Checks a positive number or null at `key`; `null` says what null means, `name` what the user calls the key.
+
+    Raises:
+        UserError: it is something else.
+    """
+    value = place.get(key)
+    if value is not None and (not is_number(value) or value <= 0):
+        raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
+
+
+def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's test split") -> list[int] | None:
+    """A list of different seeds, or None for null; `such` is an example, `null` says what null means.
+
+    Raises:
+        UserError: no list, an empty one, one seed twice, or what is no whole number of at least 0.
+    """
+    if value is None:
+        return None
+    listed = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else []
+    if not listed or any(not is_whole(seed) or seed < 0 for seed in listed):
+        raise UserError(f"seeds={value} must be a list of whole numbers of at least 0, such as seeds={such}, or "
+                        f"null for {null}")
+    if len(set(listed)) < len(listed):
+        twice = next(seed for seed in listed if listed.count(seed) > 1)
+        raise UserError(f"seeds={value} names {twice} twice; expected each seed once")
+    return listed
+
+
+_PACKAGES = {
+    "train": ("torch", "stable_baselines3", "sb3_contrib"),
+    "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxscript", "onnxruntime"),
+    "tune": ("optuna",),
+    "wandb": ("wandb",),
+    "tensorboard": ("tensorboard",),
+    "dashboard": ("wandb", "wandb_workspaces"),
+    "explain": ("sklearn",),
+}
+
+
+def require(purpose: str) -> None:
+    """Checks that the packages for `purpose` (a key of `_PACKAGES`) can be imported.
+
+    Raises:
+        UserError: names the missing package and the extra that brings it.
+    """
+    missing = [name for name in _PACKAGES[purpose] if importlib.util.find_spec(name) is None]
+    if not missing:
+        return
+    verb = "is" if len(missing) == 1 else "are"
+    raise UserError(f"{', '.join(missing)} {verb} not installed, which '{purpose}' needs; install with: "
+                    f"pip install 'ooco-gym[{extras_of(_PACKAGES[purpose])}]'")
+
+
+def limit_torch_threads() -> None:
+    """Keeps torch to one thread where it is installed: worker processes share the cores."""
+    if importlib.util.find_spec("torch") is not None:
+        import torch
+
+        torch.set_num_threads(1)
+
+
+def plain(config: Any) -> dict[str, Any]:
+    """Returns a plain dict of an OmegaConf or ordinary mapping, interpolations resolved."""
+    if hasattr(config, "_metadata"):
+        from omegaconf import OmegaConf
+
+        return OmegaConf.to_container(config, resolve=True)  # type: ignore[return-value]
+    return dict(config)
+
+
+def group(config: Mapping[str, Any], key: str) -> dict[str, Any]:
+    """Returns the part `key` of a command's configuration, which must be a mapping.
+
+    Raises:
+        UserError: it is missing, or was given as a plain name where a configuration file was expected.
+    """
+    value = config.get(key)
+    if value is None or isinstance(value, str):
+        raise UserError(f"{key}={value} is no configuration; expected a name from conf/{key}/ or a YAML file")
+    return plain(value)
+
