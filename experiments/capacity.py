@@ -7,24 +7,34 @@ Policies that schedule mixed instances run on the cluster's twin of equal hardwa
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.cache import Cache
-from experiments.jobs import Jobs
-from experiments.options import DEFAULT_SEEDS, names_of, seeds_of
-from experiments.peaks import PeakPlan, peak_entry
-from experiments.plots import capacity_figure, write_page
-from experiments.policies import bundle_of
-from experiments.search import Limits, Plan
-from experiments.sustain import Bench, Sustained, placed, row_of, sustain
-from experiments.tables import capacity_table, show_notes, waiting
-from experiments.tuning import Tuning, candidates_of, tune
+from experiments.common.output import COLOURS, console, show_notes, waiting, write_page
+from experiments.common.peaks import PeakPlan, peak_entry
+from experiments.common.policies import DEFAULT_SEEDS, bundle_of, names_of, seeds_of
+from experiments.common.runner import Jobs
+from experiments.common.store import Cache
+from experiments.common.sustain import (
+    Bench,
+    Limits,
+    Plan,
+    Sustained,
+    Tuning,
+    candidates_of,
+    placed,
+    row_of,
+    sustain,
+    tune,
+)
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import unknown
+from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import label
 from ooco_gym.scenario import PROTOCOL_WINDOW_S, workload_name
 
@@ -175,3 +185,106 @@ def _default(study: Study, name: str, default: Sustained) -> dict[str, Any] | No
     return {"max_offline_rate": default.rate, "max_offline_tokens_per_s": default.tokens_per_s,
             "candidates": list(tuning.candidates), "validation_rate": tuning.rate,
             "validation_rate_default": tuning.default_rate}
+
+
+def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
+                   paper: tuple[float, float], place: str) -> None:
+    """Prints the results of `capacity` on a `place`, one table for each TPOT definition, its footnotes below."""
+    from rich.table import Table
+
+    screen = console()
+    screen.print(f"sustainable offline load: {place}; paper: OOCO {paper[0]:g} to {paper[1]:g} times the better "
+                 "baseline (Figure 6)", highlight=False)
+    for peak in peaks:
+        if not rows:
+            screen.print(f"TPOT from {peak['tpot_from'].replace('_', ' ')}: {_peak_line(peak)}", highlight=False)
+            continue
+        mine = [row for row in rows if row["tpot_from"] == peak["tpot_from"]]
+        table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}", title_justify="left",
+                      caption="\n".join([_peak_line(peak), *footnotes(mine)]), caption_justify="left")
+        for column in ("policy", "offline\nrequests/s", "\n95 %", "\ntokens/s", "recomputed\ntokens/s",
+                       "\nviolations", "\nlimited by", "ratio of\ntokens/s", "\n95 %"):
+            left = column.strip() in ("policy", "limited by")
+            table.add_column(column, justify="left" if left else "right", no_wrap=True)
+        for row in mine:
+            table.add_row(*_capacity_cells(row))
+        screen.print(table)
+
+
+def footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """What a table of `capacity` counts, and what was tuned in it."""
+    base = rows[0]["best_baseline_tuned_as"] or rows[0]["best_baseline"]
+    lines = ["tokens/s: prompt and output tokens of the offline requests that were finished in the window, whenever "
+             f"they arrived; ratio: of these, over {base}'s, the better baseline's"]
+    default: dict[str, float] = {row["tuned_as"]: row["default"]["max_offline_rate"] for row in rows if row["tuned_as"]}
+    tuned: list[str] = [*default, *([base] if rows[0]["best_baseline_tuned_as"] and base not in default else [])]
+    for policy in tuned:
+        shipped = f"; as shipped it sustains {default[policy]:.2f} requests/s" if policy in default else ""
+        lines.append(f"{policy}: tuned, on other seeds, as its paper leaves this open ({_meaning(policy)}){shipped}")
+    return [*lines, interval_words(len(rows[0]["seeds"]))]
+
+
+def _meaning(policy: str) -> str:
+    """The parameters that a policy's name sets, in words."""
+    from ooco_gym.policy import get_policy
+
+    names = [pair.partition("=")[0] for pair in policy.partition(":")[2].split(",")]
+    return ", ".join(f"{param.name}: {re.sub(r'^[a-z_]+=[^ ]+: ', '', param.doc)}"
+                     for param in get_policy(policy).params if param.name in names)
+
+
+def _peak_line(peak: Mapping[str, Any]) -> str:
+    if peak["floor"] is None:
+        return f"load: {peak['factor']:.4g} of the workload's own rate, as given"
+    return (f"peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests/s in the "
+            f"day's mean): {100 * peak['violation_rate']:.2f} % violate without offline work, "
+            f"{100 * peak['floor']:.2f} % alone on an idle cluster")
+
+
+def _capacity_cells(row: Mapping[str, Any]) -> list[str]:
+    ratio = row["ratio_to_best_baseline"]
+    return [
+        row["tuned_as"] or row["policy"], f"{row['max_offline_rate']:.2f}",
+        _range(row["max_offline_rate_low"], row["max_offline_rate_high"]),
+        f"{row['max_offline_tokens_per_s']:,.0f}", f"{row['wasted_tokens_per_s']:,.0f}",
+        f"{100 * row['violation_rate']:.2f} %", row["limited_by"], "none holds" if ratio is None else f"{ratio:.2f}",
+        _range(row["ratio_low"], row["ratio_high"]),
+    ]
+
+
+DASHES = {"first_token": "solid", "first_decode": "dash"}
+
+
+def capacity_figure(rows: Sequence[dict[str, Any]], title: str, limit: float) -> Any:
+    """Violation rate and offline throughput against the offline rate, one curve for each policy and TPOT definition.
+
+    Args:
+        rows: `results[]` of `capacity`, with their curves.
+        title: what was measured.
+        limit: the violation rate that ends the sustainable range.
+    """
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=2, cols=1, shared_xaxes=True, vertical_spacing=0.08,
+                           subplot_titles=("online requests that violate (%)", "offline tokens per second, completed"))
+    policies = list(dict.fromkeys(row["policy"] for row in rows))
+    for row in rows:
+        curve, name = row["curve"], f"{row['policy']} ({row['tpot_from']})"
+        rates = [point["offline_rate"] for point in curve]
+        line = {"color": COLOURS[policies.index(row["policy"]) % len(COLOURS)], "dash": DASHES[row["tpot_from"]]}
+        for place, values in ((1, [100 * point["violation_rate"] for point in curve]),
+                              (2, [point["tokens_per_s"] for point in curve])):
+            figure.add_scatter(x=rates, y=values, mode="lines+markers", name=name, legendgroup=name, line=line,
+                               showlegend=place == 1, row=place, col=1)
+        figure.add_scatter(x=[row["max_offline_rate"]], y=[row["max_offline_tokens_per_s"]], mode="markers", name=name,
+                           marker={"size": 12, "symbol": "star", "color": line["color"]}, legendgroup=name,
+                           showlegend=False, hovertext=f"sustainable: {row['max_offline_rate']:.3g}/s", row=2, col=1)
+    figure.add_hline(y=100 * limit, line_dash="dot", line_color="#888", row=1, col=1)  # type: ignore[arg-type]
+    figure.update_yaxes(range=[0, 400 * limit], row=1, col=1)
+    figure.update_xaxes(title_text="offline requests per second", row=2, col=1)
+    figure.update_layout(title=title, template="plotly_white", height=800)
+    return figure
+
+
+def _range(low: float | None, high: float | None) -> str:
+    return "" if low is None or math.isnan(low) else f"{low:.2f}–{high:.2f}"

@@ -1,24 +1,23 @@
 """`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (PROTOCOL).
 
 Each policy runs on the cluster of its kind: the one that is given, or its twin of equal hardware. With `sustain=true`
-each runs at the highest offline rate that it sustains (`experiments.field`).
+each runs at the highest offline rate that it sustains (`experiments.studies.field`).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments import field
-from experiments.cache import Cache
-from experiments.jobs import Jobs
-from experiments.options import baseline_of, names_of, seeds_of
-from experiments.plots import compare_figure, write_page
-from experiments.policies import bundle_of
-from experiments.tables import compare_table, show_notes, waiting
+from experiments.common.output import COLOURS, console, show_notes, waiting, write_page
+from experiments.common.policies import baseline_of, bundle_of, names_of, seeds_of
+from experiments.common.runner import Jobs
+from experiments.common.store import Cache
+from experiments.studies import field
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
@@ -127,3 +126,53 @@ def _caption(rows: Sequence[Mapping[str, Any]], summaries: Mapping[str, Sequence
         return f"{text} No online request arrived in the window of at least one seed: no policy is ranked."
     out = sorted({row["policy"] for row in rows if not row["feasible"]})
     return text if not out else f"{text} Not to be ranked, more violations than allowed: {', '.join(out)}."
+
+
+def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, caption: str) -> None:
+    """Prints the results of `compare`: a block for each metric, means and paired differences."""
+    from rich.table import Table
+
+    table = Table(title=title, caption=caption)
+    for column in ("metric", "policy", "mean", f"difference to {baseline}", "95 % interval"):
+        table.add_column(column, justify="left" if column in ("metric", "policy") else "right")
+    for place, row in enumerate(rows):
+        first = place == 0 or row["metric"] != rows[place - 1]["metric"]
+        if first and place:
+            table.add_section()
+        own = row["policy"] == baseline
+        table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]),
+                      "" if own else _figure(row["difference"], "+"),
+                      _interval(row["difference_low"], row["difference_high"], "+"))
+    console().print(table)
+
+
+def _missing(value: float | None) -> bool:
+    return value is None or math.isnan(value)
+
+
+def _figure(value: float | None, sign: str = "") -> str:
+    return "–" if _missing(value) else f"{value:{sign},.3g}"
+
+
+def _interval(low: float | None, high: float | None, sign: str = "") -> str:
+    return "" if _missing(low) else f"{_figure(low, sign)} to {_figure(high, sign)}"
+
+
+def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], baseline: str, title: str) -> Any:
+    """Paired differences against one policy with their intervals, one panel for each metric."""
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=len(metrics), cols=1, subplot_titles=tuple(metrics),
+                           vertical_spacing=0.35 / len(metrics))
+    for place, metric in enumerate(metrics, start=1):
+        mine = [row for row in rows if row["metric"] == metric and row["policy"] != baseline]
+        shown = [row for row in mine if row["difference"] is not None]
+        figure.add_scatter(
+            x=[row["difference"] for row in shown], y=[row["policy"] for row in shown], mode="markers",
+            marker={"size": 10, "color": COLOURS[0]}, showlegend=False, row=place, col=1,
+            error_x={"type": "data", "symmetric": False,
+                     "array": [(row["difference_high"] or row["difference"]) - row["difference"] for row in shown],
+                     "arrayminus": [row["difference"] - (row["difference_low"] or row["difference"]) for row in shown]})
+        figure.add_vline(x=0, line_dash="dot", line_color="#888", row=place, col=1)  # type: ignore[arg-type]
+    figure.update_layout(title=title, template="plotly_white", height=170 * len(metrics) + 120)
+    return figure

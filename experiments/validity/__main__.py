@@ -9,8 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from experiments.validity import page, records
-from experiments.validity.section import Context, Missing, sections
+from experiments.validity import page
+from experiments.validity.section import Context, Missing
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.version import __version__
 
@@ -50,14 +50,14 @@ def _measure(name: str, context: Context, out: Path) -> str:
     today = datetime.date.today().isoformat()
     began, context.used = time.monotonic(), {}
     try:
-        figures = sections()[name].measure(context)
+        figures = page.SECTIONS[name].measure(context)
     except Missing as reason:
-        before = records.read(out, name)
-        records.write(out, name, records.kept(name, before, str(reason), today))
+        before = page.read_record(out, name)
+        page.write_record(out, name, page.kept_record(name, before, str(reason), today))
         return f"{name}: kept, {reason}" if before and before["figures"] else f"{name}: nothing to show, {reason}"
     seconds = time.monotonic() - began
     run = {"date": today, "version": __version__, "seconds": round(seconds, 1)}
-    records.write(out, name, records.measured(name, figures, context.used, run))
+    page.write_record(out, name, page.measured_record(name, figures, context.used, run))
     return f"{name}: measured in {seconds:.0f} s"
 
 
@@ -96,10 +96,10 @@ def _folders(name: str, text: str) -> list[Path]:
 def _chosen(only: str) -> list[str]:
     if only == "none":
         return []
-    names = [name for name in only.split(",") if name] or list(sections())
+    names = [name for name in only.split(",") if name] or list(page.SECTIONS)
     for name in names:
-        if name not in sections():
-            raise unknown("section", name, sections())
+        if name not in page.SECTIONS:
+            raise unknown("section", name, page.SECTIONS)
     return names
 
 

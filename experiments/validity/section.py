@@ -1,17 +1,14 @@
-"""What a section of the page is, what it may ask for, and how sections are found."""
+"""What a section of the validity page is, and what it may ask for."""
 
 from __future__ import annotations
 
 import hashlib
-import importlib
-import pkgutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from experiments.validity.svg import Panel
+from experiments.common.svg import Panel
 
 Figures = Mapping[str, Any]
 
@@ -95,15 +92,6 @@ class Section:
     def part(self) -> str:
         """Heading under which it stands."""
         return PARTS[self.order // 100 - 1]
-
-
-@cache
-def sections() -> dict[str, Section]:
-    """All sections by name, in the page's order: the modules of `experiments.validity.sections`."""
-    package = importlib.import_module("experiments.validity.sections")
-    found = {item.name: importlib.import_module(f"{package.__name__}.{item.name}").SECTION
-             for item in pkgutil.iter_modules(package.__path__)}
-    return dict(sorted(found.items(), key=lambda item: item[1].order))
 
 
 def digest(files: Sequence[Path]) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.bros.closed_loop import POLL_S, simulate_batches
-from experiments.bros.figure import bros_figure
-from experiments.bros.study import METRICS, change_of, pairs_of, row_of, show
+from experiments.studies.bros import METRICS, POLL_S, bros_figure, change_of, pairs_of, row_of, show, simulate_batches
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s

@@ -9,11 +9,8 @@ from typing import Any
 
 import pytest
 
-from experiments.echo.bench import load_alone, pool, row_of
-from experiments.echo.page import BEGIN, END, write_results
-from experiments.echo.served import simulate_served
-from experiments.echo.tables import name_of
-from experiments.jobs import Jobs
+from experiments.common.runner import Jobs
+from experiments.studies.echo import BEGIN, END, load_alone, name_of, pool, row_of, simulate_served, write_results
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 

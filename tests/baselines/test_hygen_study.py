@@ -9,10 +9,18 @@ from typing import Any
 import pytest
 
 from baselines.hygen_profile import METRICS
-from experiments.hygen.bench import Bench, named
-from experiments.hygen.latency import READINGS, compared, rates, readings
-from experiments.hygen.sharing import fairness, shared
-from experiments.hygen.tables import TABLES, markdown
+from experiments.studies.hygen import (
+    READINGS,
+    TABLES,
+    Bench,
+    compared,
+    fairness,
+    markdown,
+    named,
+    rates,
+    readings,
+    shared,
+)
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.scenario import Scenario

@@ -13,10 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_measure import plan
 
-from experiments.engine_chain.chain import close
-from experiments.engine_chain.chip import model_of, write_chip
-from experiments.engine_chain.compare import compare, served
-from experiments.engine_chain.fit import errors, fit_iterations, held_out, read_iterations
+from experiments.common.served import compare, served
+from experiments.studies.engine_chain import (
+    close,
+    errors,
+    fit_iterations,
+    held_out,
+    model_of,
+    read_iterations,
+    write_chip,
+)
 from ooco_gym.calibrate.measure import measure
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps, prefill_latency_ps
@@ -142,7 +148,7 @@ def test_what_is_no_measurement_is_one_sentence(tmp_path: Path, measured: Path) 
 def test_the_command_names_what_it_knows(tmp_path: Path, capsys: pytest.CaptureFixture[str], measured: Path) -> None:
     from omegaconf import OmegaConf
 
-    from experiments.command import main as experiment
+    from experiments.studies import main as experiment
 
     with pytest.raises(UserError, match=r"unknown experiment 'engine_chian' \(did you mean 'engine_chain'\?\)"):
         experiment(OmegaConf.create({"name": "engine_chian"}))

@@ -214,7 +214,7 @@ def test_sweep_over_policies_with_parameters_and_ranges(toy: SimpleNamespace) ->
 
 
 def test_every_study_is_named_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
-    from experiments.command import NAMES
+    from experiments.studies import NAMES
     from ooco_gym.cli import main
     from ooco_gym.cli.commands import commands, find
 

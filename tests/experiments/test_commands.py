@@ -138,7 +138,7 @@ def test_capacity_of_mixed_instances_alone(capsys):
 
 def test_capacity_says_what_its_ratio_is_of_and_what_was_tuned(capsys):
     """An inline cluster has its name; the tuned cap and what is counted are in footnotes."""
-    from experiments.tables import capacity_table
+    from experiments.capacity import capacity_table
 
     peak = {"tpot_from": "first_token", "factor": 0.5, "floor": None}
     row = {"seeds": [1, 2, 3], "policy": "online_priority", "tuned_as": "online_priority:cap_share=0.7",

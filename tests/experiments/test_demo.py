@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import agents.settings
-from experiments.gate_story import evaluation_words, gate_section, missing_section, training_words
+from experiments.demo import evaluation_words, gate_section, missing_section, training_words
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 

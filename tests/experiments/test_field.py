@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments import field, learned_player
-from experiments.field import Cell, Entry, entries_of, figures_of, rows_of
-from experiments.field_page import BEGIN, END, at_a_glance, body, write_results
-from experiments.field_plot import field_figure, field_svg
-from experiments.search import Limits, Plan, Point, first_crossing
-from experiments.sustain import Bench, sustain
+from experiments.common import learned_player
+from experiments.common.sustain import Bench, Limits, Plan, Point, first_crossing, sustain
+from experiments.studies import field
+from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of
+from experiments.studies.field_page import BEGIN, END, at_a_glance, body, field_figure, field_svg, write_results
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, spelled
@@ -290,8 +289,8 @@ def test_a_mistake_found_on_the_way_ends_all(capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from experiments.field import cells_of
-    from experiments.tuning import candidates_of
+    from experiments.common.sustain import candidates_of
+    from experiments.studies.field import cells_of
 
     assert main(["compare", "+experiment=field", "--cfg", "job"]) == 0
     options = yaml.safe_load(capsys.readouterr().out)

@@ -6,9 +6,9 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from experiments.cache import Cache
-from experiments.jobs import Jobs, policy_identity
-from experiments.options import names_of, seeds_of
+from experiments.common.policies import names_of, seeds_of
+from experiments.common.runner import Jobs, policy_identity
+from experiments.common.store import Cache
 from ooco_gym.errors import UserError
 from ooco_gym.peak import file_stamps
 from ooco_gym.scenario import Scenario
@@ -149,7 +149,7 @@ def test_policies_are_checked_by_name():
 
 def test_answers_are_of_the_code_that_gave_them_but_for_what_changes_no_figure():
     """Two files may have one name: that of the cost tables counts, that of the printed table does not."""
-    from experiments.source_code import GROUPS, SIMULATED, code_digest
+    from experiments.common.store import GROUPS, SIMULATED, code_digest
 
     def digest(*without):
         return code_digest(tuple(part for part in SIMULATED if part not in without), GROUPS, False)
@@ -164,9 +164,9 @@ def test_threads_ask_for_the_digest_at_the_same_time():
     """Simulations are asked for by many threads at once, and Python 3.11 cannot parse in two."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from experiments import source_code
+    from experiments.common import store
 
-    source_code._digest.cache_clear()
+    store._digest.cache_clear()
     with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(source_code.code_digest, source_code.SIMULATED, (), bool(n % 2)) for n in range(16)]
+        asked = [threads.submit(store.code_digest, store.SIMULATED, (), bool(n % 2)) for n in range(16)]
         assert len({one.result() for one in asked}) == 2

@@ -7,10 +7,10 @@ import pytest
 import yaml
 
 from agents.evaluation.players import Kept
-from experiments import learned_player, policies
 from experiments.capacity import main as capacity
-from experiments.jobs import policy_identity, simulate_summary
-from experiments.learned_player import Team, team_of
+from experiments.common import learned_player, policies
+from experiments.common.learned_player import Team, team_of
+from experiments.common.runner import policy_identity, simulate_summary
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.scenario import Scenario

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.evaluation import main
-from experiments.learned_table import figures, page, players
-from experiments.learned_table.study import Setting
-from experiments.source_code import code_of
+from experiments.common.store import code_of
+from experiments.studies import learned_table
+from experiments.studies import learned_table_page as page
+from experiments.studies.learned_table import Setting
+from experiments.studies.learned_table import evaluate as main
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -105,20 +106,20 @@ def test_what_was_played_is_not_played_again_but_for_a_policy_that_is_new(table,
     def noted(kind, play):
         return lambda task: seen.append((kind, task.player)) or play(task)
 
-    monkeypatch.setattr(players, "_PLAY", {kind: noted(kind, play) for kind, play in players._PLAY.items()})
+    monkeypatch.setattr(learned_table, "_PLAY", {kind: noted(kind, play) for kind, play in learned_table._PLAY.items()})
     again = main(config(zoo, tmp_path / "again"))
     assert seen == [] and again["environments"][ID]["rows"] == table[0]["environments"][ID]["rows"]
     other = tmp_path / "zoo"
     shutil.copytree(zoo, other)
     shutil.rmtree(other / "gating" / "seed_2")
     train(other / "gating" / "seed_2", 9)
-    players._digest_of.cache_clear()
+    learned_table._digest_of.cache_clear()
     main(config(other, tmp_path / "other"))
     assert {kind for kind, _ in seen} == {"learned"} and all("seed_2" in player for _, player in seen)
 
 
 def test_other_code_plays_again_unless_it_is_trusted(table, zoo, tmp_path, monkeypatch):
-    monkeypatch.setattr(players, "code_digest", lambda parts: "other")
+    monkeypatch.setattr(learned_table, "code_digest", lambda parts: "other")
     trusted = main(config(zoo, tmp_path, trust_cache=True, rollouts=False, bound=False, shift_episodes=0))
     assert trusted["environments"][ID]["windows_by_other_code"] > 0
     assert "played by another version" in (tmp_path / "learned_table.md").read_text()
@@ -126,7 +127,7 @@ def test_other_code_plays_again_unless_it_is_trusted(table, zoo, tmp_path, monke
     def refuse(task):
         raise RuntimeError("it is played")
 
-    monkeypatch.setitem(players._PLAY, "heuristic", refuse)
+    monkeypatch.setitem(learned_table._PLAY, "heuristic", refuse)
     with pytest.raises(RuntimeError, match="it is played"):
         main(config(zoo, tmp_path, rollouts=False, bound=False))
 
@@ -171,7 +172,7 @@ def test_what_would_be_ignored_or_overwritten_is_refused_before_anything_is_play
 def test_few_windows_of_look_ahead_take_no_verdict_from_those_who_played_more():
     played = {"best": records([1.0, 1.1, 0.9, 1.0, 1.2, 1.0]), "learned": records([1.3, 1.4, 1.2, 1.3, 1.5, 1.3]),
               "clairvoyant rollout": records([1.5, 1.6, 1.4])}
-    one = figures.compared(played, "best", "learned", None)
+    one = page.compared(played, "best", "learned", None)
     assert one["verdict"] == "better" and one["no_headroom"] is None and "too few" in one["no_headroom_reason"]
 
 
@@ -190,39 +191,39 @@ def played(learned, clairvoyant, rates=(0.01, 0.01)):
 
 
 def test_the_gap_that_is_closed_and_the_verdict():
-    found = figures.compared(played(0.02, 0.06), "partner", "learned", None)
+    found = page.compared(played(0.02, 0.06), "partner", "learned", None)
     assert found["verdict"] == "better" and found["no_headroom"] is False
     share = found["share_of_gap_closed"]
     assert share["ci_low"] < 1 / 3 < share["ci_high"] and share["mean"] == pytest.approx(1 / 3, abs=0.1)
-    assert figures.compared(played(-0.02, 0.06), "partner", "learned", None)["verdict"] == "worse"
-    assert figures.compared(played(0.0, 0.06), "partner", "learned", None)["verdict"] == "no difference shown"
-    over = figures.compared(played(0.02, 0.06, (0.05, 0.01)), "partner", "learned", None)
+    assert page.compared(played(-0.02, 0.06), "partner", "learned", None)["verdict"] == "worse"
+    assert page.compared(played(0.0, 0.06), "partner", "learned", None)["verdict"] == "no difference shown"
+    over = page.compared(played(0.02, 0.06, (0.05, 0.01)), "partner", "learned", None)
     assert over["verdict"].startswith("over the violation budget")
 
 
 def test_a_window_without_a_bound_leaves_the_bound_out():
     bounds = np.full((1, 24), 2.0)
-    assert 0.0 < figures.compared(played(0.02, 0.06), "partner", "learned", bounds)["of_bound"]["iqm"]["mean"] < 1.0
+    assert 0.0 < page.compared(played(0.02, 0.06), "partner", "learned", bounds)["of_bound"]["iqm"]["mean"] < 1.0
     bounds[0, 3] = np.nan
-    assert figures.row_of("fluid bound", "bound", None, None, bounds)["service"]["mean"] is None
-    assert figures.compared(played(0.02, 0.06), "partner", "learned", bounds)["of_bound"]["optimality_gap"][
+    assert page.row_of("fluid bound", "bound", None, None, bounds)["service"]["mean"] is None
+    assert page.compared(played(0.02, 0.06), "partner", "learned", bounds)["of_bound"]["optimality_gap"][
         "mean"] is None
 
 
 def test_no_headroom_where_the_clairvoyant_gain_touches_zero_and_no_verdict_where_it_is_bought():
-    touches = figures.compared(played(0.02, 0.0), "partner", "learned", None)
+    touches = page.compared(played(0.02, 0.0), "partner", "learned", None)
     assert touches["no_headroom"] is True and touches["share_of_gap_closed"] is None
-    bought = figures.compared(played(0.02, 0.06, (0.01, 0.04)), "partner", "learned", None)
+    bought = page.compared(played(0.02, 0.06, (0.01, 0.04)), "partner", "learned", None)
     assert bought["no_headroom"] is None and "more violations" in bought["no_headroom_reason"]
     nobody = {name: some for name, some in played(0.02, 0.06).items() if not name.startswith("clairvoyant")}
-    assert figures.compared(nobody, "partner", "learned", None)["no_headroom"] is None
+    assert page.compared(nobody, "partner", "learned", None)["no_headroom"] is None
 
 
 @pytest.mark.parametrize("rate, words", [
     (0.001, "it holds the violation budget"), (0.2, "Do not use it under 'x'"), (0.029, "is not shown to hold")])
 def test_shifts_are_said_plainly(rate, words):
     mine, other = (records([1.0, 2.0, 1.5, 1.2, 1.3], one) for one in (rate, 0.0))
-    assert words in figures.shifted("x", mine, other, "ooco")["words"]
+    assert words in page.shifted("x", mine, other, "ooco")["words"]
 
 
 @pytest.mark.parametrize("less, rate, words", [
@@ -230,7 +231,7 @@ def test_shifts_are_said_plainly(rate, words):
     (0.0, 0.001, None)])
 def test_a_shift_under_which_it_serves_less_is_said_too(less, rate, words):
     other = np.random.default_rng(3).normal(2.0, 0.3, 12)
-    found = figures.shifted("x", records(other - less, rate), records(other, 0.0), "ooco")
+    found = page.shifted("x", records(other - less, rate), records(other, 0.0), "ooco")
     assert found["behind"] == (words is not None)
     assert words is None or words in found["words"]
 
@@ -239,7 +240,7 @@ def test_each_run_is_judged_by_itself_and_the_page_counts_those_that_break_the_b
     some = played(0.02, 0.06)
     base = np.array([one["summary"]["offline_reference_gpu_s_per_s"] for one in some["partner"]])
     mixed = [*records(base + 0.02, 0.001, ("a",)), *records(base, 0.04, ("b",))]
-    found = figures.compared({**some, "learned": mixed}, "partner", "learned", None)
+    found = page.compared({**some, "learned": mixed}, "partner", "learned", None)
     assert [(one["run"], one["feasible"], one["verdict"]) for one in found["each_run"]] == [
         ("a", True, "better"), ("b", False, "over the violation budget, or not shown to be within it")]
     assert page.by_themselves(found["each_run"]) == (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from experiments import peaks
-from experiments.jobs import Jobs
-from experiments.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
+from experiments.common import peaks
+from experiments.common.peaks import PeakPlan, conditions_of, find_peak, idle_floor, peak_entry
+from experiments.common.runner import Jobs
 from ooco_gym import peak
 from ooco_gym.errors import UserError
 from ooco_gym.peak import label

@@ -11,10 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from experiments.replay.again import simulate_run
-from experiments.replay.chip import device_of, model_of
-from experiments.replay.recorded import Recorded, read_run
-from experiments.replay.study import replay
+from experiments.studies.replay import Recorded, device_of, model_of, read_run, replay, simulate_run
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 

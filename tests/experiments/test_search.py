@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.search import Limits, Plan, Point, crossings, first_crossing, largest_factor, resamples
-from experiments.tuning import candidates_of, tune
+from experiments.common.sustain import (
+    Limits,
+    Plan,
+    Point,
+    candidates_of,
+    crossings,
+    first_crossing,
+    largest_factor,
+    resamples,
+    tune,
+)
 
 LIMITS = Limits()
 PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)

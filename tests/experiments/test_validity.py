@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.validity import page, records, svg
-from experiments.validity.markdown import number, signed, table
-from experiments.validity.section import PARTS, sections
-from experiments.validity.sections import predictor, tides
+from experiments.common import svg
+from experiments.common.markdown import number, signed, table
+from experiments.validity import load, page, papers
+from experiments.validity.section import PARTS
 from ooco_gym.calibrate.engine_rows import EngineRows
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
@@ -37,9 +37,9 @@ def test_the_committed_page_is_what_its_figures_say():
 
 def test_every_section_has_figures_and_every_figure_a_section():
     there = {path.stem for path in (DOCS / "validity").glob("*.json")}
-    assert there == set(sections())
-    for name in sections():
-        record = records.read(DOCS, name)
+    assert there == set(page.SECTIONS)
+    for name in page.SECTIONS:
+        record = page.read_record(DOCS, name)
         assert record is not None and record["figures"] is not None, f"{name} was never measured"
         assert record["run"]["version"]
 
@@ -54,34 +54,34 @@ def test_the_page_says_how_to_make_it_and_from_what():
     text = (DOCS / "validity.md").read_text(encoding="utf-8")
     head = text.split("## At a glance")[0]
     assert "make validity" in head and "OOCO_GYM_DATA" in head
-    for name in sections():
-        for file, sha in records.read(DOCS, name)["data"].items():
+    for name in page.SECTIONS:
+        for file, sha in page.read_record(DOCS, name)["data"].items():
             assert f"`{file}` | `" in head.replace("  ", " ") and sha in head
     assert [line[3:] for line in text.splitlines() if re.match(r"## \d", line)] == [
         f"{place}. {part}" for place, part in enumerate(PARTS, start=1)]
 
 
 def test_sections_stand_in_one_order():
-    orders = [section.order for section in sections().values()]
+    orders = [section.order for section in page.SECTIONS.values()]
     assert orders == sorted(set(orders))
-    assert {section.part for section in sections().values()} == set(PARTS)
+    assert {section.part for section in page.SECTIONS.values()} == set(PARTS)
 
 
 def test_records_are_short_and_plain():
     value = {"a": np.float64(1.23456789), "b": [np.int64(3), float("nan"), None, True], 3: np.arange(2)}
-    assert records.short(value) == {"a": 1.23457, "b": [3, None, None, True], "3": [0, 1]}
-    json.dumps(records.short(value), allow_nan=False)
+    assert page.short(value) == {"a": 1.23457, "b": [3, None, None, True], "3": [0, 1]}
+    json.dumps(page.short(value), allow_nan=False)
 
 
 def test_a_broken_record_is_named(tmp_path):
-    folder = tmp_path / records.FOLDER
+    folder = tmp_path / page.FOLDER
     folder.mkdir()
     (folder / "chips.json").write_text("{")
     with pytest.raises(UserError, match=r"chips\.json.*remove it"):
-        records.read(tmp_path, "chips")
+        page.read_record(tmp_path, "chips")
     (folder / "chips.json").write_text('{"schema": "other"}')
     with pytest.raises(UserError, match="no record"):
-        records.read(tmp_path, "chips")
+        page.read_record(tmp_path, "chips")
 
 
 def test_tables_align_numbers_only():
@@ -130,26 +130,26 @@ def test_plots_leave_out_what_is_not_known():
 
 def test_what_a_tide_says_of_the_next():
     week = 1 + 0.5 * np.sin(np.arange(168) / 24 * 2 * np.pi)
-    assert tides.said(week, 3 * week) == pytest.approx(1.0)
-    assert tides.said(np.ones(168), week) == pytest.approx(0.0)
-    assert tides.said(week[::-1], week) < 0
+    assert load.said(week, 3 * week) == pytest.approx(1.0)
+    assert load.said(np.ones(168), week) == pytest.approx(0.0)
+    assert load.said(week[::-1], week) < 0
 
 
 def test_random_batches_keep_the_budget_and_the_memory():
     deployment = Deployment(load_chip("a100_40g_sxm"), load_model("llama_2_7b"))
-    rows = predictor.random_batches(deployment, np.array([600, 5000, 9000]), 500, seed=1)
-    assert (rows.tokens <= predictor.BUDGET).all() and (rows.tokens > 0).all()
+    rows = papers.random_batches(deployment, np.array([600, 5000, 9000]), 500, seed=1)
+    assert (rows.tokens <= papers.BUDGET).all() and (rows.tokens > 0).all()
     assert (rows.decode_context <= deployment.kv_tokens).all()
     assert (rows.q >= 1).all() and (rows.kv >= rows.q).all()
     assert (rows.sequences >= rows.n_decode).all()
-    assert (rows.prompts <= predictor.PROMPTS).all() and (rows.prompts > 0).any() and (rows.prompts == 0).any()
+    assert (rows.prompts <= papers.PROMPTS).all() and (rows.prompts > 0).any() and (rows.prompts == 0).any()
 
 
 def test_the_regression_finds_what_is_linear_in_its_features():
     deployment = Deployment(load_chip("a100_40g_sxm"), load_model("llama_2_7b"))
-    rows: EngineRows = predictor.random_batches(deployment, np.array([600, 5000]), 400, seed=2)
+    rows: EngineRows = papers.random_batches(deployment, np.array([600, 5000]), 400, seed=2)
     seconds = (0.01 + 3e-5 * rows.prefill_tokens + 2e-8 * rows.prefill_tokens ** 2 + 1e-7 * rows.decode_context
                + 1e-4 * rows.prompts + 5e-5 * rows.n_decode)
-    found = predictor.regression(rows, seconds)
+    found = papers.regression(rows, seconds)
     assert found["context"]["mape"] < 1e-6
     assert found["tokens"]["mape"] > 0.1

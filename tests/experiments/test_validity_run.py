@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from experiments.validity import calibrations
+from experiments.validity import engines, load, operators
 from experiments.validity.__main__ import main
 from experiments.validity.section import Context, Missing
-from experiments.validity.sections import chips, curves, engine, generators
 
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
            "h_kv", "d_h", "n_gpus", "bytes", "kernel", "time_us", "source")
@@ -99,8 +98,8 @@ def record(out, name):
 
 def test_a_run_on_made_up_data(tmp_path, data, servegen, chain, monkeypatch, capsys):
     out = tmp_path / "docs"
-    monkeypatch.setattr(curves, "RUNS", 1)
-    monkeypatch.setattr(generators, "MOST_SEEDS", 4)
+    monkeypatch.setattr(load, "DAY_RUNS", 1)
+    monkeypatch.setattr(load, "MOST_SEEDS", 4)
     words = [f"data={data}", f"out={out}", f"servegen={servegen}", f"chain={chain}", f"only={QUICK}"]
     assert main(words) == 0
     said = capsys.readouterr().out
@@ -140,16 +139,16 @@ def test_without_data_figures_are_kept_and_it_is_said(tmp_path, data, chain, mon
 
 
 def test_chips_of_made_up_data(data, monkeypatch):
-    cases = [case for case in calibrations.CASES if case.title in ("A40", "RTX 4090")]
-    monkeypatch.setattr(calibrations, "CASES", cases)
+    cases = [case for case in operators.CASES if case.title in ("A40", "RTX 4090")]
+    monkeypatch.setattr(operators, "CASES", cases)
     context = Context(data)
-    figures = chips.measure(context)
+    figures = operators.measure_chips(context)
     (a40,) = figures["chips"]
     assert a40["title"] == "A40" and a40["sources"] == {"gemm": {"made/1.0": 42}}
     assert set(a40["shapes"]["gemm"]) == {"ooco", "extended"}
     assert a40["shapes"]["gemm"]["extended"]["rows"] == 42 and a40["shapes"]["gemm"]["extended"]["mape"] < 15
     assert set(context.used) == {"profiles/calibration.parquet"} and len(context.used.popitem()[1]) == 64
-    text = chips.write(figures)
+    text = operators.write_chips(figures)
     assert "A40: prefill attention, decode attention and all-reduce not measured" in text
     assert "*No chip's operators make up whole iterations.*" in text
 
@@ -157,12 +156,12 @@ def test_chips_of_made_up_data(data, monkeypatch):
 def test_what_is_missing_is_named(tmp_path, data):
     (data / "profiles" / "calibration.parquet").unlink()
     with pytest.raises(Missing, match="A100, H100, H200, A40 or RTX 4090"):
-        chips.measure(Context(data))
+        operators.measure_chips(Context(data))
     with pytest.raises(Missing, match="the data folder has no `traces/none.csv`"):
         Context(data).file("traces/none.csv")
     (tmp_path / "summary.json").write_text('{"schema": "ooco-gym/simulate/1"}')
     with pytest.raises(Missing, match="holds no run"):
-        engine.measure(Context(data, {"chain": [tmp_path]}))
+        engines.measure_engine(Context(data, {"chain": [tmp_path]}))
 
 
 @pytest.mark.parametrize(("words", "message"), [

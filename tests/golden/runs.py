@@ -173,7 +173,7 @@ def _simulated(policy: str, scenario: Scenario, bulk: bool) -> tuple[Mapping[str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
         if policy.startswith("learned:"):
-            from experiments.learned_player import simulate_learned
+            from experiments.common.learned_player import simulate_learned
 
             run = simulate_learned(scenario, policy)
         else:

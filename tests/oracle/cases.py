@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
-from experiments.oracle_vllm.case import HASH_TOKENS, POLICIES, Case
+from experiments.studies.oracle_vllm.cases import HASH_TOKENS, POLICIES, Case
 from ooco_gym.workload import Trace
 
 THOROUGH = os.environ.get("HYPOTHESIS_PROFILE") == "thorough"

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.oracle_vllm import ours
-from experiments.oracle_vllm.case import Case
-from experiments.oracle_vllm.oracle import Oracle
+from experiments.studies.oracle_vllm import schedulers
+from experiments.studies.oracle_vllm.cases import Case
+from experiments.studies.oracle_vllm.schedulers import Oracle
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
 from ooco_gym.workload import Trace
 
@@ -21,7 +21,7 @@ sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sim
 def tables() -> dict:
     """The cost tables of the comparison."""
     one = Case(Trace([0.0], [1], [1]), "vllm_fcfs", 10)
-    return ours.tables_of(ours.episode(one)[0])
+    return schedulers.tables_of(schedulers.episode(one)[0])
 
 
 @pytest.fixture(scope="session")

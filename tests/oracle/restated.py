@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from vllm_schedule import Request, Schedule
 
-from experiments.oracle_vllm.case import Case
-from experiments.oracle_vllm.scripts.oracle_driver.clock import Clock
-from experiments.oracle_vllm.scripts.oracle_driver.steps import Steps
+from experiments.studies.oracle_vllm.cases import Case
+from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Clock, Steps
 
 
 def restate(case: Case, tables: dict) -> dict[str, np.ndarray]:

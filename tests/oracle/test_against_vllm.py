@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from restated import restate
 
-from experiments.oracle_vllm import ours
-from experiments.oracle_vllm.case import Case
-from experiments.oracle_vllm.compare import Played, agreement
-from experiments.oracle_vllm.oracle import Oracle
+from experiments.studies.oracle_vllm import schedulers
+from experiments.studies.oracle_vllm.cases import Case
+from experiments.studies.oracle_vllm.schedulers import Oracle
+from experiments.studies.oracle_vllm.study import Played, agreement
 
 pytestmark = pytest.mark.oracle
 
@@ -27,13 +27,13 @@ def same(real: Played, mine: Played) -> None:
 @PROFILE
 @given(case=cases(caching=False))
 def test_our_schedule_is_the_real_one(oracle: Oracle, case: Case) -> None:
-    same(oracle.play(case), ours.simulate(case))
+    same(oracle.play(case), schedulers.simulate(case))
 
 
 @PROFILE
 @given(case=cases(caching=True))
 def test_our_schedule_with_prefix_caching_is_the_real_one(oracle: Oracle, case: Case) -> None:
-    same(oracle.play(case), ours.simulate(case))
+    same(oracle.play(case), schedulers.simulate(case))
 
 
 @PROFILE

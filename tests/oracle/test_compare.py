@@ -8,12 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.oracle_vllm import ours
-from experiments.oracle_vllm.case import Case
-from experiments.oracle_vllm.compare import agreement, report
-from experiments.oracle_vllm.oracle import Oracle
-from experiments.oracle_vllm.small import random_case
-from experiments.oracle_vllm.study import markdown
+from experiments.studies.oracle_vllm import schedulers
+from experiments.studies.oracle_vllm.cases import Case, random_case
+from experiments.studies.oracle_vllm.schedulers import Oracle
+from experiments.studies.oracle_vllm.study import agreement, markdown, report
 from ooco_gym.calibrate.measure.interpreter import VARIABLE
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -23,7 +21,7 @@ from ooco_gym.workload import Trace
 @pytest.fixture(scope="module")
 def case() -> Case:
     """One in which somebody loses memory."""
-    return next(case for case in map(random_case, range(100)) if ours.simulate(case)["preemptions"].sum() > 2)
+    return next(case for case in map(random_case, range(100)) if schedulers.simulate(case)["preemptions"].sum() > 2)
 
 
 def changed(played: dict, key: str, place: int, value: int) -> dict:
@@ -33,7 +31,7 @@ def changed(played: dict, key: str, place: int, value: int) -> dict:
 
 
 def test_a_schedule_agrees_with_itself(case: Case) -> None:
-    played = ours.simulate(case)
+    played = schedulers.simulate(case)
     found = agreement(played, played)
     assert found.whole
     assert found.steps == found.identical == found.same_times == len(played["start_ps"]) > 10
@@ -41,7 +39,7 @@ def test_a_schedule_agrees_with_itself(case: Case) -> None:
 
 
 def test_the_first_difference_is_told(case: Case) -> None:
-    played = ours.simulate(case)
+    played = schedulers.simulate(case)
     place = len(played["change_step"]) // 2
     step, slot = int(played["change_step"][place]), int(played["change_slot"][place])
     found = agreement(played, changed(played, "change_tokens", place, 77))
@@ -54,7 +52,7 @@ def test_the_first_difference_is_told(case: Case) -> None:
 
 
 def test_times_and_missing_steps_count(case: Case) -> None:
-    played = ours.simulate(case)
+    played = schedulers.simulate(case)
     late = agreement(played, changed(played, "end_ps", -1, 1))
     assert (late.identical, late.same_times) == (late.steps, late.steps - 1)
     assert late.first == f"step {late.steps - 1}: the same tokens at other times"
@@ -64,7 +62,7 @@ def test_times_and_missing_steps_count(case: Case) -> None:
 
 
 def test_differences_are_in_the_table(case: Case) -> None:
-    played = ours.simulate(case)
+    played = schedulers.simulate(case)
     later = {**played, "finish_ps": played["finish_ps"] + int(0.01 * played["finish_ps"].max())}
     rows = [{"load": "own", "policy": case.policy, "prefix_caching": case.prefix_caching, **report(case, played, other)}
             for other in (played, {**later, "end_ps": later["end_ps"] + 1})]

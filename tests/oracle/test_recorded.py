@@ -1,4 +1,4 @@
-"""Runs of vLLM's real scheduler, recorded by `experiments/oracle_vllm/record.py`: ours makes the same steps."""
+"""Runs of vLLM's real scheduler, recorded by `experiments/studies/oracle_vllm/record.py`: ours makes the same steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 from restated import restate
 
-from experiments.oracle_vllm import ours
-from experiments.oracle_vllm.case import POLICIES
-from experiments.oracle_vllm.compare import agreement
-from experiments.oracle_vllm.loads import LOADS
-from experiments.oracle_vllm.oracle import Oracle
-from experiments.oracle_vllm.record import SMALL, TABLES, read_arrays, read_run, read_small
+from experiments.studies.oracle_vllm import schedulers
+from experiments.studies.oracle_vllm.cases import LOADS, POLICIES
+from experiments.studies.oracle_vllm.record import SMALL, TABLES, read_arrays, read_run, read_small
+from experiments.studies.oracle_vllm.schedulers import Oracle
+from experiments.studies.oracle_vllm.study import agreement
 
 FOLDER = Path(__file__).parent / "recorded"
 RUNS = [f"{load}-{policy}" for load in LOADS for policy in POLICIES]
@@ -23,7 +22,7 @@ PER_REQUEST = ("first_token_ps", "finish_ps", "cached_tokens", "preemptions")
 @pytest.mark.parametrize("name", RUNS)
 def test_our_schedule_is_the_recorded_one(name: str) -> None:
     case, real = read_run(FOLDER / f"{name}.npz")
-    mine = ours.simulate(case, read_arrays(FOLDER / TABLES))
+    mine = schedulers.simulate(case, read_arrays(FOLDER / TABLES))
     assert agreement(real, mine).first == ""
     for key in PER_REQUEST:
         assert np.array_equal(real[key], mine[key]), key
@@ -39,7 +38,7 @@ def test_small_cases_are_as_recorded() -> None:
     """Many cases with ties, few seats and hardly any memory: our schedule and the restatement's."""
     tables = read_arrays(FOLDER / TABLES)
     for case, real in read_small(FOLDER / SMALL):
-        for mine in (ours.simulate(case, tables), restate(case, tables)):
+        for mine in (schedulers.simulate(case, tables), restate(case, tables)):
             for key, value in real.items():
                 assert np.array_equal(value, mine[key]), (case.trace.name, key)
 

@@ -1,0 +1,1 @@
+"""What the commands and studies of the experiments share."""

@@ -1,0 +1,163 @@
+"""Finding a peak factor: the idle floor, then the largest load that a cluster carries alone (PROTOCOL; OOCO 5.2).
+
+The load is what base P/D carries without offline work: on the cluster itself, or, of mixed instances, on the twin that
+they name. Mixed instances without a twin carry what vLLM's own scheduler does on them.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.common.policies import seeds_of
+from experiments.common.runner import NO_SAMPLES_S, Jobs
+from experiments.common.sustain import largest_factor, settling
+from ooco_gym.errors import UserError
+from ooco_gym.peak import (
+    FILE_NAME,
+    PROTOCOL,
+    cache_folder,
+    digest,
+    key_of,
+    label,
+    shipped_file,
+    short_name,
+    store_entry,
+    stored_entry,
+)
+from ooco_gym.scenario import Predictor, Scenario
+from ooco_gym.workload import workload_mean_rate
+
+
+@dataclass(frozen=True)
+class PeakPlan:
+    """How a peak factor is searched.
+
+    Attributes:
+        over_floor: violations may be this much above the idle floor (PROTOCOL: 0.5 points).
+        budget: the violations that policies are allowed later (OOCO: 3 %); a floor over a third of it stops.
+        sample: requests that the floor is measured on.
+        first_rate: online requests per second to begin with, on one instance of each kind.
+        precision: bisection ends when the bracket is this share of its upper end.
+    """
+
+    over_floor: float = 0.005
+    budget: float = 0.03
+    sample: int = 4000
+    first_rate: float = 0.05
+    precision: float = 0.01
+
+
+def reference_policy(scenario: Scenario) -> str:
+    """The policy that says how much a cluster carries: the plain one of its kind."""
+    return "vllm_fcfs" if scenario.load_cluster().mixed else "base_pd"
+
+
+def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan, find: bool = False,
+               write: bool = False) -> dict[str, Any]:
+    """The peak factor of a scenario's workload, cluster and SLO: given by the user, stored, or found now.
+
+    Args:
+        scenario: what is scaled; a `rate_scale` or `online_rate` of its own is taken as it is.
+        jobs: where simulations run.
+        seeds: paired seeds.
+        plan: how it is searched.
+        find: search also where a factor is stored. One found as the protocol says is stored for every run, one of a
+            trial (another window, other seeds or figures) for the same trial alone.
+        write: keep it in the shipped file, not only in the user's cache folder.
+
+    Returns:
+        A mapping with `workload`, `cluster` (whose factor it is: of mixed instances, their twin's), `tpot_from`, the
+        SLO, `factor`, `floor`, `violation_rate` (both None where the user gave the factor), `rate_per_s` and `seeds`.
+
+    Raises:
+        UserError: the idle floor alone uses up more than a third of the violation budget, or no load is small enough.
+    """
+    if scenario.online_rate is not None:
+        scenario = scenario.with_(rate_scale=scenario.online_scale())
+    scenario = scenario.load_bearer()
+    slo = scenario.load_slo()
+    key = key_of(label("workload", scenario.workload), label("cluster", scenario.cluster), asdict(slo), slo.tpot_from)
+    if scenario.rate_scale is not None:
+        return {**key, "factor": scenario.rate_scale, "floor": None, "violation_rate": None,
+                "rate_per_s": scenario.rate_scale * workload_mean_rate(scenario.workload), "seeds": list(seeds)}
+    conditions = conditions_of(scenario, seeds, plan)
+    entry = None if find else stored_entry(key, conditions)
+    if entry is None:
+        entry = {**key, **find_peak(scenario.with_(offline_rate=0.0), jobs, seeds, plan), "conditions": conditions}
+        store_entry(entry, cache_folder() / FILE_NAME, {**key, "conditions": conditions})
+    if write:
+        store_entry({name: value for name, value in entry.items() if name != "conditions"}, shipped_file(), key)
+    return entry
+
+
+def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) -> str:
+    """What a factor is computed with beside its key: `protocol` where all is as the protocol says, else a digest."""
+
+    def values(one: Scenario) -> dict[str, Any]:
+        return {"duration_s": float(one.duration_s), "start_s": one.start_s, "protocol": one.load_protocol(),
+                "timing": one.timing, "jitter": one.jitter, "decision_s": one.decision_s,
+                "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s}
+
+    mine = {**values(scenario), "seeds": list(seeds), "plan": asdict(plan)}
+    usual = {**values(Scenario()), "seeds": list(seeds_of(None)), "plan": asdict(PeakPlan())}
+    return PROTOCOL if mine == usual else digest(mine)
+
+
+def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
+    """Searches the largest factor at which the reference policy alone stays within `plan.over_floor` of the floor."""
+    floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
+    place = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
+    if floor > plan.budget / 3:
+        slo = scenario.load_slo()
+        raise UserError(f"{100 * floor:.2f} % of the requests of {place} violate even alone on an idle cluster, more "
+                        f"than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
+                        f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
+
+    reference = reference_policy(scenario)
+
+    def violations(factor: float) -> float:
+        asked = [settling(scenario).with_(seed=seed, rate_scale=factor) for seed in seeds]
+        rates = [one["online"][f"violation_rate_{tpot_from}"] or 0.0 for one in jobs.all(asked, reference)]
+        return float(np.mean(rates))
+
+    mean_rate = workload_mean_rate(scenario.workload)
+    cluster = scenario.load_cluster()
+    prefilling = sum(pool.count for pool in cluster.relaxed + cluster.mixed)
+    first = plan.first_rate * prefilling
+    found = largest_factor(violations, floor + plan.over_floor, first / mean_rate, plan.precision)
+    if found is None:
+        raise UserError(f"no load of {place} is light enough: even {first:g} requests a second "
+                        f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
+    return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
+            "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.duration_s}
+
+
+def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
+    """Share of a workload's requests that violate although each is alone on the idle cluster.
+
+    A sample of them is played through the simulator, so far apart that none meets another.
+    """
+    from ooco_gym.metrics.summary import summarise
+    from ooco_gym.sim.driver import simulate
+    from ooco_gym.workload import load_workload, workload_peak_start_s, write_trace
+
+    slo, start_s = scenario.load_slo(), scenario.start_s
+    if start_s is None:
+        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
+    scale = sample / (workload_mean_rate(scenario.workload) * scenario.duration_s)
+    trace = load_workload(scenario.workload, start_s=start_s, duration_s=scenario.duration_s, seed=seed,
+                          rate_scale=scale)
+    gap_s = 2.0 * (slo.ttft_s + slo.tpot_s * trace.output_tokens) + 1.0
+    apart = replace(trace, arrival_s=np.cumsum(gap_s) - gap_s[0], name="alone")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "alone.parquet"
+        write_trace(apart, path)
+        alone = replace(scenario, workload={"path": str(path)}, start_s=0.0, warmup_s=0.0, rate_scale=1.0, seed=seed,
+                        duration_s=float(apart.arrival_s[-1]) + 1.0, drain_s=float(gap_s[-1]))
+        run = simulate(alone.with_(offline_rate=0.0), policy=reference_policy(alone), sample_s=NO_SAMPLES_S)
+    return float(summarise(run)["online"]["violation_rate"])

@@ -1,0 +1,415 @@
+"""The highest offline rate that a policy sustains: a grid to the first crossing, then bisection (PROTOCOL; OOCO 5.2).
+
+What a paper leaves open is tuned for its policy by the same search, on validation seeds and with a stated budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.common.runner import Jobs
+from ooco_gym.errors import UserError
+from ooco_gym.metrics.statistics import resampled_interval
+from ooco_gym.policy import spelled
+
+if TYPE_CHECKING:
+    from ooco_gym.scenario import Scenario
+
+@dataclass(frozen=True)
+class Limits:
+    """When an offline rate holds.
+
+    Attributes:
+        violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
+        kept_up: smallest share of what arrived offline in the second half that is completed, mean over seeds.
+        kept_up_service: the same by reference GPU time, so that hard requests are not left lying; laxer, for it jumps
+            with each long request at the window's edge.
+    """
+
+    violations: float = 0.03
+    kept_up: float = 0.98
+    kept_up_service: float = 0.95
+
+    def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
+        """How near figures are to the first limit that they meet: 1 is at the limit."""
+        short = (1.0 - kept_up) / max(1e-9, 1.0 - self.kept_up)
+        easy = (1.0 - kept_up_service) / max(1e-9, 1.0 - self.kept_up_service)
+        return np.maximum(violations / self.violations, np.maximum(short, easy))
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one offline rate led to; arrays of shape (seeds,).
+
+    Attributes:
+        rate: offline requests per second.
+        violations: share of online requests that violate.
+        kept_up: completed in the window's second half, over what arrived in it; 1 where nothing arrived.
+        kept_up_service: the same by reference GPU time.
+        tokens_per_s: offline prompt and output tokens completed per second.
+        service_per_s: offline reference GPU-seconds completed per second.
+        wasted_per_s: tokens recomputed per second.
+        summaries: of each seed the whole summary.
+    """
+
+    rate: float
+    violations: np.ndarray
+    kept_up: np.ndarray
+    kept_up_service: np.ndarray
+    tokens_per_s: np.ndarray
+    service_per_s: np.ndarray
+    wasted_per_s: np.ndarray
+    summaries: Sequence[Mapping[str, Any]] = ()
+
+    def holds(self, limits: Limits) -> bool:
+        """Whether this rate is sustainable: few violations, and a backlog that does not grow."""
+        kept_up = self.kept_up.mean() >= limits.kept_up and self.kept_up_service.mean() >= limits.kept_up_service
+        return bool(kept_up and self.violations.mean() <= limits.violations)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to search.
+
+    Attributes:
+        first: lowest rate of the grid, in requests per second.
+        factor: from one rate of the grid to the next, above 1.
+        last: highest rate tried.
+        precision: bisection ends when the bracket is this share of its upper end.
+        beyond: further rates of the grid taken after the crossing, for the curve.
+    """
+
+    first: float = 0.1
+    factor: float = 1.5
+    last: float = 200.0
+    precision: float = 0.04
+    beyond: int = 1
+
+    def grid(self) -> list[float]:
+        """The rates, ascending, without 0."""
+        rates, rate = [], self.first
+        while rate <= self.last * (1 + 1e-9):
+            rates.append(rate)
+            rate *= self.factor
+        return rates
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where a policy stops being sustainable.
+
+    Attributes:
+        best: the highest rate found that holds, below the first crossing; None where not even rate 0 does.
+        failed: the lowest rate found that does not hold; None where the grid ended before.
+        reason: which limit `failed` broke: `violations`, `backlog`, or `none`.
+        points: everything evaluated, by rate.
+    """
+
+    best: Point | None
+    failed: Point | None
+    reason: str
+    points: list[Point] = field(default_factory=list)
+
+
+def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limits) -> Crossing:
+    """Searches the largest offline rate below the first that does not hold.
+
+    Violations need not be monotone in the rate, so the grid is walked from below and only the first crossing is
+    bisected; rates above it that happen to hold again do not count.
+    """
+    points: dict[float, Point] = {}
+
+    def try_rate(rate: float) -> Point:
+        points[rate] = points[rate] if rate in points else evaluate(rate)
+        return points[rate]
+
+    best, failed = None, None
+    ahead = [0.0, *plan.grid()]
+    while ahead and failed is None:
+        point = try_rate(ahead.pop(0))
+        best, failed = (point, None) if point.holds(limits) else (best, point)
+    if failed is not None and best is not None:
+        for rate in ahead[:plan.beyond]:
+            try_rate(rate)
+        while failed.rate - best.rate > plan.precision * failed.rate and failed.rate > plan.first * plan.precision:
+            middle = try_rate(0.5 * (best.rate + failed.rate))
+            if middle.holds(limits):
+                best = middle
+            else:
+                failed = middle
+    return Crossing(best, failed, _reason(failed, limits), sorted(points.values(), key=lambda point: point.rate))
+
+
+def _reason(failed: Point | None, limits: Limits) -> str:
+    if failed is None:
+        return "none"
+    return "violations" if failed.violations.mean() > limits.violations else "backlog"
+
+
+def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where resamples of the seeds cross, from the rates already evaluated: by straight lines between neighbours.
+
+    Args:
+        points: evaluated rates, ascending.
+        limits: when a rate holds.
+        draws: seeds of each resample by place, shape (resamples, seeds).
+
+    Returns:
+        (rates, tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has the
+        last rate, one that is over from the start 0.
+    """
+    rates = np.array([point.rate for point in points])
+    means = {name: np.stack([getattr(point, name) for point in points])[:, draws].mean(axis=-1)
+             for name in ("violations", "kept_up", "kept_up_service", "tokens_per_s")}
+    strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
+    found = [_cross(rates, strain[:, place], means["tokens_per_s"][:, place]) for place in range(len(draws))]
+    return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
+
+
+def resamples(seeds: int, most: int = 4000) -> np.ndarray:
+    """All ways to draw as many seeds as there are, with replacement; where they are too many, a keyed sample of them.
+
+    Returns:
+        Places of seeds, shape (resamples, seeds).
+    """
+    if seeds**seeds <= most:
+        return np.array(list(itertools.product(range(seeds), repeat=seeds)))
+    return np.random.Generator(np.random.Philox(key=seeds)).integers(seeds, size=(most, seeds))
+
+
+def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[float, float]:
+    over = np.flatnonzero(strain > 1.0)
+    if over.size == 0:
+        return float(rates[-1]), float(tokens[-1])
+    place = int(over[0])
+    if place == 0:
+        return 0.0, 0.0
+    share = (1.0 - strain[place - 1]) / (strain[place] - strain[place - 1])
+    rate = rates[place - 1] + share * (rates[place] - rates[place - 1])
+    return float(rate), float(tokens[place - 1] + share * (tokens[place] - tokens[place - 1]))
+
+
+def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float,
+                   last: float = 1e4) -> tuple[float, float] | None:
+    """Finds the largest load factor whose violations stay within `limit`: doubling upwards, then bisection.
+
+    Args:
+        violations: share of violating requests at a factor.
+        limit: largest share allowed.
+        first: a factor small enough to be surely fine.
+        precision: bisection ends when the bracket is this share of its upper end.
+        last: largest factor tried.
+
+    Returns:
+        (factor, violations there), or None where even `first` is over the limit.
+    """
+    low, low_share = first, violations(first)
+    if low_share > limit:
+        return None
+    high = 2 * low
+    while high < last and (share := violations(high)) <= limit:
+        low, low_share, high = high, share, 2 * high
+    while high - low > precision * high:
+        middle = 0.5 * (low + high)
+        share = violations(middle)
+        if share <= limit:
+            low, low_share = middle, share
+        else:
+            high = middle
+    return low, low_share
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a policy was tuned.
+
+    Attributes:
+        policy: the winner, `name:param=value,…`.
+        candidates: everything that was tried, the default first.
+        rate: highest offline rate that the winner held on the validation seeds.
+        default_rate: the same for the default.
+    """
+
+    policy: str
+    candidates: tuple[str, ...]
+    rate: float
+    default_rate: float
+
+
+def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings of a policy's parameters as policy names."""
+    return [spelled(name, values) for values in settings]
+
+
+def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits,
+         step: float = 1.08, most_steps: int = 12) -> Tuning:
+    """Races candidates: the default's crossing is searched, then the rate raised while any candidate holds.
+
+    Args:
+        default: the policy as it ships.
+        others: candidates against it.
+        evaluate: what a policy does at an offline rate, on the validation seeds.
+        plan: the search for the default's crossing.
+        limits: when a rate holds.
+        step: factor of the rate from one heat of the race to the next.
+        most_steps: heats at most.
+
+    Returns:
+        The candidate that held the highest rate; among equals the one with the fewest violations there.
+    """
+    start = first_crossing(lambda rate: evaluate(default, rate), plan, limits)
+    default_rate = start.best.rate if start.best is not None else 0.0
+    rate = max(default_rate, plan.first)
+    field: list[str] = [default, *others]
+    winner, best_rate = default, default_rate
+    for _ in range(most_steps):
+        heat = {policy: evaluate(policy, rate) for policy in field}
+        held = [policy for policy in field if heat[policy].holds(limits)]
+        if not held:
+            break
+        winner = min(held, key=lambda policy: float(heat[policy].violations.mean()))
+        best_rate, field, rate = rate, held, rate * step
+    return Tuning(winner, (default, *others), best_rate, default_rate)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all policies are measured with.
+
+    Attributes:
+        jobs: where simulations run.
+        scenario: cluster, workload at its peak factor, SLO; its seed and offline rate are replaced.
+        seeds: paired seeds.
+        tpot_from: which TPOT violates. All scenarios are simulated under `first_decode`: a request that violates so
+            violates under `first_token` too, so that such a run goes on until both verdicts are certain, and one
+            simulation serves both.
+        limits: when a rate holds.
+        plan: how rates are searched.
+    """
+
+    jobs: Jobs
+    scenario: Scenario
+    seeds: tuple[int, ...]
+    tpot_from: str = "first_token"
+    limits: Limits = field(default_factory=Limits)
+    plan: Plan = field(default_factory=Plan)
+
+    def measure(self, policy: str, rate: float) -> Point:
+        """Simulates a policy at an offline rate on every seed, on the cluster of its kind."""
+        scenario = settling(placed(self.scenario, policy))
+        scenarios = [scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds]
+        return point_of(rate, self.jobs.all(scenarios, policy), self.tpot_from)
+
+    def search(self, policy: str) -> Crossing:
+        """Searches the policy's sustainable offline rate."""
+        return first_crossing(lambda rate: self.measure(policy, rate), self.plan, self.limits)
+
+
+def placed(scenario: Scenario, policy: str) -> Scenario:
+    """The scenario on the cluster of the kind that a policy schedules, at the same load (`Scenario.on_kind`).
+
+    Raises:
+        UserError: the cluster is of the other kind and has no twin.
+    """
+    from experiments.common.policies import bundle_of
+
+    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(bundle_of(policy).mixed)
+
+
+def settling(scenario: Scenario) -> Scenario:
+    """The scenario whose runs settle the verdicts of both TPOT definitions."""
+    slo = asdict(scenario.load_slo())
+    return scenario if slo["tpot_from"] == "first_decode" else scenario.with_(slo={**slo, "tpot_from": "first_decode"})
+
+
+def point_of(rate: float, summaries: list[dict[str, Any]], tpot_from: str) -> Point:
+    """Gathers what an offline rate led to from the summaries of its seeds.
+
+    Raises:
+        UserError: on some seed no online request arrived, so that nothing limits the offline rate.
+    """
+    idle = [one["seed"] for one in summaries if one["online"][f"violation_rate_{tpot_from}"] is None]
+    if idle:
+        raise UserError(f"seeds: no online request arrives in the window of seed {idle[0]}, and without one no offline "
+                        "rate is too high; raise rate_scale or duration_s")
+
+    def column(part: str, name: str, empty: float = 0.0) -> np.ndarray:
+        return np.array([empty if one[part][name] is None else one[part][name] for one in summaries], float)
+
+    tokens = column("offline", "prompt_tokens_per_s") + column("offline", "output_tokens_per_s")
+    return Point(rate, column("online", f"violation_rate_{tpot_from}"), column("offline", "kept_up_share", 1.0),
+                 column("offline", "kept_up_service_share", 1.0), tokens, column("offline", "reference_gpu_s_per_s"),
+                 column("offline", "wasted_tokens_per_s"), summaries)
+
+
+@dataclass(frozen=True)
+class Sustained:
+    """What a policy sustains.
+
+    Attributes:
+        policy: with the parameters set, `name:param=value,…`.
+        crossing: what the search found.
+        rates: where resamples of the seeds cross, requests per second, shape (resamples,); the same resamples for
+            every policy.
+        tokens: offline tokens per second there, shape (resamples,).
+        own_rates: where each seed by itself crosses, of the rates that were measured for all, shape (seeds,).
+    """
+
+    policy: str
+    crossing: Crossing
+    rates: np.ndarray
+    tokens: np.ndarray
+    own_rates: np.ndarray
+
+    @property
+    def rate(self) -> float:
+        """Highest sustainable offline rate, requests per second; 0 where not even none holds."""
+        return self.crossing.best.rate if self.crossing.best else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Offline throughput just before the crossing, prompt and output tokens per second (the paper's figure)."""
+        return float(self.crossing.best.tokens_per_s.mean()) if self.crossing.best else 0.0
+
+
+def sustain(bench: Bench, policy: str) -> Sustained:
+    """Searches what a policy sustains, with the crossings of resamples of the seeds for the intervals."""
+    crossing, seeds = bench.search(policy), len(bench.seeds)
+    own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
+    return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)
+
+
+def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:
+    """The figures of one policy as `results[]` holds them; `best` is the better baseline."""
+    crossing = found.crossing
+    ratio = found.tokens_per_s / best.tokens_per_s if best.tokens_per_s > 0 else None
+    seeds = len(crossing.points[0].violations)
+    rate_low, rate_high = resampled_interval(found.rates, seeds)
+    tokens_low, tokens_high = resampled_interval(found.tokens, seeds)
+    ratio_low, ratio_high = None, None
+    if (best.tokens > 0).all():
+        ratio_low, ratio_high = resampled_interval(found.tokens / best.tokens, seeds)
+    at = crossing.best if crossing.best is not None else crossing.failed
+    assert at is not None  # a search always evaluates rate 0
+    return {
+        "policy": name, "tuned_as": found.policy if found.policy != name else None,
+        "max_offline_rate": found.rate, "max_offline_rate_low": rate_low, "max_offline_rate_high": rate_high,
+        "max_offline_tokens_per_s": found.tokens_per_s, "max_offline_tokens_per_s_low": tokens_low,
+        "max_offline_tokens_per_s_high": tokens_high,
+        "max_offline_reference_gpu_s_per_s": float(at.service_per_s.mean()) if crossing.best else 0.0,
+        "wasted_tokens_per_s": float(at.wasted_per_s.mean()),
+        "violation_rate": float(at.violations.mean()),
+        "limited_by": crossing.reason,
+        "best_baseline_tuned_as": None if ":" not in best.policy else best.policy,
+        "ratio_to_best_baseline": ratio, "ratio_low": ratio_low, "ratio_high": ratio_high,
+        "curve": [{"offline_rate": point.rate, "violation_rate": float(point.violations.mean()),
+                   "violation_rates": point.violations.tolist(), "kept_up_share": float(point.kept_up.mean()),
+                   "kept_up_service_share": float(point.kept_up_service.mean()),
+                   "tokens_per_s": float(point.tokens_per_s.mean()),
+                   "wasted_tokens_per_s": float(point.wasted_per_s.mean())} for point in crossing.points],
+    }

@@ -1,0 +1,537 @@
+"""`ooco-gym experiment echo`: Echo beside its paper's figures (arXiv 2504.03651, section 7; docs/baselines/echo.md).
+
+Parts: the estimator, Figures 6 and 7 (ablation), 8 to 10 (hit_rate), what the paper leaves open (readings), and the
+processor time of a decision (cost).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from baselines.echo_fit import DECODE_FORMS, PREFILL_FORMS, fit
+from experiments.common.markdown import table as markdown_table
+from experiments.common.output import COLOURS, check_page, console, merged, waiting, write_page
+from experiments.common.policies import seeds_of
+from experiments.common.runner import Jobs
+from experiments.common.store import Cache
+from experiments.common.svg import Axis, Panel, Series, draw
+from experiments.studies.field_page import rounded
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.metrics.statistics import interval, interval_words
+from ooco_gym.peak import cache_folder
+from ooco_gym.perf import cost_table
+from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import Scenario
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ooco_gym.sim.driver import Run
+
+BASELINE = "echo_bs"
+VARIANTS = ("echo_bs", "echo_bs_e", "echo_bs_e_s", "echo")
+NOTHING = {"mode": "rate", "rate": 0.0}
+PRECISION = 0.03
+Summaries = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Bench:
+    """Where variants are measured.
+
+    Attributes:
+        jobs: runs simulations.
+        scenario: the conditions, at the online load that the instance serves alone; its seed is not used.
+        seeds: of the measured runs.
+        pools: by offline dataset, how many requests there are from the beginning.
+    """
+
+    jobs: Jobs
+    scenario: Scenario
+    seeds: tuple[int, ...]
+    pools: Mapping[str, int]
+
+    def at(self, load: float, dataset: str, **changes: Any) -> Scenario:
+        """The conditions at a share of that load, with a dataset's requests all there from the beginning."""
+        return self.scenario.with_(rate_scale=load * self.scenario.online_scale(),
+                                   offline=pool(dataset, self.pools[dataset]), **changes)
+
+    def runs(self, scenario: Scenario, policies: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+        """Summaries by policy, one a seed."""
+        asked = {policy: [self.jobs.submit(scenario.with_(seed=seed), policy) for seed in self.seeds]
+                 for policy in policies}
+        return {policy: [one.result() for one in futures] for policy, futures in asked.items()}
+
+
+def pool(dataset: str, requests: int) -> dict[str, Any]:
+    """So many offline requests of a dataset, all there from the beginning.
+
+    A dataset whose prompts share groups' texts has more groups, so that a group has as many requests as in the
+    dataset itself: several copies of it with other documents.
+    """
+    values = load_yaml("offline", dataset)
+    sharing = values.get("sharing")
+    if sharing is None:
+        return {"mode": "jobs", "jobs": requests, "dataset": dataset}
+    own = {"loogle_short": 1951, "loogle_long": 1100}.get(dataset, requests)
+    groups = max(1, round(sharing["groups"] * requests / own))
+    return {"mode": "jobs", "jobs": requests, "dataset": dataset, "sharing": {**sharing, "groups": groups}}
+
+
+def load_alone(jobs: Jobs, scenario: Scenario, violations: float, seed: int) -> float:
+    """The largest factor on the online rate at which the instance without offline work violates no more than that.
+
+    Echo scales its trace "so that it will not violate the SLO in a workload only including online tasks" (7.2). Found
+    by doubling and bisection on a seed of its own.
+    """
+    def kept(scale: float) -> bool:
+        alone = scenario.with_(rate_scale=scale, offline=NOTHING, seed=seed)
+        return jobs.submit(alone, BASELINE).result()["online"]["violation_rate"] <= violations
+
+    low, high = 0.0, 1.0
+    while kept(high):
+        low, high = high, 2.0 * high
+    while high - low > PRECISION * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if kept(middle) else (low, middle)
+    return round(low, 3)
+
+
+# --- Figures of runs ------------------------------------------------------------------------------------------------
+def tokens(run: Mapping[str, Any]) -> float:
+    """Prompt and output tokens of the offline requests that were completed, a second."""
+    return run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
+
+
+def row_of(runs: Summaries, base: Summaries) -> dict[str, Any]:
+    """A variant's figures: means with intervals over seeds, and ratios to the baseline on the same seeds."""
+    online, offline = ([run[key] for run in runs] for key in ("online", "offline"))
+    work = np.array([one["reference_gpu_s_per_s"] for one in offline])
+    window_s = runs[0]["window_s"]
+    return {
+        "tokens_per_s": spread([tokens(run) for run in runs]),
+        "requests_per_s": spread([one["finished"] / window_s for one in offline]),
+        "speed_up": spread(np.array([tokens(run) for run in runs]) / [tokens(run) for run in base]),
+        "work_speed_up": spread(work / [run["offline"]["reference_gpu_s_per_s"] for run in base]),
+        "hit_rate": spread([one["hit_rate"] or 0.0 for one in offline]),
+        **{key: spread([one[key] for one in online]) for key in (
+            "ttft_attainment", "tpot_attainment", "deadline_attainment", "violation_rate", "ttft_mean_s",
+            "tpot_mean_s")},
+        "evictions": spread([one["evictions"] for one in offline]),
+        "wasted_tokens_per_s": spread([one["wasted_tokens_per_s"] for one in offline]),
+    }
+
+
+def spread(values: Any) -> dict[str, Any]:
+    """Mean, 95 % interval over seeds, and the values themselves."""
+    mean, low, high = interval(np.asarray(values, float))
+    return {"mean": mean, "low": low, "high": high, "values": [float(value) for value in values]}
+
+
+def with_load(bench: Bench, scale: float) -> Bench:
+    """The same bench where this factor is the load that the instance serves alone."""
+    return replace(bench, scenario=bench.scenario.with_(rate_scale=scale))
+
+
+BIN_S = 900.0
+
+
+def simulate_served(scenario: Scenario, policy: str) -> dict[str, Any]:
+    """Simulates a scenario; returns its summary with `curves` (`curves_of`). A worker process runs this."""
+    from ooco_gym.metrics.summary import summarise
+    from ooco_gym.sim.driver import simulate
+
+    run = simulate(scenario, policy=policy, sample_s=BIN_S)
+    return {**summarise(run), "curves": curves_of(run)}
+
+
+def curves_of(run: Run) -> dict[str, list[float | None]]:
+    """Figures of each quarter of an hour of the measured window.
+
+    `hit_rate` is the share of prompt tokens found in the prefix cache, of the offline requests whose first token came
+    in that time (None: there was none). Active requests and the share of memory that they hold are the samples that
+    follow its end (the last one, where none does).
+    """
+    from ooco_gym.sim.state import PS_PER_S
+
+    if "t_s" not in run.samples:
+        raise UserError("echo.duration_s: the run is shorter than the interval of its samples; take 600 or more")
+    begin_s, end_s = run.window_s
+    edges_s = np.arange(begin_s, end_s + 1.0, BIN_S)
+    offline = run.requests[(run.requests["online"] == 0) & (run.requests["first_token_ps"] > 0)]
+    place = np.digitize(offline["first_token_ps"] / PS_PER_S, edges_s) - 1
+    inside = (place >= 0) & (place < len(edges_s) - 1)
+    bins = len(edges_s) - 1
+    prompts = np.bincount(place[inside], offline["prompt_tokens"][inside], bins)
+    found = np.bincount(place[inside], np.maximum(offline["cached_tokens"], 0)[inside], bins)
+    online = run.requests[run.requests["online"] == 1]
+    arrivals = np.histogram(online["arrival_ps"] / PS_PER_S, edges_s)[0] / BIN_S
+    at = np.minimum(np.searchsorted(run.samples["t_s"], edges_s[1:] - 1e-6), len(run.samples["t_s"]) - 1)
+    return {"t_s": (edges_s[:-1] + BIN_S / 2 - begin_s).tolist(),
+            "hit_rate": [float(a / b) if b else None for a, b in zip(found, prompts, strict=True)],
+            "online_per_s": arrivals.tolist(),
+            **{name: run.samples[key][at].sum(axis=1).tolist() for name, key in (("online_active", "urgent"),
+                                                                               ("offline_active", "offline"))},
+            "kv_share": run.samples["kv_share"][at].mean(axis=1).tolist()}
+
+
+Row = Mapping[str, Any]
+Column = tuple[str, Callable[[Row], str]]
+NAMES = {"echo_bs": "BS", "echo_bs_e": "BS+E", "echo_bs_e_s": "BS+E+S", "echo": "BS+E+S+M (Echo)"}
+TITLES = {
+    "estimator": "Estimator: mean absolute error (bias) on batches drawn apart (the paper gives none)",
+    "ablation": "Offline throughput and online attainment (Figures 6 and 7; paper: BS+E slightly below BS, then "
+                "BS+E+S, then Echo with up to 3.3 × BS; online TTFT 1 s and TPOT 50 ms kept by 90 %)",
+    "hit_rate": "Prefix-cache hit rate of offline requests through the online peak (Figure 9; paper: 78.6 %, flat "
+                "there only with the KV manager)",
+    "readings": "What the paper leaves open, one change at a time",
+    "cost": "Processor time of an iteration, decision and simulator together, by waiting offline requests",
+}
+
+
+def name_of(policy: str) -> str:
+    """A variant as the paper calls it, and what was changed of it."""
+    base, _, changed = policy.partition(":")
+    return f"{NAMES.get(base, base)}{f' ({changed})' if changed else ''}"
+
+
+def share(value: float | None) -> str:
+    """A share in percent."""
+    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+
+
+def twice(value: float) -> str:
+    """A ratio."""
+    return f"{value:.2f}"
+
+
+def whole(value: float) -> str:
+    """A number without digits behind the point."""
+    return f"{value:,.0f}"
+
+
+def over_seeds(one: Row, write: Callable[[float], str]) -> str:
+    """A mean with its interval over seeds."""
+    if not math.isfinite(one["low"]) or write(one["low"]) == write(one["high"]):
+        return write(one["mean"])
+    return f"{write(one['mean'])} ({write(one['low'])} to {write(one['high'])})"
+
+
+def _of(key: str, write: Callable[[float], str]) -> Callable[[Row], str]:
+    return lambda row: over_seeds(row[key], write)
+
+
+def _mean(key: str, write: Callable[[float], str]) -> Callable[[Row], str]:
+    return lambda row: write(row[key]["mean"])
+
+
+def _error(kind: str) -> Callable[[Row], str]:
+    return lambda row: f"{share(row[f'{kind}_mape'])} ({100 * row[f'{kind}_bias']:+.1f} %)"
+
+
+VARIANT: Column = ("variant", lambda row: name_of(row["policy"]))
+FIGURES: tuple[Column, ...] = (
+    ("offline tokens/s", _of("tokens_per_s", whole)), ("× BS", _of("speed_up", twice)),
+    ("× BS by work", _of("work_speed_up", twice)), ("hit rate", _mean("hit_rate", share)),
+    ("TTFT kept", _mean("ttft_attainment", share)), ("TPOT kept", _mean("tpot_attainment", share)),
+    ("D(n) kept", _mean("deadline_attainment", share)), ("preempted", _mean("evictions", whole)),
+    ("recomputed tokens/s", _mean("wasted_tokens_per_s", whole)))
+COLUMNS: dict[str, Sequence[Column]] = {
+    "estimator": (("T_p", lambda row: row["prefill_form"]), ("T_d", lambda row: row["decode_form"]),
+                  ("prefill", _error("prefill")), ("decode", _error("decode")), ("mixed", _error("mixed")),
+                  ("lam", lambda row: twice(row["overlap"]))),
+    "ablation": (VARIANT, *FIGURES),
+    "hit_rate": (VARIANT, ("whole time", _of("hit_rate", share)), ("trough", _of("hit_rate_trough", share)),
+                 ("peak", _of("hit_rate_peak", share))),
+    "readings": (VARIANT, *FIGURES),
+    "cost": (VARIANT, ("waiting", lambda row: whole(row["waiting"])), ("iterations", lambda row: whole(
+        row["iterations"])), ("µs an iteration", lambda row: f"{row['us']:.1f}")),
+}
+
+
+def blocks(part: str, result: Any) -> list[tuple[str, Sequence[Row]]]:
+    """A part's tables: title and rows of each."""
+    if part == "hit_rate":
+        return [("", result["rows"])]
+    if part not in ("ablation", "readings"):
+        return [("", result)]
+    keys = list(dict.fromkeys((row["load"], row["dataset"]) for row in result))
+    return [(f"{dataset}, online load {100 * load:g} % of what the instance serves alone",
+             [row for row in result if (row["load"], row["dataset"]) == (load, dataset)]) for load, dataset in keys]
+
+
+def cells(part: str, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of one table."""
+    columns = COLUMNS[part]
+    return [name for name, _ in columns], [[write(row) for _, write in columns] for row in rows]
+
+
+def terminal(summary: Mapping[str, Any]) -> None:
+    """Prints all tables."""
+    from rich.table import Table
+
+    for part, result in summary["results"].items():
+        console().print(TITLES[part], highlight=False, style="bold")
+        for title, rows in blocks(part, result):
+            header, lines = cells(part, rows)
+            table = Table(title=title or None, title_justify="left")
+            for place, heading in enumerate(header):
+                table.add_column(heading, justify="left" if place == 0 else "right")
+            for line in lines:
+                table.add_row(*line)
+            console().print(table)
+
+
+BEGIN = "<!-- results: written by ooco-gym experiment echo; what stands outside is not touched -->"
+END = "<!-- end of results -->"
+CURVES = (("hit_rate", "hit rate of offline prompts (%)", 100.0), ("online_per_s", "online requests/s", 1.0),
+          ("offline_active", "active offline requests", 1.0), ("online_active", "active online requests", 1.0),
+          ("kv_share", "KV memory in use by running requests (%)", 100.0))
+
+
+def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
+    """Writes `echo.html`, the Markdown page (`echo.page`, else `echo.md` in the run folder), and plots and figures in
+    a folder of its name. A page that is there keeps what stands outside its marked part.
+
+    Returns:
+        The paths of what was written.
+    """
+    given = summary["options"]["page"]
+    path = Path(given) if given else out / "echo.md"
+    beside = path.with_suffix("")
+    figure = figure_of(summary)
+    options = {key: value for key, value in summary["options"].items() if key != "page"}
+    write_json(beside / "results.json", rounded({**summary, "options": options}))
+    texts = {path: merged(path, "Echo", body(summary, beside.name), (BEGIN, END))}
+    day = summary["results"].get("hit_rate")
+    if day:
+        texts[beside / "day.svg"] = draw(day_panels(day))
+    for file, text in texts.items():
+        with atomic_write(file) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    if figure is not None:
+        write_page(figure, out / "echo.html")
+    return [*texts, beside / "results.json", *([out / "echo.html"] if figure is not None else [])]
+
+
+def body(summary: Mapping[str, Any], folder: str) -> str:
+    """The marked part of the page."""
+    parts = []
+    for part, result in summary["results"].items():
+        parts.append(f"### {TITLES[part]}")
+        for title, rows in blocks(part, result):
+            header, lines = cells(part, rows)
+            parts += [*([f"{title}:"] if title else []), markdown_table(header, lines)]
+        if part == "hit_rate":
+            parts.append(f"![Online load up to the peak, and what offline work made of it]({folder}/day.svg)")
+    if summary["rate_scale"] is not None:
+        options = summary["options"]
+        parts.append(f"`{options['cluster']}` serves {summary['rate_scale']:g} times `{options['online']}`'s own rate "
+                     f"alone with at most {100 * options['alone_violations']:g} % of violations: this is online load "
+                     f"100 %. Seeds {', '.join(str(seed) for seed in summary['seeds'])}; "
+                     f"{interval_words(len(summary['seeds']))}")
+    return "\n\n".join(parts)
+
+
+def _mean_curve(runs: Any, key: str, factor: float) -> list[float]:
+    values = np.array([[np.nan if one is None else one for one in run[key]] for run in runs], float)
+    return [float(factor * np.nanmean(column)) if np.isfinite(column).any() else float("nan") for column in values.T]
+
+
+def _hours(day: Mapping[str, Any], curves: Any) -> list[float]:
+    return [(day["start_s"] + t) / 3600 for t in curves[0]["t_s"]]
+
+
+def day_panels(day: Mapping[str, Any]) -> list[Panel]:
+    """Curves over time, the mean of the seeds: one panel a figure, one line a variant."""
+    panels = []
+    for key, title, factor in CURVES:
+        series = []
+        for place, (policy, curves) in enumerate(day["curves"].items()):
+            if key == "online_per_s" and place > 0:
+                continue
+            series.append(Series("" if key == "online_per_s" else name_of(policy), _hours(day, curves),
+                                 _mean_curve(curves, key, factor), colour=place))
+        limits = (0.0, 100.0) if factor == 100.0 else None
+        panels.append(Panel(title, Axis("hour of the day"), Axis(limits=limits), series))
+    return panels
+
+
+def figure_of(summary: Mapping[str, Any]) -> Any:
+    """A Plotly figure: speed-ups of the ablation, and the day's curves; None where neither was run."""
+    from plotly.subplots import make_subplots
+
+    ablation, day = (summary["results"].get(part) for part in ("ablation", "hit_rate"))
+    titles = ["offline tokens/s over BS"] * bool(ablation) + [title for _, title, _ in CURVES] * bool(day)
+    if not titles:
+        return None
+    figure = make_subplots(rows=len(titles), cols=1, subplot_titles=titles, vertical_spacing=0.06)
+    row = 1
+    if ablation:
+        policies = list(dict.fromkeys(one["policy"] for one in ablation))
+        for place, policy in enumerate(policies):
+            mine = [one for one in ablation if one["policy"] == policy]
+            ratios = [one["speed_up"] for one in mine]
+            figure.add_bar(x=[f"{one['dataset']}, load {100 * one['load']:g} %" for one in mine], row=row, col=1,
+                           y=[one["mean"] for one in ratios], name=name_of(policy), legendgroup=policy,
+                           marker_color=COLOURS[place % len(COLOURS)],
+                           error_y={"type": "data", "symmetric": False,
+                                    "array": [one["high"] - one["mean"] for one in ratios],
+                                    "arrayminus": [one["mean"] - one["low"] for one in ratios]})
+        figure.add_hline(y=3.3, line_dash="dot", line_color="#888", row=row, col=1)  # type: ignore[arg-type]
+        row += 1
+    for key, _, factor in CURVES if day else ():
+        for place, (policy, curves) in enumerate(day["curves"].items()):  # type: ignore[index]
+            figure.add_scatter(x=_hours(day, curves), y=_mean_curve(curves, key, factor), mode="lines", row=row, col=1,
+                               name=name_of(policy), legendgroup=policy, showlegend=not ablation and row == 1,
+                               line={"color": COLOURS[place]})
+        row += 1
+    figure.update_layout(template="plotly_white", height=320 * len(titles) + 100, barmode="group",
+                         title="Echo and its ablations (dotted: the paper's largest speed-up)")
+    return figure
+
+
+SCHEMA = "ooco-gym/echo/1"
+PARTS = ("estimator", "ablation", "hit_rate", "readings", "cost")
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the parts that `cfg.echo.parts` names.
+
+    Raises:
+        UserError: an unknown part, or a scenario that cannot be played.
+    """
+    from omegaconf import OmegaConf
+
+    options: dict[str, Any] = OmegaConf.to_container(cfg.echo, resolve=True)  # type: ignore[assignment]
+    parts = list(options["parts"])
+    for part in parts:
+        if part not in PARTS:
+            raise unknown("part (echo.parts)", part, PARTS)
+    check_page("echo.page", options["page"])
+    scenario = Scenario(cluster=options["cluster"], workload=options["online"], duration_s=options["duration_s"],
+                        rate_scale=1.0)
+    seeds = seeds_of(options["seeds"], "echo.seeds")
+    cache = Cache(cache_folder() / "echo", on=bool(options["cache"]))
+    results: dict[str, Any] = {}
+    with Jobs(options["workers"], cache, run=simulate_served) as jobs, waiting("experiment echo", jobs):
+        bench = Bench(jobs, scenario, seeds, options["pools"])
+        scale = options["rate_scale"]
+        if scale is None and set(parts) - {"estimator"}:
+            scale = load_alone(jobs, scenario, float(options["alone_violations"]), int(options["alone_seed"]))
+        if scale is not None:
+            bench = with_load(bench, float(scale))
+        for part in parts:
+            results[part] = RUN[part](bench, options)
+    summary = {"schema": SCHEMA, "options": options, "rate_scale": scale, "seeds": list(seeds), "results": results}
+    terminal(summary)
+    return {**summary, "pages": [str(path) for path in write_results(summary, Path(cfg.out))]}
+
+
+def estimator(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Error of each form of the estimator on batches that it was not fitted to."""
+    del options
+    _, deployment = bench.scenario.load_cluster().deployments(bench.scenario.timing)[0]
+    table = cost_table(deployment)
+    return [{"prefill_form": prefill, "decode_form": decode, **one.coefficients,
+             **{f"{kind}_mape": one.mape[kind] for kind in one.mape},
+             **{f"{kind}_bias": one.bias[kind] for kind in one.bias}}
+            for prefill in PREFILL_FORMS for decode in DECODE_FORMS for one in [fit(table, 256, prefill, decode)]]
+
+
+def ablation(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Figure 6 and 7: the four variants, and those with S once more with deadlines from the first token."""
+    rows = []
+    scenarios = {(load, dataset): bench.at(load, dataset) for load in options["loads"] for dataset in bench.pools}
+    policies = [*VARIANTS, *(f"{name}:due_from=first_token" for name in VARIANTS[2:])]
+    for scenario in scenarios.values():  # all at once, so that no worker waits for another condition
+        for policy in policies:
+            for seed in bench.seeds:
+                bench.jobs.submit(scenario.with_(seed=seed), policy)
+    for (load, dataset), scenario in scenarios.items():
+        runs = bench.runs(scenario, policies)
+        rows += [{"load": load, "dataset": dataset, "policy": policy, **row_of(runs[policy], runs[BASELINE])}
+                 for policy in policies]
+    return rows
+
+
+def hit_rate(bench: Bench, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Figures 8, 9 and 10: from quieter hours to the peak."""
+    day = options["day"]
+    scenario = bench.at(float(day["load"]), day["dataset"], start_s=float(day["start_s"]),
+                        duration_s=float(day["duration_s"]))
+    scenario = scenario.with_(offline={**scenario.offline, **_more(scenario.offline, float(day["pools"]))})
+    runs = bench.runs(scenario, list(day["policies"]))
+    return {"load": day["load"], "dataset": day["dataset"], "start_s": day["start_s"],
+            "curves": {policy: [run["curves"] for run in found] for policy, found in runs.items()},
+            "rows": [{"policy": policy, "hit_rate": spread([run["offline"]["hit_rate"] for run in found]),
+                      **_peak_and_trough(found)} for policy, found in runs.items()]}
+
+
+def _more(offline: Mapping[str, Any], times: float) -> dict[str, Any]:
+    grown: dict[str, Any] = {"jobs": round(offline["jobs"] * times)}
+    if offline.get("sharing"):
+        grown["sharing"] = {**offline["sharing"], "groups": round(offline["sharing"]["groups"] * times)}
+    return grown
+
+
+def _peak_and_trough(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Hit rate in the fifth of the time with the most online requests, and in the fifth with the fewest."""
+    values: dict[str, list[float]] = {"trough": [], "peak": []}
+    for run in runs:
+        curves = run["curves"]
+        known = [(rate, hit) for rate, hit in zip(curves["online_per_s"], curves["hit_rate"], strict=True)
+                 if hit is not None]
+        known.sort()
+        fifth = max(1, len(known) // 5)
+        values["trough"].append(sum(hit for _, hit in known[:fifth]) / fifth)
+        values["peak"].append(sum(hit for _, hit in known[-fifth:]) / fifth)
+    return {f"hit_rate_{name}": spread(found) for name, found in values.items()}
+
+
+def readings(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What the paper leaves open, one change at a time."""
+    rows = []
+    for chosen in options["readings"]:
+        scenario = bench.at(float(chosen["load"]), chosen["dataset"])
+        policies = ["echo", *(f"echo:{words}" for words in chosen["changes"])]
+        runs = bench.runs(scenario, [BASELINE, *policies])
+        rows += [{"load": chosen["load"], "dataset": chosen["dataset"], "policy": policy,
+                  **row_of(runs[policy], runs[BASELINE])} for policy in policies]
+    return rows
+
+
+def cost(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Processor time of an iteration, with the simulator's own part, by how many offline requests wait."""
+    from ooco_gym.sim.driver import Simulation
+
+    chosen, rows = options["cost"], []
+    for waiting_requests in chosen["waiting"]:
+        scenario = bench.at(float(chosen["load"]), chosen["dataset"], duration_s=float(chosen["duration_s"]))
+        scenario = scenario.with_(offline={**scenario.offline, **_more(
+            scenario.offline, waiting_requests / scenario.offline["jobs"])}, warmup_s=0.0, seed=bench.seeds[0])
+        for policy in VARIANTS:
+            simulation = Simulation(scenario, policy)
+            simulation.advance(1.0)
+            begun, steps = time.process_time(), int(simulation.state.instances["steps_begun"].sum())
+            simulation.advance(float(chosen["duration_s"]))
+            spent_s = time.process_time() - begun
+            spec = simulation.state.instances[0]
+            rows.append({"policy": policy, "waiting": waiting_requests, "still_waiting": int(spec["offline_waiting"]),
+                         "iterations": int(spec["steps_begun"]) - steps,
+                         "us": 1e6 * spent_s / max(1, int(spec["steps_begun"]) - steps)})
+    return rows
+
+
+RUN = {"estimator": estimator, "ablation": ablation, "hit_rate": hit_rate, "readings": readings, "cost": cost}
+
+
+

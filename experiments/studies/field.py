@@ -1,0 +1,325 @@
+"""`ooco-gym compare sustain=true`: the highest offline rate that each policy sustains, all policies in one table.
+
+Equal hardware (each policy on the cluster of its kind), the same arrivals, lengths and SLOs, the same seeds. The rate
+is searched as `capacity` does; what a policy did there (throughput, waste, cache hits, violations) stands beside it.
+`ooco-gym compare +experiment=field` is the whole field on one page (docs/field.md).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.capacity import definitions_of, notes_of
+from experiments.common.output import check_page, show_notes, waiting
+from experiments.common.policies import (
+    BESIDE,
+    TUNED,
+    baseline_of,
+    bundle_of,
+    is_learned,
+    names_of,
+    seeds_of,
+    tuned_partner,
+)
+from experiments.common.runner import Jobs
+from experiments.common.store import Cache
+from experiments.common.sustain import Bench, Limits, Plan, Point, Sustained, candidates_of, placed, sustain, tune
+from experiments.studies.field_page import field_table, write_results
+from ooco_gym.cli.choices import read_choice
+from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.errors import UserError, check_keys
+from ooco_gym.metrics.statistics import interval, resampled_interval, within
+from ooco_gym.peak import label
+from ooco_gym.policy import get_policy, spelled
+from ooco_gym.resources import conf_root
+from ooco_gym.scenario import workload_name
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+    from ooco_gym.scenario import Scenario
+
+SCHEMA = "ooco-gym/field/1"
+CELL_KEYS = ("workload", "cluster", "slo", "params", "search")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One condition under which all policies are measured.
+
+    Attributes:
+        name: workload and cluster.
+        scenario: at its load.
+        plan: how rates are searched.
+        trial: the same while tuning.
+        params: set for every policy that has them, such as `prefix_caching`.
+    """
+
+    name: str
+    scenario: Scenario
+    plan: Plan
+    trial: Plan
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    def full_name(self, policy: str) -> str:
+        """The policy with the cell's own parameters, as it is simulated; its own setting of one stays.
+
+        Learned ones play beside the partner that they name, as it is.
+        """
+        if is_learned(policy):
+            return policy
+        base, _, text = policy.partition(":")
+        own = {pair.partition("=")[0] for pair in text.split(",")}
+        known = {param.name for param in get_policy(base).params} - own
+        return spelled(policy, {name: value for name, value in self.params.items() if name in known})
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A policy in one cell: as it ships, or as tuned; what it sustains under each definition of TPOT."""
+
+    cell: Cell
+    policy: str
+    tuned_as: str | None
+    found: Mapping[str, Sustained]
+
+
+def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Runs the comparison; returns its summary (`docs/results.md`)."""
+    begun = time.perf_counter()
+    policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
+    baseline = baseline_of(options, policies)
+    _check_partners(options, policies)
+    for key in ("page", "glance"):
+        check_page(key, options[key])
+    cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
+    limits, tuning = Limits(**options["limits"]), options["tuning"]
+    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
+
+        def measure(cell: Cell, policy: str) -> list[Entry]:
+            bench = Bench(jobs, cell.scenario, seeds, definitions[0], limits, cell.plan)
+            trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
+            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {})
+
+        pairs = [(cell, policy) for cell in cells for policy in policies]
+        with ThreadPoolExecutor(len(pairs)) as threads:
+            asked = [threads.submit(measure, *pair) for pair in pairs]
+            try:
+                for done in as_completed(asked):
+                    done.result()
+            except BaseException:  # one mistake ends all: what is done is in the cache
+                jobs.stop()
+                raise
+        entries = [entry for one in asked for entry in one.result()]
+    rows = rows_of(entries, baseline, float(options["violation_budget"]))
+    summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "window_s": float(options["duration_s"]),
+               "tpot_from": definitions[0], "notes": notes_of(float(options["duration_s"]), seeds),
+               "cells": [_described(cell) for cell in cells], "simulations": jobs.different,
+               "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
+               "cpu_s": jobs.cpu_s,
+               "tuning": _tuning(options), "results": rows}
+    field_table(summary)
+    show_notes(summary["notes"])
+    write_results(summary, Path(options["out"]), options["page"], options["glance"])
+    return summary
+
+
+def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str]) -> list[Cell]:
+    """The conditions to compare under, each at its load.
+
+    Raises:
+        UserError: a cell with an unknown key, two of one name, a load that is not known, or a policy that schedules
+            instances which neither the cluster nor its twin has.
+    """
+    base, cells = scenario_of(cfg), []
+    if options["cells"] == []:
+        raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
+                        "the one of the options")
+    for place, given in enumerate(options["cells"] or [{}]):
+        given = {"workload": given} if isinstance(given, str) else given
+        if not isinstance(given, Mapping):
+            raise UserError(f"cells[{place}]={given!r}: expected a workload, or such as {{workload: ooc, slo: xllm}}")
+        check_keys(f"cells[{place}]", given, CELL_KEYS)
+        _check_names(f"cells[{place}]", given)
+        own = given.get("search") or {}
+        check_keys(f"cells[{place}].search", own, Plan.__dataclass_fields__)
+        scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo") if key in given})
+        scenario = scenario.with_(rate_scale=scenario.online_scale())
+        for policy in policies:
+            placed(scenario, policy)
+        name = f"{workload_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
+        cells.append(Cell(name, scenario, Plan(**{**options["search"], **own}),
+                          Plan(**{**options["search"], **options["tuning"]["search"], **own}),
+                          {**(options["params"] or {}), **(given.get("params") or {})}))
+    names = [cell.name for cell in cells]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
+    return cells
+
+
+def _check_partners(options: Mapping[str, Any], policies: Sequence[str]) -> None:
+    """Refuses learned policies beside one that is to be tuned, but has no settings."""
+    for partner in filter(None, map(tuned_partner, policies)):
+        if not (options["tuning"]["policies"] or {}).get(partner):
+            raise UserError(f"'{BESIDE}{TUNED}{partner}' needs settings to try in tuning.policies, under {partner}, "
+                            f"such as [{{interrupt: slack}}]; or name the partner alone, as {BESIDE}{partner}")
+
+
+def _check_names(where: str, given: Mapping[str, Any]) -> None:
+    """Refuses a cell's workload, cluster or SLO that is neither a known name nor a file."""
+    for group in ("workload", "cluster", "slo"):
+        if isinstance(given.get(group), str):
+            try:
+                read_choice([conf_root()], group, given[group])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
+
+
+def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],
+               settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Entry]:
+    """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds.
+
+    Learned ones beside a policy that is tuned here: beside what that came to, and nothing else.
+    """
+
+    def sustained(name: str) -> dict[str, Sustained]:
+        return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name))
+                for definition in definitions}
+
+    def tuned(name: str) -> str:
+        return tune(name, candidates_of(name, settings[name]),
+                    lambda one, rate: trial.measure(cell.full_name(one), rate), trial.plan, trial.limits).policy
+
+    partner = tuned_partner(policy)
+    if partner:  # its simulations are done once, whoever asks
+        name = policy.replace(TUNED + partner, tuned(partner))
+        return [Entry(cell, policy, name, sustained(name))]
+    entries = [Entry(cell, policy, None, sustained(policy))]
+    if settings.get(policy) and (name := tuned(policy)) != policy:
+        entries.append(Entry(cell, policy, name, sustained(name)))
+    return entries
+
+
+def rows_of(entries: Sequence[Entry], baseline: str, budget: float) -> list[dict[str, Any]]:
+    """One row for each policy and cell, and one more for it as tuned; the best of a cell first.
+
+    Args:
+        entries: what was found.
+        baseline: the policy that the ratios are over, as tuned where it is.
+        budget: violation rate that the upper 95 % limit without offline work must not exceed to be ranked.
+    """
+    rows = []
+    for cell in dict.fromkeys(entry.cell.name for entry in entries):
+        mine = [entry for entry in entries if entry.cell.name == cell]
+        base = [entry for entry in mine if entry.policy == baseline][-1]
+        block = [_row(entry, base, budget) for entry in mine]
+        rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_tokens_per_s"]["mean"]))
+    return rows
+
+
+def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
+    headline = next(iter(entry.found))
+    found, over = entry.found[headline], base.found[headline]
+    crossing = found.crossing
+    at = crossing.best if crossing.best is not None else crossing.points[0]
+    seeds = len(at.violations)
+    ratio, low, high = _ratio(found, over, seeds)
+    return {
+        "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as,
+        "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
+        "kind": "mixed" if bundle_of(entry.policy).mixed else "pools",
+        "feasible": within(crossing.points[0].violations, budget),
+        "limited_by": _limit(crossing.failed, crossing.reason, headline),
+        **{f"max_offline_rate{'' if definition == headline else '_' + definition}": _crossing(one, seeds)
+           for definition, one in entry.found.items()},
+        "ratio": ratio, "ratio_low": low, "ratio_high": high,
+        **figures_of(at, headline),
+        "curve": [{"offline_rate": point.rate, "violation_rates": point.violations.tolist(),
+                   "kept_up_share": float(point.kept_up.mean()), "tokens_per_s": float(point.tokens_per_s.mean())}
+                  for point in crossing.points],
+    }
+
+
+def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None, float | None, float | None]:
+    """Offline tokens a second over the baseline's, paired by resample; None where the baseline sustains nothing."""
+    if over.tokens_per_s <= 0:
+        return None, None, None
+    ratio = found.tokens_per_s / over.tokens_per_s
+    if seeds < 2 or (over.tokens <= 0).any():
+        return ratio, None, None
+    return ratio, *resampled_interval(found.tokens / over.tokens, seeds)
+
+
+def _crossing(found: Sustained, seeds: int) -> dict[str, Any]:
+    """The highest rate that held in the mean over seeds, its interval, and where each seed by itself crosses."""
+    return _figure(found.rate, *resampled_interval(found.rates, seeds), found.own_rates)
+
+
+def _limit(failed: Point | None, reason: str, definition: str) -> str:
+    """What ends the range: `backlog`, `none`, or which promise is broken most often at the rate that did not hold."""
+    if failed is None or reason != "violations":
+        return reason
+    shares = _violations(failed, definition)
+    return "TTFT" if shares["ttft_violations"].mean() >= shares["tpot_violations"].mean() else "TPOT"
+
+
+def _violations(point: Point, definition: str) -> dict[str, np.ndarray]:
+    online = [one["online"] for one in point.summaries]
+    return {"violations": point.violations,
+            "ttft_violations": 1.0 - np.array([one["ttft_attainment"] for one in online], float),
+            "tpot_violations": 1.0 - np.array([one[f"tpot_attainment_{definition}"] for one in online], float)}
+
+
+def figures_of(point: Point, definition: str) -> dict[str, dict[str, Any]]:
+    """What a policy did at an offline rate: each figure's mean over seeds, interval, and value on each seed."""
+    online = [one["online"] for one in point.summaries]
+    offline = [one["offline"] for one in point.summaries]
+    served = np.array([one["prompt_tokens_per_s"] + one["output_tokens_per_s"] for one in online], float)
+    instances = np.array([len(one["instances"]) for one in point.summaries], float)
+    columns = {
+        "offline_tokens_per_s": point.tokens_per_s,
+        "offline_reference_gpu_s_per_s": point.service_per_s,
+        "overall_tokens_per_s": served + point.tokens_per_s,
+        "wasted_tokens_per_s": point.wasted_per_s,
+        "wasted_gpu_share": np.array([one["wasted_gpu_s_per_s"] for one in offline], float) / instances,
+        "hit_rate": np.array([_number(one.get("hit_rate")) for one in offline]),
+        "hit_rate_online": np.array([_number(one.get("hit_rate")) for one in online]),
+        **_violations(point, definition),
+    }
+    return {name: _figure(*interval(values), values) for name, values in columns.items()}
+
+
+def _figure(mean: float, low: float, high: float, values: np.ndarray) -> dict[str, Any]:
+    """A figure with its interval and its value on each seed; None where there is none."""
+    plain = [None if math.isnan(value) else float(value) for value in (mean, low, high, *values)]
+    return {"mean": plain[0], "ci_low": plain[1], "ci_high": plain[2], "values": plain[3:]}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else float(value)
+
+
+def _described(cell: Cell) -> dict[str, Any]:
+    """A cell as the summary holds it: what was given, with the load."""
+    from ooco_gym.workload import workload_mean_rate
+
+    scenario = cell.scenario
+    return {"name": cell.name, "workload": workload_name(scenario.workload),
+            "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
+            "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
+            "rate_scale": scenario.rate_scale, "params": dict(cell.params),
+            "online_rate_per_s": scenario.online_scale() * workload_mean_rate(scenario.workload)}
+
+
+def _tuning(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {"seeds": list(seeds_of(options["tuning"]["seeds"], "tuning.seeds")),
+            "policies": options["tuning"]["policies"] or {}}

@@ -1,0 +1,365 @@
+"""The page of `compare sustain=true`: tables in the terminal and as Markdown, a static plot, and a page to explore."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from experiments.common.output import console, merged, write_page
+from experiments.common.svg import Axis, Scale, line, text
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.metrics.statistics import interval_words
+
+Row = Mapping[str, Any]
+NONE = "–"
+
+
+def field_table(summary: Mapping[str, Any]) -> None:
+    """Prints one table a cell: what each policy sustains, and what it did at that rate."""
+    from rich.table import Table
+
+    screen = console()
+    for cell in summary["cells"]:
+        table = Table(title=heading(cell, summary["results"]), title_justify="left", caption_justify="left",
+                      caption=interval_words(len(summary["seeds"])))
+        for head in ("policy", "\ncluster", "offline\nrequests/s", "\n95 %", "offline\ntokens/s",
+                     f"over {summary['baseline']}'s\ntokens/s (95 %)", "wasted\ntokens/s", "\nhit rate",
+                     "\nviolations", "\nlimited by"):
+            left = head in ("policy", "\ncluster", "\nlimited by")
+            table.add_column(head, justify="left" if left else "right", no_wrap=head in ("policy", "\ncluster"))
+        for row in summary["results"]:
+            if row["cell"] == cell["name"]:
+                found = row["max_offline_rate"]
+                table.add_row(name_of(row), row["cluster"], number(found["mean"]), _between(found),
+                              whole(row["offline_tokens_per_s"]["mean"]), ratio(row),
+                              whole(row["wasted_tokens_per_s"]["mean"]), percent(row["hit_rate"]["mean"], 0),
+                              percent(row["violations"]["mean"]), row["limited_by"])
+        screen.print(table)
+
+
+def heading(cell: Row, rows: Sequence[Row]) -> str:
+    """A cell's title: its name, and the twin of equal hardware that some of its rows ran on."""
+    twins = sorted({row["cluster"] for row in rows if row["cell"] == cell["name"]} - {cell["cluster"]})
+    return f"{cell['name']} or, of equal hardware, {', '.join(twins)}" if twins else str(cell["name"])
+
+
+def columns(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Heads of the columns of a cell's table, each with whether it is set flush left."""
+    other = [f"from {name.replace('_', ' ')}" for name in others(summary)]
+    return [("policy", True), ("cluster", True), ("offline requests/s (95 %)", False),
+            *((f"TPOT {name}", False) for name in other),
+            ("reference GPU-s/s", False), ("offline tokens/s", False), ("all tokens/s", False),
+            (f"tokens over {summary['baseline']}'s (95 %)", False), ("wasted tokens/s", False),
+            ("of GPU time", False), ("hit rate", False), ("violations", False), ("TTFT", False), ("TPOT", False),
+            ("limited by", True)]
+
+
+def cells(row: Row, summary: Mapping[str, Any]) -> list[str]:
+    """A row of a cell's table, under `columns`."""
+    return [name_of(row), row["cluster"], rate(row["max_offline_rate"]),
+            *(number(row[f"max_offline_rate_{name}"]["mean"]) for name in others(summary)),
+            number(row["offline_reference_gpu_s_per_s"]["mean"]), whole(row["offline_tokens_per_s"]["mean"]),
+            whole(row["overall_tokens_per_s"]["mean"]), ratio(row), whole(row["wasted_tokens_per_s"]["mean"]),
+            percent(row["wasted_gpu_share"]["mean"], 1), percent(row["hit_rate"]["mean"], 0),
+            percent(row["violations"]["mean"]), percent(row["ttft_violations"]["mean"]),
+            percent(row["tpot_violations"]["mean"]), row["limited_by"]]
+
+
+def others(summary: Mapping[str, Any]) -> list[str]:
+    """The definitions of TPOT beside the one that the table is made under."""
+    return [name for name in ("first_token", "first_decode")
+            if summary["results"] and f"max_offline_rate_{name}" in summary["results"][0]]
+
+
+def overview(summary: Mapping[str, Any]) -> list[str]:
+    """Markdown of the one table: policies in rows, cells in columns; who was tuned has a row as it ships, too."""
+    rows: Sequence[Row] = summary["results"]
+    names = [cell["name"] for cell in summary["cells"]]
+    lines = {}
+    for row in sorted(rows, key=lambda row: row["tuned_as"] is not None):  # as shipped first
+        if row["tuned_as"]:
+            shipped = lines.get((row["policy"], False), {})  # where no setting did better, it stays
+            lines.setdefault((row["policy"], True), dict(shipped))[row["cell"]] = row
+        else:
+            lines.setdefault((row["policy"], False), {})[row["cell"]] = row
+    ranked = sorted(lines, key=lambda key: -_mean_ratio([lines[key][name] for name in names]))
+    body = [[_labelled(policy, tuned and (policy, False) in lines), lines[policy, tuned][names[0]]["kind"],
+             *(_glance(lines[policy, tuned][name]) for name in names)] for policy, tuned in ranked]
+    return markdown([("policy", True), ("instances", True), *((name, False) for name in names)], body)
+
+
+def _labelled(policy: str, tuned: bool) -> str:
+    return f"`{policy}`, tuned" if tuned else f"`{policy}`"
+
+
+def _mean_ratio(rows: Sequence[Row]) -> float:
+    """Geometric mean over cells of a policy's ratio, to sort by; what sustains nothing counts as a thousandth."""
+    return math.exp(sum(math.log(max(row["ratio"] or 0.0, 1e-3)) for row in rows) / len(rows))
+
+
+def _glance(row: Row) -> str:
+    if row["max_offline_rate"]["mean"] <= 0:
+        return "none"
+    text = rate(row["max_offline_rate"])
+    if row["ratio"] is not None:
+        text += f" **{row['ratio']:.2f}×**"
+    return text if row["feasible"] else f"{text} †"
+
+
+def markdown(heads: Sequence[tuple[str, bool]], body: Sequence[Sequence[str]]) -> list[str]:
+    """A Markdown table's lines."""
+    return ["| " + " | ".join(head for head, _ in heads) + " |",
+            "|" + "|".join(" --- " if left else " ---: " for _, left in heads) + "|",
+            *("| " + " | ".join(row) + " |" for row in body)]
+
+
+def name_of(row: Row) -> str:
+    """The policy with what tuning set, `†` where it may not be ranked."""
+    return (row["tuned_as"] or row["policy"]) + ("" if row["feasible"] else " †")
+
+
+def rate(figure: Row) -> str:
+    """A rate with its interval."""
+    return number(figure["mean"]) if figure["ci_low"] is None else f"{number(figure['mean'])} ({_between(figure)})"
+
+
+def _between(figure: Row) -> str:
+    if figure["ci_low"] is None:
+        return NONE
+    return f"{number(figure['ci_low'])}–{number(figure['ci_high'])}"
+
+
+def ratio(row: Row) -> str:
+    """The ratio with its interval."""
+    if row["ratio"] is None:
+        return NONE
+    return f"{row['ratio']:.2f}" + ("" if row["ratio_low"] is None
+                                    else f" ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})")
+
+
+def number(value: float | None) -> str:
+    """Two digits after the point."""
+    return NONE if value is None else f"{value:.2f}"
+
+
+def whole(value: float | None) -> str:
+    """A whole number."""
+    return NONE if value is None else f"{value:,.0f}"
+
+
+def percent(value: float | None, digits: int = 2) -> str:
+    """A share in percent."""
+    return NONE if value is None else f"{100 * value:.{digits}f} %"
+
+
+KINDS = {"pools": "#0072B2", "mixed": "#D55E00"}  # instances of two roles, or of one
+PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#332288", "#117733", "#882255", "#999933")
+GREY = "#888"
+_WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM, _STEP, _KEY = 560, 210, 18, 34, 40, 17, 40
+
+
+def field_svg(summary: Mapping[str, Any]) -> str:
+    """One panel a cell, two in a row: offline tokens a second that are sustained, the interval, and each seed."""
+    panels = [(cell["name"], [row for row in summary["results"] if row["cell"] == cell["name"]])
+              for cell in summary["cells"]]
+    across = min(2, len(panels))
+    heights = [max(_TOP + _BOTTOM + _STEP * len(rows) for _, rows in panels[at:at + across])
+               for at in range(0, len(panels), across)]
+    width, height = _WIDTH * across, sum(heights) + _KEY
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+             f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="11">',
+             f'<rect width="{width}" height="{height}" fill="#fff"/>', *_key()]
+    for place, (title, rows) in enumerate(panels):
+        row, column = divmod(place, across)
+        corner = f"{column * _WIDTH} {_KEY + sum(heights[:row])}"
+        parts += [f'<g transform="translate({corner})">', *_panel(title, rows), "</g>"]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def _key() -> list[str]:
+    words = {"pools": "a relaxed and a strict instance", "mixed": "two mixed instances"}
+    parts, at = [], float(_LEFT)
+    for kind, colour in KINDS.items():
+        parts += [_dot(at, 12, colour), text(at + 8, 16, words[kind], "start")]
+        at += 40 + 5.6 * len(words[kind])
+    more = "line: 95 % interval; small dots: each seed by itself; hollow: not ranked"
+    return [*parts, text(_LEFT - 4, 32, more, "start")]
+
+
+def _panel(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    bottom = _TOP + _STEP * len(rows)
+    reach = [_tokens(row, value) for row in rows
+             for value in (row["max_offline_rate"]["mean"], row["max_offline_rate"]["ci_high"] or 0.0)]
+    scale = Scale(Axis(), [0.0, *reach], _LEFT, _WIDTH - _RIGHT)
+    parts = [text(_LEFT, 16, title, "start", 'font-weight="bold" font-size="12"')]
+    for value, label in scale.ticks():
+        parts += [line(scale(value), _TOP, scale(value), bottom, "#eee"), text(scale(value), bottom + 14, label)]
+    parts += [line(_LEFT, _TOP, _LEFT, bottom, "#666"),
+              text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 30, "offline tokens per second, sustained")]
+    for place, row in enumerate(rows):
+        parts += _mark(row, scale, _TOP + _STEP * (place + 0.5))
+    return parts
+
+
+def _mark(row: Mapping[str, Any], scale: Scale, y: float) -> list[str]:
+    colour, found = KINDS[row["kind"]], row["max_offline_rate"]
+    parts = [text(_LEFT - 6, y + 4, name_of(row), "end")]
+    if found["ci_low"] is not None:
+        parts.append(line(scale(_tokens(row, found["ci_low"])), y, scale(_tokens(row, found["ci_high"])), y, colour,
+                          'stroke-width="1.6"'))
+    parts += [f'<circle cx="{scale(_tokens(row, value)):.1f}" cy="{y:.1f}" r="1.6" fill="{colour}" opacity="0.6"/>'
+              for value in found["values"]]
+    return [*parts, _dot(scale(_tokens(row, found["mean"])), y, colour, hollow=not row["feasible"])]
+
+
+def _dot(x: float, y: float, colour: str, hollow: bool = False) -> str:
+    return f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{"#fff" if hollow else colour}" stroke="{colour}"/>'
+
+
+def _tokens(row: Mapping[str, Any], rate: float) -> float:
+    """Offline tokens a second at a rate near the sustained one: in proportion, for a held rate serves what arrives."""
+    mean = row["max_offline_rate"]["mean"]
+    return row["offline_tokens_per_s"]["mean"] * rate / mean if mean > 0 else 0.0
+
+
+def field_figure(summary: Mapping[str, Any]) -> Any:
+    """The same as a Plotly figure, with the violation rates at every offline rate that was tried beside it."""
+    from plotly.subplots import make_subplots
+
+    names = [cell["name"] for cell in summary["cells"]]
+    most = max(len([row for row in summary["results"] if row["cell"] == name]) for name in names)
+    height = 120 + len(names) * max(320, 24 * most)
+    titles = [title for name in names for title in (f"{name}: sustained", f"{name}: online requests that violate (%)")]
+    figure = make_subplots(rows=len(names), cols=2, subplot_titles=titles, horizontal_spacing=0.06,
+                           vertical_spacing=90 / height)
+    policies = list(dict.fromkeys(row["policy"] for row in summary["results"]))
+    for place, name in enumerate(names, start=1):
+        rows = [row for row in summary["results"] if row["cell"] == name]
+        _add_marks(figure, rows[::-1], place)
+        for row in rows:
+            _add_curve(figure, row, PALETTE[policies.index(row["policy"]) % len(PALETTE)], place)
+        figure.add_hline(y=3.0, line_dash="dot", line_color=GREY, row=place, col=2)  # type: ignore[arg-type]
+        figure.update_yaxes(range=[0, 12], row=place, col=2)
+        figure.update_xaxes(title_text="offline tokens per second", rangemode="tozero", row=place, col=1)
+        figure.update_xaxes(title_text="offline requests per second", row=place, col=2)
+    figure.update_layout(title=f"Sustainable offline load, seeds {summary['seeds']}; blue, solid: relaxed and strict "
+                                            "instances; orange, dashed: mixed ones", template="plotly_white",
+                         height=height, showlegend=False, hovermode="closest")
+    return figure
+
+
+def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], place: int) -> None:
+    at = [row["offline_tokens_per_s"]["mean"] if row["max_offline_rate"]["mean"] > 0 else 0.0 for row in rows]
+    low, high = ([_tokens(row, row["max_offline_rate"][edge] or 0.0) for row in rows]
+                 for edge in ("ci_low", "ci_high"))
+    figure.add_scatter(
+        cliponaxis=False, x=at, y=[name_of(row) for row in rows], mode="markers", row=place, col=1,
+        marker={"size": 10, "color": [KINDS[row["kind"]] for row in rows],
+                "symbol": ["circle" if row["feasible"] else "circle-open" for row in rows]},
+        error_x={"type": "data", "symmetric": False, "color": GREY,
+                 "array": [max(0.0, top - x) for top, x in zip(high, at, strict=True)],
+                 "arrayminus": [max(0.0, x - bottom) for bottom, x in zip(low, at, strict=True)]},
+        hovertext=[f"{row['max_offline_rate']['mean']:.2f} requests/s, limited by {row['limited_by']}" for row in rows])
+
+
+def _add_curve(figure: Any, row: Mapping[str, Any], colour: str, place: int) -> None:
+    curve = row["curve"]
+    violations = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in curve]
+    figure.add_scatter(x=[point["offline_rate"] for point in curve], y=violations, mode="lines+markers",
+                       name=name_of(row), hovertemplate=f"{name_of(row)}<br>%{{x:.2f}}/s: %{{y:.2f}} %<extra></extra>",
+                       line={"color": colour, "dash": "solid" if row["kind"] == "pools" else "dash"}, row=place, col=2)
+
+
+TITLE = "Sustainable offline load"
+BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
+END = "<!-- end of results -->"
+
+
+def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None) -> list[Path]:
+    """Writes `compare.html` into the run folder, and the Markdown page with its plot and figures.
+
+    Args:
+        summary: of the command.
+        out: the run folder.
+        page: the Markdown file; None: `compare.md` in the run folder. One that is there keeps what stands outside its
+            marked part. Plot and figures lie beside it, in a folder of its name.
+        glance: another one, for the table of all cells alone; None: none.
+
+    Returns:
+        The paths of what was written.
+    """
+    path = Path(page) if page else out / "compare.md"
+    beside = path.with_suffix("")
+    write_page(field_figure(summary), out / "compare.html")
+    write_json(beside / "results.json", rounded(summary))
+    texts = {beside / "sustained.svg": field_svg(summary),
+             path: merged(path, TITLE, body(summary, beside.name), (BEGIN, END))}
+    if glance:
+        texts[Path(glance)] = merged(Path(glance), TITLE, at_a_glance(summary), (BEGIN, END))
+    for file, written in texts.items():
+        with atomic_write(file) as temporary:
+            temporary.write_text(written, encoding="utf-8")
+    return [out / "compare.html", beside / "results.json", *texts]
+
+
+def at_a_glance(summary: Mapping[str, Any]) -> str:
+    """The table of all cells, and how to read it."""
+    return "\n\n".join(["\n".join(overview(summary)), _legend(summary)])
+
+
+def body(summary: Mapping[str, Any], folder: str) -> str:
+    """The marked part of the page."""
+    parts = [at_a_glance(summary), f"![Sustainable offline load]({folder}/sustained.svg)"]
+    for cell in summary["cells"]:
+        mine = [cells(row, summary) for row in summary["results"] if row["cell"] == cell["name"]]
+        quoted = [[re.sub(r"^(\S+)", r"`\1`", row[0]), *row[1:]] for row in mine]
+        parts += [f"### {cell['name']}", _load(cell), "\n".join(markdown(columns(summary), quoted))]
+    return "\n\n".join([*parts, " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])])
+
+
+def _load(cell: Mapping[str, Any]) -> str:
+    slo, params = cell["slo"], ", ".join(f"`{name}={value}`" for name, value in cell["params"].items())
+    return (f"Online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
+            f"workload's own), TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms; offline work as "
+            f"`{cell['offline']}`." + (f" Policies that know it have {params}." if params else ""))
+
+
+def _legend(summary: Mapping[str, Any]) -> str:
+    headline = summary["tpot_from"].replace("_", " ")
+    words = ["In each field: offline requests a second that are sustained, their 95 % interval, and (bold) offline "
+             f"tokens a second over `{summary['baseline']}`'s.",
+             f"TPOT counts from the {headline}.", interval_words(len(summary["seeds"])),
+             "The rate is the highest that was simulated and held; its interval is of the crossing, between that and "
+             "the next, and may begin just above it."]
+    if any(not row["feasible"] for row in summary["results"]):
+        words.append("† the upper 95 % limit of the violation rate is over the budget even without offline work: not "
+                     "ranked.")
+    if any(row["tuned_as"] for row in summary["results"]):
+        words.append(f"Tuned on seeds {', '.join(str(seed) for seed in summary['tuning']['seeds'])}; where no setting "
+                     "did better there, as shipped.")
+    return " ".join(words)
+
+
+def _origin(summary: Mapping[str, Any]) -> str:
+    known = summary["simulations"] - summary["simulated_anew"]
+    took = summary["cpu_s"] / 60
+    return (f"{summary['simulations']:,} simulations of {summary['window_s']:g} s (and warm-up and drain) on seeds "
+            f"{', '.join(str(seed) for seed in summary['seeds'])}: {took:.0f} minutes of one core's time in all, "
+            f"{took / summary['workers']:.0f} on {summary['workers']} free ones. This page was made in "
+            f"{summary['wall_s'] / 60:.0f} minutes, with {known:,} simulations from the cache.")
+
+
+def rounded(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary without its curves and with six digits: what is kept beside the page."""
+
+    def short(value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return {key: short(item) for key, item in value.items() if key != "curve"}
+        if isinstance(value, (list, tuple)):
+            return [short(item) for item in value]
+        return float(f"{value:.6g}") if isinstance(value, float) else value
+
+    return short(summary)

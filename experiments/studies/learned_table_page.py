@@ -1,0 +1,359 @@
+"""The learned table's figures, and the page that shows them at the terminal, as Markdown and in the documentation."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agents.evaluation.heuristics import CLAIRVOYANT
+from agents.evaluation.scoring import (
+    HEADLINE,
+    VIOLATION_LIMIT,
+    grid,
+    mean_interval,
+    numbers,
+    too_few,
+    upper_violation_limit,
+    without_online,
+)
+from agents.evaluation.tables import bracketed, markdown_table, under_shift
+from experiments.common.output import merged
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
+
+METRICS = {"service": HEADLINE, "reward": "episode_reward", "violation_rate": "violation_rate",
+           "waste": "wasted_tokens_per_s"}
+_KEYS = ("mean", "ci_low", "ci_high")
+Records = Sequence[Mapping[str, Any]]
+
+
+def figure(values: np.ndarray) -> dict[str, float | None]:
+    """Mean with its interval, of figures (runs, windows); None where a figure is missing."""
+    return _shown(mean_interval(values))
+
+
+def lead(records: Records, best: Records, metric: str = HEADLINE) -> np.ndarray:
+    """Differences of a policy to another, (runs, windows), on the windows that both played: look-ahead plays fewer."""
+    mine, other = grid(records, metric), grid(best, metric)
+    both = min(mine.shape[1], other.shape[1])
+    return mine[:, :both] - other[:, :both]
+
+
+def row_of(name: str, kind: str, records: Records | None, best: Records | None,
+           bounds: np.ndarray | None = None) -> dict[str, Any]:
+    """One policy's row, with its differences to the best heuristic window by window; of the bound, its service."""
+    if records is None or best is None:
+        assert bounds is not None
+        return {"policy": name, "kind": kind, "n_windows": bounds.shape[1], "service": figure(bounds)}
+    upper = upper_violation_limit(records)
+    runs, n_windows = grid(records, HEADLINE).shape
+    row: dict[str, Any] = {"policy": name, "kind": kind, "runs": runs, "n_windows": n_windows,
+                           **{key: figure(grid(records, metric)) for key, metric in METRICS.items()}}
+    rate = dict.fromkeys(_KEYS) if without_online(records) else row["violation_rate"]
+    row["violation_rate"] = {**rate, "upper_limit": upper}
+    row["feasible"] = upper is not None and upper <= VIOLATION_LIMIT
+    row["minus_best_tuned"] = {key: figure(lead(records, best, metric)) for key, metric in METRICS.items()}
+    return row
+
+
+def compared(played: Mapping[str, Records], best: str, learned: str, bounds: np.ndarray | None) -> dict[str, Any]:
+    """What the table is about: the learned policy against the best heuristic, and against what could be had."""
+    looking = clairvoyant(played, best)
+    service = {name: grid(played[name], HEADLINE) for name in (best, learned, looking or best) if name in played}
+    gap = None if looking is None else figure(lead(played[looking], played[best]))
+    low = None if gap is None else gap["ci_low"]
+    touches = low is None or low <= 0.0
+    few = too_few(service[best].shape[1], "windows")
+    looked_few = few or too_few(service[looking or best].shape[1], "windows")
+    found: dict[str, Any] = {
+        "clairvoyant": looking, "clairvoyant_minus_best_tuned": gap,
+        "no_headroom": None if looked_few or looking is None else touches,
+        "no_headroom_reason": _reason(looking, touches, looked_few, _looked(played)),
+        "learned_minus_best_tuned": None, "share_of_gap_closed": None, "verdict": "no learned policy"}
+    if learned not in played:
+        return found
+    difference = figure(lead(played[learned], played[best]))
+    found["learned_minus_best_tuned"] = difference
+    found["learned_minus_best_tuned_reward"] = figure(lead(played[learned], played[best], "episode_reward"))
+    found["probability_of_improvement"] = _named(estimate(service[learned], probability_of_improvement,
+                                                          [service[best]]))
+    if bounds is not None:
+        shares = service[learned][:, :bounds.shape[1]] / bounds
+        found["of_bound"] = {"iqm": _named(estimate(shares, iqm)),
+                             "optimality_gap": _named(estimate(shares, optimality_gap))}
+    if looking is not None and gap is not None and gap["mean"] is not None and gap["mean"] > 0.0 and not touches:
+        n = service[looking].shape[1]
+        mine, others = service[learned][:, :n], [service[best][:, :n], service[looking]]
+        share = float(_closed(mine, *others))  # to the first order it varies as mine - (1 - share) best - share most
+        found["share_of_gap_closed"] = _named(estimate(mine, _closed, others, weights=(1.0 - share, share)))
+    found["each_run"] = each_run(played[learned], played[best])
+    upper = upper_violation_limit(played[learned])
+    found["verdict"] = _verdict(difference, upper is not None and upper <= VIOLATION_LIMIT, few)
+    return found
+
+
+def beside_searched(played: Mapping[str, Records], searched: str | None, learned: str) -> dict[str, Any] | None:
+    """The learned policy against the best that `tune` came to; None without one of them."""
+    if searched is None or learned not in played:
+        return None
+    return {"policy": searched, "learned_minus": figure(lead(played[learned], played[searched]))}
+
+
+def clairvoyant(played: Mapping[str, Records], best: str) -> str | None:
+    """The clairvoyant look-ahead with the most service of those within the violation budget, or with no more violations
+    than the best heuristic in the same windows; or None."""
+    fair = [name for name in _looked(played) if grid(played[name], "violation_rate").mean() <= VIOLATION_LIMIT
+            or lead(played[name], played[best], "violation_rate").mean() <= 1e-12]
+    return max(fair, key=lambda name: float(grid(played[name], HEADLINE).mean()), default=None)
+
+
+def shifted(shift: str, learned: Records, heuristic: Records, best: str) -> dict[str, Any]:
+    """What a distribution shift does to the learned policy, with a plain statement on the budget and the service."""
+    mine, other = (row_of(name, kind, records, heuristic)
+                   for name, kind, records in (("learned", "learned", learned), (best, "heuristic", heuristic)))
+    return {"shift": shift, "n_windows": grid(learned, HEADLINE).shape[1], "learned": mine, "best_tuned": other,
+            **under_shift(shift, learned, heuristic, best)}
+
+
+def each_run(learned: Records, best: Records) -> list[dict[str, Any]]:
+    """Each training run by itself: whether it holds the budget, and its difference to the best heuristic."""
+    found = []
+    for run in dict.fromkeys(record["run"] for record in learned):
+        records = [record for record in learned if record["run"] == run]
+        upper, difference = upper_violation_limit(records), figure(lead(records, best))
+        feasible = upper is not None and upper <= VIOLATION_LIMIT
+        few = too_few(len(records), "windows")
+        found.append({"run": run, "feasible": feasible, "service_minus_best_tuned": difference,
+                      "violation_rate": {**figure(grid(records, "violation_rate")), "upper_limit": upper},
+                      "verdict": _verdict(difference, feasible, few)})
+    return found
+
+
+def variant_of(name: str, records: Records, recipe: Records) -> dict[str, Any]:
+    """A run with one thing changed beside the recipe's run of the same seed, window by window."""
+    return {"variant": name, "n_windows": grid(records, HEADLINE).shape[1], "service": figure(grid(records, HEADLINE)),
+            "violation_rate": figure(grid(records, "violation_rate")), "minus_recipe": figure(lead(records, recipe))}
+
+
+def _looked(played: Mapping[str, Records]) -> list[str]:
+    return [name for name in played if name.startswith(CLAIRVOYANT)]
+
+
+def _reason(looking: str | None, touches: bool, few: str | None, looked: Sequence[str]) -> str | None:
+    """Why there is no headroom, or no verdict on it."""
+    if not looked:
+        return "nobody looked ahead"
+    if few:
+        return few
+    if looking is None:
+        return "every look-ahead was over the violation budget, and had more violations than the best heuristic"
+    return "the interval of the clairvoyant rollout's gain touches zero" if touches else None
+
+
+def _closed(mine: np.ndarray, best: np.ndarray, most: np.ndarray) -> np.ndarray:
+    """Share of the gap between two policies that a third one closes, in the means."""
+    base = best.mean(axis=(-2, -1))
+    return (mine.mean(axis=(-2, -1)) - base) / (most.mean(axis=(-2, -1)) - base)
+
+
+def _named(found: Any) -> dict[str, float | None]:
+    return _shown(numbers(found))
+
+
+def _shown(found: Sequence[float | None]) -> dict[str, float | None]:
+    """By their names; a bound that there is not, where no policy can keep the budget, is no number."""
+    return {key: None if value is None or np.isnan(value) else value for key, value in zip(_KEYS, found, strict=True)}
+
+
+def _verdict(difference: Mapping[str, float | None], feasible: bool, few: str | None) -> str:
+    if few:
+        return few
+    low, high = difference["ci_low"], difference["ci_high"]
+    if low is None or high is None:
+        return "no difference shown"
+    if not feasible:
+        return "over the violation budget, or not shown to be within it"
+    return "better" if low > 0.0 else "worse" if high < 0.0 else "no difference shown"
+
+
+BEGIN = "<!-- results: written by ooco-gym evaluate +experiment=learned_table; what stands outside is not touched -->"
+END = "<!-- end of results -->"
+SCHEMA = "ooco-gym/learned-table/1"
+BY_OTHER_CODE = "windows_by_other_code"
+HEAD = ["environment", "best tuned heuristic", "its service", "learned", "its violations", "learned − best tuned",
+        "learned − searched", "clairvoyant − best tuned", "of the gap", "verdict"]
+VARIANT_HEAD = ["variant", "service", "violations", "service − the recipe's"]
+ROW_HEAD = ["policy", "service", "violations", "at most", "reward", "wasted tokens/s", "service − best tuned"]
+
+
+def overview(summary: Mapping[str, Any]) -> list[list[str]]:
+    """One row an environment, as in `HEAD`."""
+    found = []
+    for one in summary["environments"].values():
+        rows = {row["policy"]: row for row in one["rows"]}
+        learned, best = rows.get("learned", {}), rows[one["best_tuned"]]
+        gap = one["share_of_gap_closed"]
+        shown = "no headroom" if one["no_headroom"] else _cell(gap, ".0%") if gap else "–"
+        found.append([one["name"], f"`{one['best_tuned']}`", _cell(best["service"]), _cell(learned.get("service")),
+                      _cell(learned.get("violation_rate"), ".2%"),
+                      _cell(one["learned_minus_best_tuned"], "+.4f"),
+                      _cell((one.get("searched") or {}).get("learned_minus"), "+.4f"),
+                      _cell(one["clairvoyant_minus_best_tuned"], "+.4f"), shown, verdict_of(one)])
+    return found
+
+
+def verdict_of(one: Mapping[str, Any]) -> str:
+    """The verdict on the mean, with how many runs hold the budget by themselves where not all do."""
+    runs = one.get("each_run") or []
+    held = sum(run["feasible"] for run in runs)
+    return one["verdict"] + (f"; {held} of {len(runs)} runs hold the budget" if held < len(runs) else "")
+
+
+def rows(one: Mapping[str, Any]) -> list[list[str]]:
+    """One row a policy of an environment, as in `ROW_HEAD`, those with the least service first."""
+    order = sorted(one["rows"], key=lambda row: row["service"]["mean"] or 0.0)
+    found = []
+    for row in order:
+        rate = row.get("violation_rate")
+        upper = None if rate is None else rate["upper_limit"]
+        limit = "" if rate is None else "–" if upper is None else f"{upper:.2%}" + ("" if row["feasible"] else " ✗")
+        name = f"`{row['policy']}`" if row["kind"] in ("heuristic", "tuned") else row["policy"]
+        if row["kind"] == "learned":
+            name = f"**learned** ({row['runs']} runs)"
+        name += " (tuned)" if row["kind"] == "tuned" else ""
+        name += " (best)" if row["policy"] == one["best_tuned"] else ""
+        difference = None if row["policy"] == one["best_tuned"] else row.get("minus_best_tuned", {}).get("service")
+        found.append([name, _cell(row["service"]), _cell(rate, ".2%") if rate else "", limit,
+                      _cell(row.get("reward"), ".4g") if "reward" in row else "",
+                      _cell(row.get("waste"), ".4g") if "waste" in row else "",
+                      _cell(difference, "+.4f") if difference else ""])
+    return found
+
+
+def variants(one: Mapping[str, Any]) -> list[list[str]]:
+    """One row for each thing that was tried, as in `VARIANT_HEAD`; the recipe first."""
+    return [[row["variant"], _cell(row["service"]), _cell(row["violation_rate"], ".2%"),
+             _cell(row["minus_recipe"], "+.4f") if place else ""] for place, row in enumerate(one["variants"])]
+
+
+def markdown(summary: Mapping[str, Any]) -> str:
+    """The whole table as Markdown, without its title."""
+    parts = [_intro(), markdown_table(HEAD, overview(summary))]
+    for one in summary["environments"].values():
+        parts += [f"## {one['name']}", _words(one), markdown_table(ROW_HEAD, rows(one))]
+        if one["shifts"]:
+            parts.append("\n".join(f"- {shift['words']}" for shift in one["shifts"]))
+        if one["tried"]:
+            parts.append("What was tried:\n\n" + "\n".join(f"- {line}" for line in one["tried"]))
+        if one.get("variants"):
+            parts += [f"One thing changed in the recipe, one run each with the same seed, on "
+                      f"{one['variants'][0]['n_windows']} validation windows:",
+                      markdown_table(VARIANT_HEAD, variants(one))]
+    others = sum(one.get(BY_OTHER_CODE, 0) for one in summary["environments"].values())
+    if others:
+        parts.append(f"{others} of the records were played by another version of the code.")
+    return "\n\n".join(parts)
+
+
+def write_docs(page: Path, summary: Mapping[str, Any]) -> None:
+    """Writes the page's marked part, and the figures beside it under its name.
+
+    Environments that this run has not measured stay as the page has them: the whole table takes an hour and more.
+    """
+    kept = measured_before(page)
+    summary = {**summary, "environments": {**kept.get("environments", {}), **summary["environments"]}}
+    text = merged(page, "Learned policies on held-out windows", markdown(summary), (BEGIN, END))
+    with atomic_write(page) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+    write_json(page.with_suffix(".json"), summary)
+
+
+def measured_before(page: Path) -> dict[str, Any]:
+    """The figures that lie beside a page, under its name; empty where none do.
+
+    Raises:
+        UserError: a file of that name is there that is no learned table.
+    """
+    figures = page.with_suffix(".json")
+    if not figures.is_file():
+        return {}
+    try:
+        found = json.loads(figures.read_text(encoding="utf-8"))
+    except ValueError:
+        found = None
+    if not isinstance(found, dict) or found.get("schema_of_table") != SCHEMA:
+        raise UserError(f"page={page}: '{figures.name}' beside it is no learned table, and would be overwritten; name "
+                        "another page")
+    return found
+
+
+def show(summary: Mapping[str, Any]) -> None:
+    """Prints one row an environment."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    view = Table(title="Learned policies on held-out windows", title_justify="left")
+    for column in HEAD:
+        view.add_column(column, overflow="fold")
+    for row in overview(summary):
+        view.add_row(*map(escape, row))
+    console = Console()
+    console.print(view)
+
+
+def _intro() -> str:
+    return ("Service is offline work in reference GPU-seconds a second. All policies of an environment play the same "
+            "held-out windows; differences are taken window by window. Intervals (95 %) resample the windows and, of "
+            "the learned policy, its training runs crossed with them. *At most* is the upper limit of the violation "
+            f"rate; ✗ where it is over {VIOLATION_LIMIT:.0%}. The best tuned heuristic is chosen on validation windows "
+            "among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* is the "
+            "best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant rollout "
+            "has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. The aim "
+            "is to be better by an interval clear of zero, within the budget, and to close a third of the gap. The "
+            "verdict is of the mean over the training runs; what each comes to by itself stands below.")
+
+
+def _words(one: Mapping[str, Any]) -> str:
+    text = (f"{one['n_windows']} windows of {one['window_s']:g} s after {one['warmup_s']:g} s of warm-up; "
+            f"{one['n_seeds']} training runs. Best tuned heuristic: `{one['best_tuned']}`, of "
+            f"{one['chosen_on']['among']} on {one['chosen_on']['n_windows']} validation windows.")
+    if one["rollout"]:
+        how = one["rollout"]
+        text += (f" Look-ahead at one decision in {how['every']}, the honest one ({how['samples']} futures) at one in "
+                 f"{how['honest_every'] or how['every']}; both and the bound have the first "
+                 f"{min(how['rollout_episodes'], one['n_windows'])} windows, over which their differences are taken.")
+    if one["no_headroom_reason"]:
+        text += f" Headroom: {one['no_headroom_reason']}."
+    text += by_themselves(one.get("each_run") or [])
+    chance = one.get("probability_of_improvement")
+    if chance:
+        text += (" A learned run has more service than it in the same window with probability "
+                 f"{_cell(chance, '.0%')}.")
+    return text
+
+
+def by_themselves(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What the training runs come to one by one: the mean of all can hold a budget that some of them break."""
+    if not runs:
+        return ""
+    counts = Counter(run["verdict"] for run in runs)
+    listed = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    text = f" Its runs one by one: {listed}."
+    broken = [run["run"].replace("_", " ") for run in runs if not run["feasible"]]
+    if broken and len(broken) < len(runs):
+        text += (f" Not shown to hold the budget by {'itself' if len(broken) == 1 else 'themselves'}: "
+                 f"{', '.join(broken)}.")
+    return text
+
+
+def _cell(figure: Mapping[str, Any] | None, form: str = ".4f") -> str:
+    """`mean [low, high]`; a dash where there is none."""
+    found = figure or {}
+    return bracketed(found.get("mean"), found.get("ci_low"), found.get("ci_high"), form)

@@ -1,0 +1,117 @@
+"""Runs of the real scheduler, written down for tests that have no vLLM.
+
+`python -m experiments.studies.oracle_vllm.record FOLDER [PYTHON]` makes them anew: the loads of the comparison with
+fewer requests, many small random cases, the cost tables that timed them (so that a better roofline does not touch
+them), and what came of it.
+"""
+
+from __future__ import annotations
+
+import json
+import lzma
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.studies.oracle_vllm import schedulers
+from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, Case, random_case
+from experiments.studies.oracle_vllm.schedulers import Oracle
+from experiments.studies.oracle_vllm.study import Played
+from ooco_gym.calibrate.measure.interpreter import find_python
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write
+from ooco_gym.workload import Trace
+
+REQUESTS = 200
+SMALL_CASES = 150
+TABLES, SMALL = "tables.npz", "small.json.xz"
+SMALL_FIELDS = ("change_step", "change_slot", "change_tokens", "preempted_step", "preempted_slot", "finish_ps",
+                "cached_tokens")
+_SETTINGS = ("policy", "kv_blocks", "max_num_seqs", "max_num_batched_tokens", "prefix_caching", "block_tokens")
+_TRACE = ("arrival_s", "prompt_tokens", "output_tokens", "online")  # in the order of Trace's own
+
+
+def record(folder: Path, python: Path, requests: int = REQUESTS) -> list[Path]:
+    """Plays every load under every policy, and the small cases, through the real scheduler; returns files written."""
+    cases = {f"{name}-{policy}": load.case(policy, requests, seed=1)
+             for name, load in LOADS.items() for policy in POLICIES}
+    first = next(iter(cases.values()))
+    tables = schedulers.tables_of(schedulers.episode(first)[0], first.max_num_seqs, first.max_num_batched_tokens)
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(folder / TABLES, tables)
+    with Oracle(python, tables) as oracle:
+        for name, case in cases.items():
+            write_run(folder / f"{name}.npz", case, oracle.play(case), oracle.version)
+        played = [oracle.play(random_case(seed)) for seed in range(SMALL_CASES)]
+    plain = [{key: one[key].tolist() for key in SMALL_FIELDS} for one in played]
+    with atomic_write(folder / SMALL) as temporary, lzma.open(temporary, "wt", preset=9, encoding="utf-8") as file:
+        json.dump(plain, file, separators=(",", ":"))
+    return [folder / TABLES, *(folder / f"{name}.npz" for name in cases), folder / SMALL]
+
+
+def read_small(path: Path) -> list[tuple[Case, Played]]:
+    """Reads the small cases; each is made from its number, and only `SMALL_FIELDS` are kept of it."""
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        plain = json.load(file)
+    return [(random_case(seed), {key: np.array(value, np.int64) for key, value in one.items()})
+            for seed, one in enumerate(plain)]
+
+
+def write_run(path: Path, case: Case, played: Played, version: str) -> None:
+    """Writes a case and what the real scheduler made of it. Times are kept as differences: they pack better."""
+    trace, settings = case.trace, {key: value for key, value in asdict(case).items() if key in _SETTINGS}
+    arrays: dict[str, Any] = {key: getattr(trace, key) for key in _TRACE}
+    if trace.prefix_hashes is not None:
+        offsets, values = trace.prefix_hashes
+        arrays |= {"hash_offsets": offsets, "hash_values": np.unique(values, return_inverse=True)[1].astype(np.int32)}
+    times = {"pause_ps": played["start_ps"] - np.concatenate([[0], played["end_ps"][:-1]]),
+             "length_ps": played["end_ps"] - played["start_ps"]}
+    kept = {key: value for key, value in played.items() if key not in ("start_ps", "end_ps")}
+    about = json.dumps({"settings": settings, "vllm": version, "name": path.stem})
+    _write(path, {"about": np.array(about), **arrays, **times, **kept})
+
+
+def read_run(path: Path) -> tuple[Case, Played]:
+    """Reads what `write_run` wrote."""
+    arrays = read_arrays(path)
+    about = json.loads(str(arrays.pop("about")))
+    hashes = None
+    if "hash_offsets" in arrays:
+        hashes = (arrays.pop("hash_offsets"), arrays.pop("hash_values").astype(np.int64))
+    trace = Trace(*(arrays.pop(key) for key in _TRACE), prefix_hashes=hashes, name=about["name"])
+    ends = np.cumsum(arrays["pause_ps"] + arrays["length_ps"])
+    times = {"start_ps": ends - arrays.pop("length_ps"), "end_ps": ends}
+    del arrays["pause_ps"]
+    return Case(trace, **about["settings"]), {**times, **arrays}
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Reads an .npz file."""
+    with np.load(path) as file:
+        return {key: file[key] for key in file.files}
+
+
+def _write(path: Path, arrays: dict[str, Any]) -> None:
+    with atomic_write(path) as temporary, open(temporary, "wb") as file:
+        np.savez_compressed(file, **arrays)
+
+
+def main(words: list[str]) -> int:
+    """Records into the folder that is named."""
+    if not 1 <= len(words) <= 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        for path in record(Path(words[0]), find_python(words[1] if len(words) > 1 else None)):
+            print(f"{path}: {path.stat().st_size:,} bytes")
+    except UserError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,169 @@
+"""The two schedulers of one case: vLLM's real one in the engine's own Python, over a pipe, and the simulator's."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from experiments.studies.oracle_vllm.cases import Case
+from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Steps
+from ooco_gym.calibrate.measure.interpreter import Driver
+from ooco_gym.decisions import addresses
+from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.policy import get_policy
+from ooco_gym.sim import state as s
+from ooco_gym.sim.build import Machine, Rules, build_state
+from ooco_gym.sim.loop import run as run_loop
+
+_SCRIPTS = Path(__file__).parent / "scripts"
+_ENVIRONMENT = {"OMP_NUM_THREADS": 1, "VLLM_CPU_KVCACHE_SPACE": 1, "VLLM_LOGGING_LEVEL": "ERROR",
+                "HF_HUB_OFFLINE": 1, "VLLM_ENABLE_V1_MULTIPROCESSING": 0}
+
+
+class Oracle:
+    """vLLM's scheduler under given cost tables; use it as a context manager. One process serves any number of cases.
+
+    Args:
+        python: interpreter that has vLLM (`ooco_gym.calibrate.measure.interpreter.find_python`).
+        tables: cost tables (`ours.tables_of`).
+
+    Raises:
+        UserError: on entering, and by `play`: the engine fails; the message says how.
+    """
+
+    def __init__(self, python: Path, tables: dict[str, Any]) -> None:
+        self._python, self._tables = python, tables
+        self.version = ""
+
+    def __enter__(self) -> Oracle:
+        self._files = tempfile.TemporaryDirectory()
+        self._folder = Path(self._files.name)
+        self._driver = Driver(self._python, _ENVIRONMENT, self._folder / "oracle.log", package="oracle_driver",
+                              folder=_SCRIPTS)
+        self.use(self._tables)
+        return self
+
+    def __exit__(self, *raised: Any) -> None:
+        self._driver.__exit__(*raised)
+        self._files.cleanup()
+
+    def use(self, tables: dict[str, Any]) -> None:
+        """Takes other cost tables."""
+        path = self._folder / "tables.npz"
+        np.savez(path, **tables)
+        self.version = self._driver.ask({"do": "tables", "file": str(path)})["vllm"]
+
+    def play(self, case: Case) -> dict[str, np.ndarray]:
+        """Schedules a case to its end.
+
+        Returns:
+            As `oracle_driver.play`: the steps, and of each request `first_token_ps`, `finish_ps`, `cached_tokens`,
+            `preemptions`.
+        """
+        given, made = self._folder / "case.npz", self._folder / "played.npz"
+        columns: dict[str, Any] = case.columns()
+        np.savez(given, **columns)
+        self._driver.ask({"do": "play", "case": str(given), "settings": case.settings(), "out": str(made)})
+        with np.load(made) as file:
+            return {key: file[key] for key in file.files}
+
+
+CHIP, MODEL, TIMING = "ascend_910c", "qwen2_5_7b", "ooco"
+TABLES = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid")
+_FIELDS = ("prefill_slope_ps", "prefill_floor_ps", "roofs", "linear", "launch", "critical", "exponent", "causal",
+           "tile", "measured")
+_FOREVER_S = 1e6
+
+
+def tables_of(state: s.State, batch: int | None = None, tokens: int | None = None) -> dict[str, Any]:
+    """The cost tables of the first instance, as `Clock` takes them.
+
+    Args:
+        state: of an episode.
+        batch: the last batch size that is kept; all, unless told.
+        tokens: the last number of new tokens that is kept; all, unless told.
+    """
+    row = int(state.instances[0]["table"])
+    tables: dict[str, Any] = {key: getattr(state, key)[row].copy() for key in TABLES}
+    for key in ("decode_lines", "attention_lines", "head_ps"):
+        tables[key] = tables[key][: None if batch is None else batch + 1]
+    tables["prefill_ps"] = tables["prefill_ps"][: None if tokens is None else tokens + 1]
+    return {**tables, **{key: state.tables[row][key].copy() for key in _FIELDS}}
+
+
+def set_tables(state: s.State, tables: dict[str, Any]) -> None:
+    """Puts cost tables (`tables_of`) into an episode that has not begun, as far as they go or it has room."""
+    for key in TABLES:
+        value, own = np.asarray(tables[key]), getattr(state, key)[0]
+        both = tuple(slice(min(sizes)) for sizes in zip(value.shape, own.shape, strict=True))
+        own[both] = value[both]
+    for key in _FIELDS:
+        state.tables[key][0] = tables[key]
+
+
+def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, Any]:
+    """A mixed instance that is to serve the case, and the addresses of its policy's rules.
+
+    Args:
+        case: what is served.
+        tables: cost tables; those of `CHIP`, `MODEL` and `TIMING` unless told.
+    """
+    values: dict[str, Any] = {"max_num_batched_tokens": case.max_num_batched_tokens, "reserved_blocks": 1,
+                              "max_num_seqs": case.max_num_seqs}
+    if case.prefix_caching:
+        values["prefix_caching"] = "on"
+    policy = get_policy(case.policy).with_values(values)
+    machine = Machine("mixed", Deployment(load_chip(CHIP), load_model(MODEL), timing=TIMING,
+                                          block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
+    longest = float(case.trace.output_tokens.max()) if len(case.trace) else 1.0
+    rules = Rules(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
+    state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
+                        settings=policy.settings(), class_blind=policy.class_blind)
+    if tables is not None:
+        set_tables(state, tables)
+    return state, addresses(policy.hooks())
+
+
+def simulate(case: Case, tables: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
+    """Serves a case; returns what `Oracle.play` returns, made by the simulator."""
+    state, rules = episode(case, tables)
+    requests, counters, steps = state.requests, state.counters, Steps()
+    lost = requests["evictions"].copy()
+    for spec in _iterations(state, rules):
+        slots = state.members[s.BATCH, 0, : spec["running"]]
+        tokens = requests["scheduled_tokens"][slots]
+        given = {slot: new for slot, new in zip(slots.tolist(), tokens.tolist(), strict=True) if new}
+        preempted: list[int] = []
+        if counters[s.EVICTIONS] > lost.sum():
+            now = requests["evictions"]
+            preempted = np.repeat(np.arange(len(now)), now - lost).tolist()
+            lost = now.copy()
+        steps.add(int(spec["start_ps"]), int(spec["end_ps"]), given, preempted)
+    cached = requests["cached_tokens"] if "cached_tokens" in (requests.dtype.names or ()) else np.zeros_like(lost)
+    return {**steps.arrays(), "first_token_ps": requests["first_token_ps"].copy(),
+            "finish_ps": requests["finish_ps"].copy(), "cached_tokens": cached.astype(np.int32),
+            "preemptions": requests["evictions"].copy()}
+
+
+def _iterations(state: s.State, rules: Any) -> Iterator[Any]:
+    """Plays on event by event; yields the instance at the beginning of each iteration."""
+    spec, begun, handle = state.instances[0], -1, s.handle_of(state)
+    while (at_ps := _next_event_ps(state)) < s.NEVER:
+        if run_loop(handle.address, rules, at_ps, s.ASK) == s.DONE:
+            return
+        if spec["activity"] == s.MIXING and spec["steps_begun"] != begun:
+            begun = int(spec["steps_begun"])
+            yield spec
+
+
+def _next_event_ps(state: s.State) -> int:
+    counters, at_ps = state.counters, int(s.NEVER)
+    if counters[s.HEAP_SIZE] > 0:
+        at_ps = int(state.heap[0, state.heap[1, 0]])
+    if counters[s.NEXT_ARRIVAL] < state.requests.size:
+        at_ps = min(at_ps, int(state.requests["arrival_ps"][counters[s.NEXT_ARRIVAL]]))
+    return at_ps

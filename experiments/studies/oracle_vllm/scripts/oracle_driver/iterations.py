@@ -1,0 +1,127 @@
+"""How long an iteration takes, and how a schedule is written down: both sides import this; it needs NumPy alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+
+class Clock:
+    """Latency of iterations.
+
+    Args:
+        tables: `decode_lines` and `attention_lines` int64[batch, 4], `prefill_ps` int64[tokens], `head_ps`
+            int64[batch], `attention_grid` float64[rows, columns], and the fields of the simulator's TABLE.
+    """
+
+    def __init__(self, tables: Mapping[str, Any]) -> None:
+        self._decode = [tuple(map(int, row)) for row in tables["decode_lines"]]
+        self._attention = [tuple(map(int, row)) for row in tables["attention_lines"]]
+        self._dense = [int(value) for value in tables["prefill_ps"]]
+        self._head = [int(value) for value in tables["head_ps"]]
+        self._grid = np.asarray(tables["attention_grid"]).tolist()
+        self._slope, self._floor = int(tables["prefill_slope_ps"]), int(tables["prefill_floor_ps"])
+        self._tile, self._measured = int(tables["tile"]), bool(tables["measured"])
+        self._roofs, self._linear = np.asarray(tables["roofs"]).tolist(), np.asarray(tables["linear"]).tolist()
+        self._launch, self._critical = float(tables["launch"]), float(tables["critical"])
+        self._exponent, self._causal = float(tables["exponent"]), float(tables["causal"])
+
+    def iteration_ps(self, scheduled: Iterable[tuple[int, int, int]]) -> int:
+        """Latency of an iteration in ps.
+
+        Args:
+            scheduled: of each request in the order in which they run: new tokens, tokens in memory with the new ones,
+                and length (prompt and what it has generated).
+        """
+        total, sampled, decodes, decode_context = 0, 0, 0, 0
+        prompts, rows, work, context = 0, 0, 0.0, 0
+        for new, reach, length in scheduled:
+            total += new
+            sampled += reach == length
+            if new == 1:
+                decodes += 1
+                decode_context += reach
+                continue
+            padded = -(-new // self._tile) * self._tile
+            prompts += 1
+            rows += padded
+            work += float(padded) * (reach - self._causal * new)
+            context += reach
+        if prompts == 0:
+            return _highest(self._decode[decodes], decode_context)
+        attention = self._prefill_attention(work, float(rows), float(context), float(prompts))
+        last = len(self._dense) - 1
+        dense = self._dense[min(total, last)] + max(0, total - last) * self._slope
+        latency = dense + self._head[sampled] + round(attention) + _highest(self._attention[decodes], decode_context)
+        return max(latency, self._floor)
+
+    def _prefill_attention(self, work: float, rows: float, context: float, prompts: float) -> float:
+        if self._measured:
+            return self._looked_up(work, rows, prompts)
+        critical = self._critical * context / prompts
+        first, second = (max(0.0, roof[0] * work + roof[1] * rows + roof[2] * context + roof[3] * prompts)
+                         for roof in self._roofs)
+        largest = max(first, second, critical)
+        if self._exponent < math.inf and largest > 0.0:
+            norm = (first / largest) ** self._exponent + (second / largest) ** self._exponent
+            if critical > 0.0:
+                norm += (critical / largest) ** self._exponent
+            largest *= norm ** (1.0 / self._exponent)
+        linear = self._linear
+        return (self._launch + linear[0] * work + linear[1] * rows + linear[2] * context + linear[3] * prompts
+                + largest)
+
+    def _looked_up(self, work: float, rows: float, prompts: float) -> float:
+        grid = self._grid
+        row = min(max(2.0 * math.log2(max(rows / prompts, 1.0)), 0.0), len(grid) - 1.001)
+        column = min(max(2.0 * math.log2(max(work / rows, 1.0)), 0.0), len(grid[0]) - 1.001)
+        i, j = int(row), int(column)
+        u, v = row - i, column - j
+        lower = grid[i][j] + v * (grid[i][j + 1] - grid[i][j])
+        upper = grid[i + 1][j] + v * (grid[i + 1][j + 1] - grid[i + 1][j])
+        return prompts * 2.0 ** (lower + u * (upper - lower))
+
+
+def _highest(lines: tuple[int, ...], context: int) -> int:
+    return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
+
+
+FIELDS = ("start_ps", "end_ps", "change_step", "change_slot", "change_tokens", "preempted_step", "preempted_slot")
+
+
+class Steps:
+    """Collects steps. Times are in picoseconds."""
+
+    def __init__(self) -> None:
+        self._times: list[tuple[int, int]] = []
+        self._changes: list[tuple[int, int, int]] = []
+        self._preempted: list[tuple[int, int]] = []
+        self._last: dict[int, int] = {}
+
+    def add(self, start_ps: int, end_ps: int, given: Mapping[int, int], preempted: Iterable[int]) -> None:
+        """Adds a step.
+
+        Args:
+            start_ps: when it begins.
+            end_ps: when it ends.
+            given: new tokens (> 0) of each request that is scheduled, by its slot.
+            preempted: slots of those that lost their memory since the step before, each as often as it did.
+        """
+        step = len(self._times)
+        self._times.append((start_ps, end_ps))
+        last = self._last
+        changed = {slot: tokens for slot, tokens in given.items() if last.get(slot) != tokens}
+        changed.update((slot, 0) for slot in last if slot not in given)
+        self._changes += [(step, slot, changed[slot]) for slot in sorted(changed)]
+        self._preempted += [(step, slot) for slot in sorted(preempted)]
+        self._last = dict(given)
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """`FIELDS`: times int64[steps], changes (step, slot, tokens; 0: no longer scheduled), preemptions."""
+        times = np.array(self._times, np.int64).reshape(-1, 2)
+        changes = np.array(self._changes, np.int32).reshape(-1, 3)
+        preempted = np.array(self._preempted, np.int32).reshape(-1, 2)
+        return dict(zip(FIELDS, (*times.T, *changes.T, *preempted.T), strict=True))

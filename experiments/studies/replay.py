@@ -1,0 +1,359 @@
+"""`ooco-gym experiment replay run=DIR`: a run of a real engine, request by request, served again by the simulator.
+
+The folder is read, its chip found or calibrated from kernel times, its requests simulated under each timing form, and
+both drawn side by side (docs/validity.md).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from experiments.common.output import COLOURS
+from experiments.common.served import Served, compare, served
+from ooco_gym.errors import UserError
+from ooco_gym.perf import list_chips, list_models
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+    from rich.table import Table
+
+REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
+SETTINGS = ("num_gpu_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
+CURVES = {"t": "t_s", "running": "running", "waiting": "waiting", "kv_cache_pct": "kv_percent"}
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """One recorded run.
+
+    Attributes:
+        folder: where it lies.
+        engine: `engine.json`.
+        requests: by column, sorted by arrival; times in seconds, from the first arrival on.
+        curves: `t_s, running, waiting, kv_percent` as the engine logged them; empty where it did not.
+    """
+
+    folder: Path
+    engine: dict[str, Any]
+    requests: dict[str, np.ndarray]
+    curves: dict[str, np.ndarray]
+
+
+def read_run(folder: Path) -> Recorded:
+    """Reads `requests.parquet`, `engine.json` and, where it is there, `timeseries.csv`.
+
+    Raises:
+        UserError: a file, column or setting is missing, or times are impossible.
+    """
+    engine = _settings(folder / "engine.json")
+    requests = _requests(folder / "requests.parquet")
+    begin_s = requests["arrival_s"][0]
+    for key in ("arrival_s", "first_token_s", "last_token_s"):
+        requests[key] = requests[key] - begin_s
+    return Recorded(folder, engine, requests, _curves(folder / "timeseries.csv", begin_s))
+
+
+def _settings(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise UserError(f"'{path}' does not exist: a recorded run has the engine's settings there "
+                        f"({', '.join(SETTINGS)}, model)")
+    try:
+        engine = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"'{path}' cannot be read as JSON: {error}") from error
+    if not isinstance(engine, dict):
+        raise UserError(f"'{path}' must be a mapping of settings")
+    for key in SETTINGS:
+        if not isinstance(engine.get(key), int) or engine[key] < 1:
+            raise UserError(f"'{path}': '{key}' must be a whole number of at least 1, got {engine.get(key)!r}")
+    return engine
+
+
+def _requests(path: Path) -> dict[str, np.ndarray]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if not path.is_file():
+        raise UserError(f"'{path}' does not exist: a recorded run has its requests there ({', '.join(REQUESTS)})")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise UserError(f"'{path}' cannot be read as Parquet: {error}") from error
+    for name in REQUESTS:
+        if name not in table.column_names:
+            raise UserError(f"'{path}': column '{name}' is missing; expected: {', '.join(REQUESTS)}")
+    columns = {name: table[name].to_numpy().astype(np.float64) for name in REQUESTS}
+    bad = ~(np.isfinite(np.stack(list(columns.values()))).all(axis=0) & (columns["prompt_tokens"] >= 1)
+            & (columns["output_tokens"] >= 1) & (columns["arrival_s"] <= columns["first_token_s"])
+            & (columns["first_token_s"] <= columns["last_token_s"]))
+    if not len(bad):
+        raise UserError(f"'{path}' has no request")
+    if bad.any():
+        raise UserError(f"'{path}', row {int(np.flatnonzero(bad)[0]) + 1}: expected arrival_s <= first_token_s <= "
+                        "last_token_s in seconds and at least one prompt and one output token")
+    order = np.argsort(columns["arrival_s"], kind="stable")
+    return {name: values[order] for name, values in columns.items()}
+
+
+def _curves(path: Path, begin_s: float) -> dict[str, np.ndarray]:
+    if not path.is_file():
+        return {}
+    from pyarrow import csv
+
+    table = csv.read_csv(path)
+    for name in CURVES:
+        if name not in table.column_names:
+            raise UserError(f"'{path}': column '{name}' is missing; expected: {', '.join(CURVES)}")
+    curves = {ours: table[name].to_numpy().astype(np.float64) for name, ours in CURVES.items()}
+    curves["t_s"] = curves["t_s"] - begin_s
+    return curves
+
+
+def model_of(run: Recorded, given: str | None) -> str:
+    """The model: as given, else the one that `engine.json` names.
+
+    Raises:
+        UserError: neither names a model of ours.
+    """
+    if given:
+        return given
+    known = {_plain(name): name for name in list_models()}
+    name = str(run.engine.get("model", ""))
+    if _plain(name) in known:
+        return known[_plain(name)]
+    raise UserError(f"'{run.folder / 'engine.json'}' names the model '{name}', which is none of {', '.join(known)}; "
+                    "give model=NAME or model=FILE.yaml")
+
+
+def device_of(run: Recorded, given: str | None) -> str:
+    """The device: as given, else the chip of ours whose name `engine.json` has in `gpu`, else that text itself.
+
+    Raises:
+        UserError: nothing says which it was.
+    """
+    if given:
+        return given
+    text = str(run.engine.get("gpu") or run.engine.get("device") or "")
+    if not text:
+        raise UserError(f"'{run.folder / 'engine.json'}' does not say which device it was ('gpu'); give device=NAME")
+    found = [name for name in list_chips() if _plain(name) in _plain(text)]
+    return max(found, key=len) if found else text
+
+
+def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str, Any], out: Path) -> str:
+    """Calibrates a chip from the kernel times in the run's folder alone; returns its YAML file.
+
+    Raises:
+        UserError: the folder has no kernel times, or they cannot be fitted.
+    """
+    from omegaconf import OmegaConf
+
+    from ooco_gym.calibrate.command import main
+    from ooco_gym.resources import load_yaml
+
+    out.mkdir(parents=True, exist_ok=True)
+    plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
+    given = {"data": str(run.folder), "device": device, "base": base, "chip": datasheet, "out": str(out)}
+    main(OmegaConf.create({**plain, **given}))
+    return str(out / "chip.yaml")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())
+
+
+_PATIENCE_S = 1e5
+"""A promise so lax that no request is given up."""
+
+
+@dataclass(frozen=True)
+class Again:
+    """What the simulator made of a run: per request, over time (`t_s, running, waiting, kv_percent`), and in all."""
+
+    served: Served
+    curves: dict[str, np.ndarray]
+    iterations: int
+    preemptions: int
+
+
+def measured(run: Recorded) -> Served:
+    """What the requests saw in the recorded run."""
+    rows = run.requests
+    return served(rows["arrival_s"], rows["first_token_s"], rows["last_token_s"], rows["output_tokens"])
+
+
+def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
+    """Serves the recorded requests again.
+
+    Args:
+        run: as recorded.
+        chip: name or YAML file.
+        model: name, YAML file or mapping.
+        timing: form of the latencies.
+
+    Raises:
+        UserError: the chip or model is unknown, or a request does not fit the engine's blocks.
+    """
+    from ooco_gym.sim import state as s
+    from ooco_gym.sim.driver import simulate
+    from ooco_gym.workload import Trace, write_trace
+
+    rows, engine = run.requests, run.engine
+    n = len(rows["arrival_s"])
+    trace = Trace(arrival_s=rows["arrival_s"], prompt_tokens=rows["prompt_tokens"].astype(np.int32),
+                  output_tokens=rows["output_tokens"].astype(np.int32), online=np.ones(n, bool))
+    policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
+              "max_num_seqs": engine["max_num_seqs"]}
+    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # beyond what was measured: the errors say what it costs
+        path = str(Path(folder) / "requests.parquet")
+        write_trace(trace, path)
+        result = simulate(_scenario(run, path, chip, model, timing), policy, sample_s=1.0)
+    requests = result.requests
+    unfinished = np.flatnonzero(requests["status"] != s.FINISHED)
+    if len(unfinished):
+        slot = int(unfinished[0])
+        raise UserError(f"request {slot + 1} of '{run.folder}' ({requests['prompt_tokens'][slot]} prompt and "
+                        f"{requests['output_tokens'][slot]} output tokens) does not fit the engine's "
+                        f"{engine['num_gpu_blocks']} blocks")
+    times = {key: 1e-12 * requests[key] for key in ("arrival_ps", "first_token_ps", "finish_ps")}
+    samples = result.samples
+    curves = {"t_s": samples["t_s"], "running": samples["urgent"][:, 0], "waiting": samples["online_waiting"][:, 0],
+              "kv_percent": 100.0 * samples["kv_share"][:, 0]}
+    return Again(served(times["arrival_ps"], times["first_token_ps"], times["finish_ps"], requests["output_tokens"]),
+                 curves, int(result.instances["steps_begun"].sum()), int(requests["evictions"].sum()))
+
+
+def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: str) -> Any:
+    from ooco_gym.scenario import Scenario
+
+    engine, rows = run.engine, run.requests
+    cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
+               "max_batch": engine["max_num_seqs"] + 1,
+               "mixed": [{"chip": chip, "tp": int(engine.get("tensor_parallel", 1)),
+                          "kv_blocks": engine["num_gpu_blocks"]}]}
+    lax = {"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / float(rows["output_tokens"].max())}
+    return Scenario(cluster=cluster, workload=path, timing=timing, start_s=0.0, warmup_s=0.0, drain_s=0.0,
+                    duration_s=2.0 * float(rows["last_token_s"].max()) + 60.0, rate_scale=1.0, slo=lax,
+                    offline={"mode": "rate", "rate": 0.0})
+
+
+PANELS = ("TTFT of each request (s): simulated over recorded", "end to end (s): simulated over recorded",
+          "running requests", "waiting requests", "KV memory in use (%)")
+
+
+def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
+    """A Plotly figure of `PANELS`; the recorded curves are black."""
+    from plotly.subplots import make_subplots
+
+    figure = make_subplots(rows=4, cols=2, subplot_titles=PANELS, vertical_spacing=0.07,
+                           row_heights=[0.4, 0.2, 0.2, 0.2], specs=[[{}, {}], *[[{"colspan": 2}, None]] * 3])
+    real = measured(run)
+    for place, (timing, again) in enumerate(simulated.items()):
+        look: dict[str, Any] = {"name": f"timing={timing}", "legendgroup": timing}
+        for column, key in ((1, "ttft_s"), (2, "e2e_s")):
+            figure.add_scatter(x=getattr(real, key), y=getattr(again.served, key), mode="markers", row=1, col=column,
+                               marker={"size": 5, "color": COLOURS[place]}, showlegend=column == 1, **look)
+        for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
+            figure.add_scatter(x=again.curves["t_s"], y=again.curves[key], mode="lines", row=row, col=1,
+                               line={"color": COLOURS[place]}, showlegend=False, **look)
+    for column, key in ((1, "ttft_s"), (2, "e2e_s")):
+        most = float(getattr(real, key).max())
+        figure.add_scatter(x=[0, most], y=[0, most], mode="lines", line={"color": "#888", "dash": "dot"}, row=1,
+                           col=column, showlegend=False, name="equal")
+    for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
+        if run.curves:
+            figure.add_scatter(x=run.curves["t_s"], y=run.curves[key], mode="lines", line={"color": "black"}, row=row,
+                               col=1, showlegend=row == 2, name="recorded")
+    figure.update_xaxes(title_text="recorded (s)", row=1)
+    figure.update_xaxes(title_text="time since the first arrival (s)", row=4, col=1)
+    end_s = 1.05 * float(run.requests["last_token_s"].max())
+    for row in (2, 3, 4):
+        figure.update_xaxes(range=[0, end_s], row=row, col=1)
+    figure.update_layout(template="plotly_white", height=1300, title=f"{run.folder.name}: recorded and simulated")
+    return figure
+
+
+SCHEMA = "ooco-gym/replay/1"
+SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Replays `cfg.run` under each of `cfg.timings`.
+
+    Raises:
+        UserError: no run, or one that cannot be read, calibrated or simulated.
+    """
+    from omegaconf import OmegaConf
+    from rich.console import Console
+
+    from experiments.common.output import write_page
+
+    if cfg.run is None:
+        raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
+                        "(docs/measuring.md)")
+    run, out = read_run(Path(str(cfg.run)).expanduser().absolute()), Path(cfg.out)
+    model = model_of(run, cfg.model)
+    datasheet: Any = OmegaConf.to_container(cfg.chip_figures, resolve=True) if cfg.chip_figures else {}
+    chip = str(cfg.chip) if cfg.chip else calibrated(run, device_of(run, cfg.device), cfg.base, datasheet,
+                                                     out / "calibration")
+    timings = [str(name) for name in cfg.timings]
+    _check_tables(chip, timings)
+    found, simulated = replay(run, chip, model, timings)
+    write_page(replay_figure(run, simulated), out / "replay.html")
+    Console().print(table(run, found), highlight=False)
+    return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "requests": len(
+        run.requests["arrival_s"]), "results": found, "page": str(out / "replay.html")}
+
+
+def _check_tables(chip: str, timings: list[str]) -> None:
+    """Without tables `timing=measured` would be another form under its name."""
+    from ooco_gym.perf import load_chip
+
+    if "measured" in timings and not load_chip(chip).tables:
+        others = ",".join(name for name in timings if name != "measured") or "extended,ooco"
+        raise UserError(f"chip '{chip}' has no tables of measured operators, which timing=measured looks up: leave "
+                        f"chip= out (it is then calibrated from the kernel times in the run's folder), or "
+                        f"timings=[{others}]")
+
+
+def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[dict[str, Any], dict[str, Again]]:
+    """Simulates a run under several timing forms.
+
+    Returns:
+        By form, means and medians of both in milliseconds with the error in percent, and what was simulated.
+    """
+    real = measured(run)
+    simulated = {timing: simulate_run(run, chip, model, timing) for timing in timings}
+    found = {timing: {**compare(real, again.served), "iterations": again.iterations,
+                      "preemptions": again.preemptions} for timing, again in simulated.items()}
+    return found, simulated
+
+
+def table(run: Recorded, found: dict[str, Any]) -> Table:
+    """Means, recorded and simulated."""
+    from rich.table import Table
+
+    shown = Table(title=f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}: means of "
+                        f"{len(run.requests['arrival_s'])} requests")
+    shown.add_column("timing", no_wrap=True)
+    for title in SHOWN.values():
+        shown.add_column(f"{title} ms", justify="right", no_wrap=True)
+        shown.add_column("", justify="right", no_wrap=True)
+    first = next(iter(found.values()))
+    shown.add_row("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))
+    for timing, row in found.items():
+        shown.add_row(timing, *(cell for key in SHOWN for cell in (
+            f"{row[f'{key}_mean_ms_simulated']:,.1f}", f"{row[f'{key}_mean_error']:+.1f} %")))
+    return shown
+
+
+
