@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.report import Table, percent
+
 POOR_MEDIAN, POOR_P90 = 0.10, 0.30  # relative errors above which a fit is called poor
 FEW = 6  # points below which sizes are not told apart
 ALIKE = 1.5  # ratio of the errors at both ends of the sizes below which neither is called worse
-STYLE = ("body{font-family:'Open Sans',verdana,arial,sans-serif;color:#2a3f5f;margin:24px}"
-         "table{border-collapse:collapse}th,td{padding:4px 12px;text-align:right;border-bottom:1px solid #ddd}"
-         "th:first-child,td:first-child,th:nth-child(2),td:nth-child(2),td:last-child,th:last-child{text-align:left}"
-         "tr.poor td{background:#fff3e0}p{color:#555}")
 
 
 class ErrorRow(NamedTuple):
@@ -48,7 +45,7 @@ def error_rows(panels: Sequence[Mapping[str, Any]]) -> list[ErrorRow]:
 
 def _comment(signed: np.ndarray, size: np.ndarray, by: str) -> str:
     """Where a poor fit is wrong: its tendency over the smallest and the largest third of sizes, and which is worse."""
-    text = f"poor: {signed_percent(float(np.median(signed)))} in the median"
+    text = f"poor: {percent(float(np.median(signed)), 1, '+')} in the median"
     low, high = np.quantile(size, [1 / 3, 2 / 3])
     if len(signed) < FEW or low >= high:
         return text
@@ -56,25 +53,17 @@ def _comment(signed: np.ndarray, size: np.ndarray, by: str) -> str:
     small, large = (float(np.median(np.abs(end))) for end in ends)
     worst = ("scattered at all sizes" if max(small, large) < ALIKE * min(small, large)
              else f"worst at {'small' if small > large else 'large'} sizes")
-    tendency = [signed_percent(float(np.median(end))) for end in ends]
+    tendency = [percent(float(np.median(end)), 1, "+") for end in ends]
     return f"{text}, {tendency[0]} up to {low:,.0f} and {tendency[1]} from {high:,.0f} {by}; {worst}"
 
 
-def signed_percent(value: float) -> str:
-    """A relative error with its sign; + is a prediction that is too long."""
-    return f"{100 * value:+.1f} %"
+def error_table(rows: Sequence[ErrorRow]) -> Table:
+    """The table, poor fits marked."""
+    return Table("", ("operation", "form", "points", "median error", "P90 error", "comment"),
+                 [(row.operation, row.form, f"{row.points:,}", percent(row.median, 1), percent(row.p90, 1), row.comment)
+                  for row in rows], align="llrrrl", marked=[i for i, row in enumerate(rows) if row.comment])
 
 
-def error_html(rows: Sequence[ErrorRow]) -> str:
-    """The table, poor fits marked, and what it counts."""
-    body = "".join(
-        f"<tr{' class=poor' if row.comment else ''}>"
-        + "".join(f"<td>{html.escape(cell)}</td>" for cell in (
-            row.operation, row.form, f"{row.points:,}", f"{100 * row.median:.1f} %", f"{100 * row.p90:.1f} %",
-            row.comment)) + "</tr>" for row in rows)
-    head = "".join(f"<th>{name}</th>" for name in (
-        "operation", "form", "points", "median error", "P90 error", "comment"))
-    return ("<h2>Errors</h2>\n<p>Relative errors |predicted / measured − 1|, each point predicted by a fit that has "
-            "not seen its shape (iterations: by the final fit). Poor, and commented: a median over "
-            f"{100 * POOR_MEDIAN:g} % or a P90 over {100 * POOR_P90:g} %; + is predicted too long.</p>\n"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+COUNTED = ("Relative errors |predicted / measured − 1|, each point predicted by a fit that has not seen its shape "
+           "(iterations: by the final fit). Poor, and commented: a median over "
+           f"{100 * POOR_MEDIAN:g} % or a P90 over {100 * POOR_P90:g} %; + is predicted too long.")

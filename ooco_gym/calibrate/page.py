@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import html
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ooco_gym import report
 from ooco_gym.calibrate import engine_fits, step_fits
-from ooco_gym.calibrate.error_table import STYLE, error_html, error_rows
+from ooco_gym.calibrate.error_table import COUNTED, error_rows, error_table
 from ooco_gym.calibrate.fitting import sample
 from ooco_gym.calibrate.operators import FORMS
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.files import atomic_write
+from ooco_gym.report import Section, layout
 
 if TYPE_CHECKING:
     from ooco_gym.calibrate.run import Calibration
@@ -32,13 +32,10 @@ _LABELS = {"gemm": ("n_tokens", "d_in", "d_out"), "attn_prefill": ("batch", "q_l
 
 def write_page(result: Calibration, path: Path) -> None:
     """Writes the page: a table of errors, then a row of two panels for each operator, and for iterations."""
-    plots = build_figure(result).to_html(include_plotlyjs=True, full_html=False)
-    title = f"Calibration of {html.escape(result.device)}"
-    text = (f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-            f"<style>{STYLE}</style>\n</head>\n<body>\n{error_html(error_rows(_panels(result, None)))}\n{plots}\n"
-            "</body>\n</html>\n")
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    report.write_page(path, f"Calibration of {result.device}", [
+        Section("Errors", tables=[error_table(error_rows(_panels(result, None)))], note=COUNTED),
+        Section("Points", figures=[build_figure(result)],
+                note="Each point is predicted by a fit that has not seen its shape (iterations: by the final fit).")])
 
 
 def build_figure(result: Calibration) -> Any:
@@ -71,10 +68,7 @@ def build_figure(result: Calibration) -> Any:
         spread = [100 * np.abs(predicted / panel["seconds"] - 1) for predicted in panel["predicted"].values()]
         limit = float(np.clip(max(np.percentile(values, 98) for values in spread), 20, 200))
         figure.update_yaxes(range=[-limit, limit], row=number, col=2)
-    figure.update_layout(title=f"Calibration of {result.device}: each point predicted by a fit that has not seen its "
-                               "shape (iterations: by the final fit)", height=380 * max(len(panels), 1) + 120,
-                         template="plotly_white", margin={"t": 120}, legend={"itemsizing": "constant"})
-    return figure
+    return layout(figure, 380 * max(len(panels), 1) + 120, legend="side", top=80, legend_itemsizing="constant")
 
 
 def _panels(result: Calibration, most: int | None) -> list[dict[str, Any]]:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from rich.box import SIMPLE_HEAD
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from ooco_gym.report import Column, Table
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
@@ -36,52 +33,27 @@ def notes(figures: Mapping[str, Any]) -> list[str]:
 
 
 def _errors(figures: Mapping[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title=f"Errors of {figures['device']} on what the fits have not seen, percent", title_justify="left",
-                  box=SIMPLE_HEAD)
-    for name in ("what", "form", "MAPE", "P95", "worst", "rows"):
-        table.add_column(name, justify="left" if name in ("what", "form") else "right", no_wrap=True)
-    for op, forms in figures["held_out_shapes"].items():
-        for form, item in forms.items():
-            _row(table, op, form, item)
-    for key, said in (("held_out_architecture", "iterations, unseen architecture"),
-                      ("whole_steps", "iterations, unseen sizes"),
-                      ("held_out_iterations", "engine's iterations, unseen")):
-        for form, item in figures[key].items():
-            _row(table, said, form, item)
-    return table
-
-
-def _row(table: Table, what: str, form: str, item: Mapping[str, Any]) -> None:
-    table.add_row(what, form, f"{item['mape']:.1f}", f"{item['p95']:.1f}", f"{item['worst']:.1f}", f"{item['rows']:,}")
+    kinds = [*figures["held_out_shapes"].items(), *((said, figures[key]) for key, said in (
+        ("held_out_architecture", "iterations, unseen architecture"), ("whole_steps", "iterations, unseen sizes"),
+        ("held_out_iterations", "engine's iterations, unseen")))]
+    rows = [(what, form, item) for what, forms in kinds for form, item in forms.items()]
+    figure = [Column(head, lambda row, key=key: row[2][key], form) for head, key, form in (
+        ("MAPE", "mape", ".1f"), ("P95", "p95", ".1f"), ("worst", "worst", ".1f"), ("rows", "rows", ","))]
+    return Table.of([Column("what", lambda row: row[0], align="l"), Column("form", lambda row: row[1], align="l"),
+                     *figure], rows, f"Errors of {figures['device']} on what the fits have not seen, percent")
 
 
 def _excluded(figures: Mapping[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="Rows left out", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("operator", no_wrap=True)
-    table.add_column("rows", justify="right")
-    table.add_column("reason")
-    table.add_column("first")
-    for item in figures["excluded"]:
-        table.add_row(item["op"], f"{item['rows']:,}", item["reason"], "; ".join(item["first"][:1]))
-    return table
+    return Table.of([Column("operator", "op", align="l"), Column("rows", "rows", ","),
+                     Column("reason", "reason", align="l"),
+                     Column("first", lambda item: "; ".join(item["first"][:1]), align="l")],
+                    figures["excluded"], "Rows left out")
 
 
 def _roofline(parameters: Mapping[str, float]) -> Table:
-    from rich.table import Table
-
-    table = Table(title="Parameters of timing=ooco", title_justify="left", box=SIMPLE_HEAD)
-    table.add_column("parameter")
-    table.add_column("value", justify="right")
+    units = (("flops_per_s", 1e12, "TFLOP/s"), ("bytes_per_s", 1e9, "GB/s"), ("", 1e-6, "µs"))
+    rows = []
     for key, value in parameters.items():
-        if key.endswith("flops_per_s"):
-            text = f"{value / 1e12:,.4g} TFLOP/s"
-        elif key.endswith("bytes_per_s"):
-            text = f"{value / 1e9:,.4g} GB/s"
-        else:
-            text = f"{value * 1e6:,.4g} µs"
-        table.add_row(key, text)
-    return table
+        size, unit = next((size, unit) for ending, size, unit in units if key.endswith(ending))
+        rows.append((key, f"{value / size:,.4g} {unit}"))
+    return Table("Parameters of timing=ooco", ("parameter", "value"), rows)

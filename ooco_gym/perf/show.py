@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from ooco_gym.files import atomic_write
+from ooco_gym.report import Column, Table, layout, write_figure
 
 _SHORT = {"compute": "compute", "memory bandwidth": "memory", "communication": "links", "overhead": "overhead",
           "capacity": "capacity"}
@@ -22,8 +22,8 @@ _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#
 def print_study(figures: dict[str, Any], note: str = "") -> None:
     """Prints the figures of `ooco_gym.perf.study.study`, and a note below them."""
     console = Console()
-    console.print(_decode_table(figures))
-    console.print(_prefill_table(figures))
+    _decode_table(figures).show(console, unbroken=99)
+    _prefill_table(figures).show(console)
     for line in [*summary_lines(figures), *([note] if note else [])]:
         console.print(line, highlight=False)
     for warning in figures["warnings"]:
@@ -63,14 +63,12 @@ def write_plot(figures: dict[str, Any], path: Path, png: bool = False) -> list[P
         The files written.
     """
     figure = build_figure(figures)
-    written = [path]
-    with atomic_write(path) as temporary:
-        figure.write_html(temporary, include_plotlyjs=True, full_html=True)
+    written = [write_figure(path, figure, _title(figures))]
     if png:
         picture = path.with_suffix(".png")
         try:
             with atomic_write(picture) as temporary:
-                figure.write_image(temporary, width=1200, height=1100)
+                figure.update_layout(title=_title(figures)).write_image(temporary, width=1200, height=1100)
             written.append(picture)
         except (ImportError, OSError, RuntimeError, ValueError) as error:  # no kaleido, or no browser for it
             Console(stderr=True).print(f"no PNG written, only HTML: {_first_line(error)}", highlight=False)
@@ -90,38 +88,29 @@ def _title(figures: dict[str, Any]) -> str:
 def _decode_table(figures: dict[str, Any]) -> Table:
     rows = figures["decode"]
     contexts = list(dict.fromkeys(row["context_tokens"] for row in rows))
-    title = f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}"
-    table = Table(title=title, title_justify="left")
-    table.add_column("batch", justify="right")
-    for context in contexts:
-        table.add_column(f"{context:,}", justify="right", no_wrap=True)
-    table.add_column(f"tokens/s\n({contexts[0]:,})", justify="right")
+    body = []
     for batch in dict.fromkeys(row["batch"] for row in rows):
         cells = {row["context_tokens"]: row for row in rows if row["batch"] == batch}
         first = cells[contexts[0]]
-        table.add_row(f"{batch:,}", *(_cell(cells[context]) for context in contexts),
-                      f"{first['tokens_per_s']:,.0f}" if first["fits"] else "")
-    return table
+        body.append([f"{batch:,}", *(_cell(cells[context]) for context in contexts),
+                     f"{first['tokens_per_s']:,.0f}" if first["fits"] else ""])
+    head = ["batch", *(f"{context:,}" for context in contexts), f"tokens/s\n({contexts[0]:,})"]
+    return Table(f"Decode step by batch size and context tokens, ms and bottleneck\n{_title(figures)}", head, body,
+                 align="r")
 
 
 def _cell(row: dict[str, Any]) -> str:
-    if not row["fits"]:
-        return "no room"
-    return f"{1e3 * row['latency_s']:.1f} {_SHORT[row['bottleneck']]}"
+    return f"{1e3 * row['latency_s']:.1f} {_SHORT[row['bottleneck']]}" if row["fits"] else "no room"
 
 
 def _prefill_table(figures: dict[str, Any]) -> Table:
-    table = Table(title=f"Prefill of one prompt, with shares of its time\n{_title(figures)}", title_justify="left",
-                  pad_edge=False)
-    kinds = _shown_kinds(figures)
-    for column in ("tokens", "ms", "tokens/s", "bound by", *(_COLUMNS[kind] for kind in kinds)):
-        table.add_column(column, justify="left" if column == "bound by" else "right")
-    for row in figures["prefill"]:
-        shares = row["kind_shares"]
-        table.add_row(f"{row['prompt_tokens']:,}", f"{1e3 * row['latency_s']:.1f}", f"{row['tokens_per_s']:,.0f}",
-                      _SHORT[row["bottleneck"]] if row["fits"] else "no room",
-                      *(f"{shares[kind]:.0%}" for kind in kinds))
-    return table
+    columns = [
+        Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
+        Column("tokens/s", "tokens_per_s", ",.0f"),
+        Column("bound by", lambda row: _SHORT[row["bottleneck"]] if row["fits"] else "no room", align="l"),
+        *(Column(_COLUMNS[kind], lambda row, kind=kind: row["kind_shares"][kind], ".0%")
+          for kind in _shown_kinds(figures))]
+    return Table.of(columns, figures["prefill"], f"Prefill of one prompt, with shares of its time\n{_title(figures)}")
 
 
 def _shown_kinds(figures: dict[str, Any]) -> list[str]:
@@ -169,8 +158,7 @@ def build_figure(figures: dict[str, Any]) -> Any:
     figure.update_xaxes(type="log", row=2)
     figure.update_xaxes(type="log", row=3, col=2)
     figure.update_yaxes(type="log", row=2, col=1)
-    figure.update_layout(title=_title(figures), template="plotly_white", hovermode="closest", height=1100)
-    return figure
+    return layout(figure, 1100, legend="side")
 
 
 def _operators(figure: Any, column: int, sizes: list[int], shares: list[dict[str, float]]) -> None:

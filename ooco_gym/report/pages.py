@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ooco_gym.files import atomic_write
 from ooco_gym.report.tables import Table, missing
@@ -40,21 +40,22 @@ def colours(labels: Sequence[str]) -> dict[str, str]:
     return chosen
 
 
-def layout(figure: Any, height: int, legend: bool = True, top: int = 60, **more: Any) -> Any:
+def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top: int = 60, **more: Any) -> Any:
     """Gives a figure the common look and returns it.
 
     Args:
         figure: a Plotly figure, complete.
         height: in pixels.
-        legend: whether there is a legend, above the plots.
+        legend: whether there is a legend above the plots, or `side`: to their right.
         top: pixels above the plots, which hold the legend and the titles of panels.
         more: what else `update_layout` takes, such as `title` and `barmode`.
     """
     figure.update_layout(
-        template="plotly_white", height=height, showlegend=legend, font={"family": FONT, "size": 13, "color": "#222"},
-        margin={"l": 80, "r": 30, "t": top, "b": 60}, hovermode="closest", paper_bgcolor="white", plot_bgcolor="white",
-        legend={"orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0.0,
-                "font": {"size": 12}},
+        template="plotly_white", height=height, showlegend=bool(legend), hovermode="closest", paper_bgcolor="white",
+        font={"family": FONT, "size": 13, "color": "#222"}, margin={"l": 80, "r": 30, "t": top, "b": 60},
+        plot_bgcolor="white",
+        legend={"font": {"size": 12}} if legend == "side" else {
+            "orientation": "h", "yanchor": "bottom", "y": 1.01, "xanchor": "left", "x": 0.0, "font": {"size": 12}},
     )
     figure.update_xaxes(gridcolor=GRID_COLOUR, zeroline=False, linecolor="#999", ticks="outside")
     figure.update_yaxes(gridcolor=GRID_COLOUR, zeroline=False, linecolor="#999", title_standoff=8)
@@ -150,5 +151,5 @@ def write_page(path: str | os.PathLike[str], title: str, sections: Sequence[Sect
 
 def write_figure(path: str | os.PathLike[str], figure: Any, title: str, lead: str = "",
                  notes: Sequence[str] = ()) -> Path:
-    """Writes a page of one Plotly figure, its title above it and notes below."""
-    return write_page(path, title, [Section("", figures=[figure], note=" ".join(notes))], lead)
+    """Writes a page of one Plotly figure, its title above it and a list of notes below."""
+    return write_page(path, title, [Section("", figures=[figure]), Section("", notes)][: 1 + bool(notes)], lead)

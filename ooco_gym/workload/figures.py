@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ooco_gym.files import atomic_write
+from ooco_gym.report import layout, write_figure
 from ooco_gym.workload.describe import DISPERSION_S, counts_in_windows, dispersion
 from ooco_gym.workload.sample import Sample
 
@@ -68,15 +66,7 @@ def write_page(samples: Sequence[Sample], title: str, path: Path,
         figure.update_xaxes(title_text="tokens", type="log", row=3, col=column)
     figure.update_yaxes(title_text="share at or below", row=3)
     figure.update_yaxes(title_text="share at or below", row=2, col=2)
-    figure.update_layout(title=title, template="plotly_white", height=1000, hovermode="closest")
-    if notes:
-        lines = [line for note in notes for line in textwrap.wrap(html.escape(note), 150)]
-        figure.update_layout(margin={"b": 80 + 18 * len(lines)}, height=1000 + 18 * len(lines))
-        figure.add_annotation(text="<br>".join(lines), xref="paper", yref="paper", x=0, y=0, yshift=-60, xanchor="left",
-                              yanchor="top", showarrow=False, align="left")
-    with atomic_write(path) as temporary:
-        figure.write_html(temporary, include_plotlyjs=True, full_html=True)
-    return path
+    return write_figure(path, layout(figure, 1000, top=90), title, notes=notes)
 
 
 def _bin_s(samples: Sequence[Sample]) -> float:

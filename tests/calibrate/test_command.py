@@ -79,7 +79,7 @@ def test_the_page_needs_no_network(run: Path) -> None:
 def test_the_page_has_errors_by_operation_and_comments_poor_fits(run: Path) -> None:
     page = (run / "calibration.html").read_text()
     table = page.partition("<table>")[2].partition("</table>")[0]
-    lines = [re.findall(r"<td>(.*?)</td>", line) for line in table.split("<tr")[2:]]
+    lines = [re.findall(r"<td.*?>(.*?)</td>", line) for line in table.split("<tr")[2:]]
     cells = {tuple(line[:2]): line[2:] for line in lines}
     summary = json.loads((run / "summary.json").read_text())
     for op in ("gemm", "attn_prefill", "attn_decode", "all_reduce"):

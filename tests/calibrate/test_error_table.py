@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooco_gym.calibrate.error_table import error_html, error_rows
+from ooco_gym.calibrate.error_table import error_rows, error_table
 
 
 def panel(name: str, factors: np.ndarray) -> dict:
@@ -29,5 +29,5 @@ def test_a_poor_fit_is_commented_with_where_it_is_wrong() -> None:
     assert wild.comment.endswith("tokens; scattered at all sizes")
     (few,) = error_rows([panel("gemm", np.full(3, 2.0))])
     assert few.comment == "poor: +100.0 % in the median"
-    table = error_html([poor, good])
-    assert table.count("class=poor") == 1 and "attn &lt;x&gt;" in table and good.comment == ""
+    table = error_table([poor, good]).html()
+    assert table.count("class=marked") == 1 and "attn &lt;x&gt;" in table and good.comment == ""

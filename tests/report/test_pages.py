@@ -28,7 +28,7 @@ def test_a_page_without_figures_is_small() -> None:
 
 def test_a_page_of_one_figure(tmp_path: Path) -> None:
     path = write_figure(tmp_path / "one.html", go.Figure(), "Title", notes=["First.", "Second."])
-    assert "First. Second." in path.read_text(encoding="utf-8") and [path] == list(tmp_path.iterdir())
+    assert "<li>First.</li><li>Second.</li>" in path.read_text(encoding="utf-8") and [path] == list(tmp_path.iterdir())
 
 
 def test_error_bars() -> None:
