@@ -298,18 +298,21 @@ CURVES = (("hit_rate", "hit rate of offline prompts (%)", 100.0), ("online_per_s
 
 
 def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
-    """Writes `echo.html`, the Markdown page (`echo.page`, else `echo.md` in the run folder), and plots and figures in
-    a folder of its name. A page that is there keeps what stands outside its marked part.
+    """Writes `echo.html`, the Markdown page (`echo.page`, else `echo.md` in the run folder), plots in a folder of its
+    name, and the figures (`echo.figures`, else `results.json` there).
+
+    A page that is there keeps what stands outside its marked part.
 
     Returns:
         The paths of what was written.
     """
-    given = summary["options"]["page"]
-    path = Path(given) if given else out / "echo.md"
+    page, figures = summary["options"]["page"], summary["options"].get("figures")
+    path = Path(page) if page else out / "echo.md"
     beside = path.with_suffix("")
+    data = Path(figures) if figures else beside / "results.json"
     figure = figure_of(summary)
-    options = {key: value for key, value in summary["options"].items() if key != "page"}
-    write_json(beside / "results.json", rounded({**summary, "options": options}))
+    options = {key: value for key, value in summary["options"].items() if key not in ("page", "figures")}
+    write_json(data, rounded({**summary, "options": options}))
     texts = {path: merged(path, "Echo", body(summary, beside.name), (BEGIN, END))}
     day = summary["results"].get("hit_rate")
     if day:
@@ -319,7 +322,7 @@ def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
             temporary.write_text(text, encoding="utf-8")
     if figure is not None:
         write_page(figure, out / "echo.html")
-    return [*texts, beside / "results.json", *([out / "echo.html"] if figure is not None else [])]
+    return [*texts, data, *([out / "echo.html"] if figure is not None else [])]
 
 
 def body(summary: Mapping[str, Any], folder: str) -> str:

@@ -98,7 +98,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     baseline = baseline_of(options, policies)
     _check_partners(options, policies)
-    for key in ("page", "glance"):
+    for key in ("page", "glance", "figures"):
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
@@ -128,7 +128,8 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                "tuning": _tuning(options), "results": rows}
     field_table(summary)
     show_notes(summary["notes"])
-    write_results(summary, Path(options["out"]), options["page"], options["glance"])
+    write_results(summary, Path(options["out"]), options["page"], options["glance"],
+                  options["figures"])
     return summary
 
 

@@ -278,15 +278,17 @@ BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not t
 END = "<!-- end of results -->"
 
 
-def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None) -> list[Path]:
+def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None,
+                  figures: str | None = None) -> list[Path]:
     """Writes `compare.html` into the run folder, and the Markdown page with its plot and figures.
 
     Args:
         summary: of the command.
         out: the run folder.
         page: the Markdown file; None: `compare.md` in the run folder. One that is there keeps what stands outside its
-            marked part. Plot and figures lie beside it, in a folder of its name.
+            marked part. The plot lies beside it, in a folder of its name.
         glance: another one, for the table of all cells alone; None: none.
+        figures: the JSON file of the figures; None: `results.json` beside the plot.
 
     Returns:
         The paths of what was written.
@@ -294,7 +296,8 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glanc
     path = Path(page) if page else out / "compare.md"
     beside = path.with_suffix("")
     write_page(field_figure(summary), out / "compare.html")
-    write_json(beside / "results.json", rounded(summary))
+    data = Path(figures) if figures else beside / "results.json"
+    write_json(data, rounded(summary))
     texts = {beside / "sustained.svg": field_svg(summary),
              path: merged(path, TITLE, body(summary, beside.name), (BEGIN, END))}
     if glance:
@@ -302,7 +305,7 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glanc
     for file, written in texts.items():
         with atomic_write(file) as temporary:
             temporary.write_text(written, encoding="utf-8")
-    return [out / "compare.html", beside / "results.json", *texts]
+    return [out / "compare.html", data, *texts]
 
 
 def at_a_glance(summary: Mapping[str, Any]) -> str:

@@ -395,8 +395,10 @@ def main(cfg: Any) -> dict[str, Any]:
     table = plain(config.get("table") or {})
     names = environments_of(zoo, table)
     check_page("page", config.get("page"))
-    if config.get("page"):
-        measured_before(Path(str(config["page"])))
+    page = Path(str(config["page"])) if config.get("page") else None
+    if page:
+        figures = Path(str(config.get("figures") or page.with_suffix(".json")))
+        measured_before(figures)
     store = Store(Path(table.get("cache") or zoo / "played"), whole(config, "workers", 1),
                   bool(table.get("trust_cache")))
     out = Path(config["out"])
@@ -411,8 +413,8 @@ def main(cfg: Any) -> dict[str, Any]:
             summary = {"command": "evaluate", "schema_of_table": SCHEMA, "environments": found,
                        "wall_s": time.monotonic() - started}
             _write(out, summary)  # after each, so that what is done can be read while the rest is played
-    if config.get("page"):
-        write_docs(Path(str(config["page"])), summary)
+    if page:
+        write_docs(page, figures, summary)
     show(summary)
     return summary
 

@@ -261,26 +261,25 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return "\n\n".join(parts)
 
 
-def write_docs(page: Path, summary: Mapping[str, Any]) -> None:
-    """Writes the page's marked part, and the figures beside it under its name.
+def write_docs(page: Path, figures: Path, summary: Mapping[str, Any]) -> None:
+    """Writes the page's marked part, and its figures.
 
     Environments that this run has not measured stay as the page has them: the whole table takes an hour and more.
     """
-    kept = measured_before(page)
+    kept = measured_before(figures)
     summary = {**summary, "environments": {**kept.get("environments", {}), **summary["environments"]}}
     text = merged(page, "Learned policies on held-out windows", markdown(summary), (BEGIN, END))
     with atomic_write(page) as temporary:
         temporary.write_text(text, encoding="utf-8")
-    write_json(page.with_suffix(".json"), summary)
+    write_json(figures, summary)
 
 
-def measured_before(page: Path) -> dict[str, Any]:
-    """The figures that lie beside a page, under its name; empty where none do.
+def measured_before(figures: Path) -> dict[str, Any]:
+    """The figures of earlier runs; empty where there are none.
 
     Raises:
         UserError: a file of that name is there that is no learned table.
     """
-    figures = page.with_suffix(".json")
     if not figures.is_file():
         return {}
     try:
@@ -288,8 +287,8 @@ def measured_before(page: Path) -> dict[str, Any]:
     except ValueError:
         found = None
     if not isinstance(found, dict) or found.get("schema_of_table") != SCHEMA:
-        raise UserError(f"page={page}: '{figures.name}' beside it is no learned table, and would be overwritten; name "
-                        "another page")
+        raise UserError(f"page or figures: '{figures}' is no learned table, and would be overwritten; "
+                        "name another file")
     return found
 
 

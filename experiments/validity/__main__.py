@@ -18,7 +18,7 @@ KEYS = ("data", "out", "only", "workers", "chain", "servegen")
 _HELP = """python -m experiments.validity [KEY=VALUE ...]
 
 data      folder with profiles/, traces/ and runs/; OOCO_GYM_DATA unless given
-out       folder of the page; its figures lie in out/validity
+out       folder of the page; its figures lie in results/validity beside that folder
 only      sections to measure, comma between them; all unless given, 'none' only writes the page from its figures
 workers   processes; all cores unless given
 chain     run folder of `ooco-gym experiment engine_chain`; of several with commas between them the last is shown

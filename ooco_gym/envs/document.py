@@ -37,7 +37,7 @@ def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
 
     Args:
         name: its id.
-        headroom: what is known of it in `docs/headroom.json` (`headroom_of`); None leaves that section out.
+        headroom: what is known of it in `results/headroom.json` (`headroom_of`); None leaves that section out.
     """
     env: Any = gym.make(name).unwrapped
     short = short_name(name)
@@ -223,11 +223,11 @@ def _splits(config: Mapping[str, Any]) -> list[str]:
 
 # --- Headroom -------------------------------------------------------------------------------------------------------
 def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
-    """What `docs/headroom.json` says of an environment, or None.
+    """What `results/headroom.json` says of an environment, or None.
 
     It is a mapping from ids to what `ooco-gym headroom env=…` writes as `summary.json`.
     """
-    path = root / "docs" / "headroom.json"
+    path = root / "results" / "headroom.json"
     if not path.is_file():
         return None
     return json.loads(path.read_text(encoding="utf-8")).get(name)

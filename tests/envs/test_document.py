@@ -72,14 +72,14 @@ def _row(policy: str, figures: dict[str, Any], difference: dict[str, Any]) -> di
 def test_headroom_is_taken_from_its_file(tmp_path: Path) -> None:
     name = "ooco_gym/Gating-v0"
     assert document.headroom_of(name, tmp_path) is None
-    (tmp_path / "docs").mkdir()
+    (tmp_path / "results").mkdir()
     service, violations = "offline_reference_gpu_s_per_s", "violation_rate"
     rate = (0.01, None, None)
     rows = [_row("far", {service: (0.9, 0.8, 1.0), violations: rate}, {service: (0.4, 0.3, 0.5)}),
             _row("ooco", {service: (0.5, 0.4, 0.6), violations: rate}, {service: (0.0, 0.0, 0.0)})]
     found = {"best_heuristic": "ooco", "episodes": 20, "window_s": 120.0, "rows": rows,
              "verdict": {"headroom": True, "policy": "far"}}
-    (tmp_path / "docs" / "headroom.json").write_text(json.dumps({name: found}))
+    (tmp_path / "results" / "headroom.json").write_text(json.dumps({name: found}))
     text = document.page(name, document.headroom_of(name, tmp_path))
     assert "## Headroom\nWhat looking ahead is worth (`ooco-gym headroom`), on 20 windows of 120 s" in text
     assert ("| ooco (best heuristic) | 0.5 [0.4, 0.6] | 1.00% |  | 50% |\n"

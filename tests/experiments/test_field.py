@@ -191,6 +191,8 @@ def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     readme = tmp_path / "README.md"
     readme.write_text(f"{BEGIN}\n{END}\nAfter.\n")
     assert readme in write_results(summary, tmp_path / "out", str(page), str(readme))
+    figures = tmp_path / "results" / "field.json"
+    assert figures in write_results(summary, tmp_path / "out", str(page), figures=str(figures)) and figures.is_file()
     assert at_a_glance(summary) in readme.read_text() and "After." in readme.read_text()
     assert "### ooc on pair_7b" not in readme.read_text()
     assert all(path.is_file() for path in written)

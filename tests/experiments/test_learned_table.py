@@ -165,6 +165,8 @@ def test_what_would_be_ignored_or_overwritten_is_refused_before_anything_is_play
     (tmp_path / "page.json").write_text('{"environments": {}}')
     with pytest.raises(UserError, match="is no learned table"):
         main({**config(zoo, tmp_path), "page": str(tmp_path / "page.md")})
+    with pytest.raises(UserError, match="is no learned table"):
+        main({**config(zoo, tmp_path), "page": str(tmp_path / "x.md"), "figures": str(tmp_path / "page.json")})
     with pytest.raises(UserError, match="workers"):
         main({**config(zoo, tmp_path), "workers": "two"})
 

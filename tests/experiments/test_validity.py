@@ -30,13 +30,13 @@ def test_the_committed_page_is_what_its_figures_say():
         path = DOCS / name
         assert path.is_file(), f"{name} is missing: run `python -m experiments.validity out=docs only=none`"
         assert path.read_text(encoding="utf-8") == text, (
-            f"{name} is not what docs/validity/*.json say: run `python -m experiments.validity out=docs only=none`")
+            f"{name} is not what results/validity/*.json say: run `python -m experiments.validity out=docs only=none`")
     drawn = {path.name for path in (DOCS / "validity").glob("*.svg")}
     assert drawn == {Path(name).name for name in rendered if name.endswith(".svg")}
 
 
 def test_every_section_has_figures_and_every_figure_a_section():
-    there = {path.stem for path in (DOCS / "validity").glob("*.json")}
+    there = {path.stem for path in page.figures_folder(DOCS).glob("*.json")}
     assert there == set(page.SECTIONS)
     for name in page.SECTIONS:
         record = page.read_record(DOCS, name)
@@ -45,7 +45,7 @@ def test_every_section_has_figures_and_every_figure_a_section():
 
 
 def test_the_page_names_no_machine():
-    for path in [DOCS / "validity.md", *(DOCS / "validity").iterdir()]:
+    for path in [DOCS / "validity.md", *(DOCS / "validity").iterdir(), *page.figures_folder(DOCS).iterdir()]:
         text = path.read_text(encoding="utf-8")
         assert not re.search(r"/(work|tmp|home|root)/|https?://(?!www\.w3\.org)", text), path.name
 
@@ -74,14 +74,14 @@ def test_records_are_short_and_plain():
 
 
 def test_a_broken_record_is_named(tmp_path):
-    folder = tmp_path / page.FOLDER
-    folder.mkdir()
+    out, folder = tmp_path / "docs", page.figures_folder(tmp_path / "docs")
+    folder.mkdir(parents=True)
     (folder / "chips.json").write_text("{")
     with pytest.raises(UserError, match=r"chips\.json.*remove it"):
-        page.read_record(tmp_path, "chips")
+        page.read_record(out, "chips")
     (folder / "chips.json").write_text('{"schema": "other"}')
     with pytest.raises(UserError, match="no record"):
-        page.read_record(tmp_path, "chips")
+        page.read_record(out, "chips")
 
 
 def test_tables_align_numbers_only():

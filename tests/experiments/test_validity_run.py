@@ -93,7 +93,7 @@ def chain(tmp_path):
 
 
 def record(out, name):
-    return json.loads((out / "validity" / f"{name}.json").read_text(encoding="utf-8"))
+    return json.loads((out.parent / "results" / "validity" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def test_a_run_on_made_up_data(tmp_path, data, servegen, chain, monkeypatch, capsys):
