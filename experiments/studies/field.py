@@ -33,7 +33,7 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Cache
 from experiments.common.sustain import Bench, Limits, Plan, Point, Sustained, candidates_of, placed, sustain, tune
 from experiments.studies.field_page import field_table, write_results
-from ooco_gym.cli.choices import read_choice
+from ooco_gym.cli.commands import read_choice
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics.statistics import interval, resampled_interval, within

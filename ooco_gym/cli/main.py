@@ -9,9 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ooco_gym.cli.commands import Command, commands, find
+from ooco_gym.cli.commands import Command, commands, experiments, find, names
 from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
 from ooco_gym.errors import UserError
+from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
 
 MISTAKE, INTERRUPTED, TERMINATED = 2, 130, 143
@@ -98,29 +99,20 @@ def _folder(text: str) -> Path:
 
 
 def _print_commands() -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(no_wrap=True, style="bold")
-    table.add_column()
+    rows = []
     for name in commands():
         try:
-            table.add_row(name, find(name).description)
+            rows.append((name, find(name).description))
         except UserError as error:
-            table.add_row(name, f"({error})")
-    console = Console()
-    console.print(f"usage: {USAGE}\n", markup=False, highlight=False)
-    console.print(table)
-    console.print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.",
-                  markup=False, highlight=False)
+            rows.append((name, f"({error})"))
+    print(f"usage: {USAGE}\n")
+    Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1, show_head=False)
+    print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
 
 
 def _print_help(command: Command) -> None:
     """Prints a command's keys as its configuration documents them, and the choices of its groups."""
     import yaml
-
-    from ooco_gym.cli.choices import experiments, names
 
     text = command.config.read_text(encoding="utf-8")
     words = "".join(f"[{key.upper()}] " for key in command.positional)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ooco_gym.cli.choices import EXPERIMENT, PLAIN, names, read_choice
-from ooco_gym.cli.commands import Command
-from ooco_gym.cli.values import check_value, default_of, known_keys
+from ooco_gym.cli.commands import EXPERIMENT, PLAIN, Command, names, read_choice
 from ooco_gym.errors import UserError, nearest, unknown
 
 Compose = Callable[[list[str]], DictConfig]
@@ -35,6 +33,11 @@ class Request:
     def words(self) -> list[str]:
         """The overrides as Hydra reads them."""
         return [str(override.input_line) for override in self.overrides]
+
+    @property
+    def fixed_words(self) -> list[str]:
+        """Those that are the same in every run of a sweep."""
+        return [str(override.input_line) for override in self.overrides if not override.is_sweep_override()]
 
 
 def read(words: Iterable[str], multirun: bool) -> Request:
@@ -145,7 +148,8 @@ def check(command: Command, request: Request, compose: Compose, options: Callabl
     for override in chosen:
         _check_choice(command, override, options)
     values = [o for o in request.overrides if o not in chosen]
-    words = [[f"{o.get_key_element()}={one}" for one in _each(o)] for o in chosen if not o.is_delete()]
+    words = [[f"{o.get_key_element()}={one}" for one in _each(o)]
+             for o in chosen if not o.is_delete() and not is_glob(o)]  # a glob's choices have the keys of the default
     for combination in itertools.islice(itertools.product(*words), MOST_COMBINATIONS):
         config = compose(list(combination)) if combination else base
         _check_added(command, base, config, combination)
@@ -176,14 +180,12 @@ def _check_added(command: Command, base: DictConfig, config: DictConfig, words: 
 
 def _each(override: Override) -> list[str]:
     """The values of an override as Hydra words, several for a sweep."""
-    if _is_glob(override):
-        return [str(override.input_line).partition("=")[2]]
     return list(override.sweep_string_iterator() if override.is_discrete_sweep() else [
         override.get_value_element_as_str()])
 
 
-def _is_glob(override: Override) -> bool:
-    return override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP"
+def is_glob(override: Override) -> bool:
+    return override.value_type is ValueType.GLOB_CHOICE_SWEEP
 
 
 def _check_choice(command: Command, override: Override, options: Callable[[str], list[str]]) -> None:
@@ -196,7 +198,7 @@ def _check_choice(command: Command, override: Override, options: Callable[[str],
         given = ",".join(str(item) for item in value)
         raise UserError(f"{group} takes one choice, not a list: use -m {group}={given} to run each, or a command that "
                         f"takes several, such as 'ooco-gym compare policies=[{given}]'")
-    if _is_glob(override):
+    if is_glob(override):
         return
     for word in _each(override):
         one = _unquote(word)
@@ -210,7 +212,10 @@ def _check_choice(command: Command, override: Override, options: Callable[[str],
 
 
 def _unquote(word: str) -> str:
-    return word[1:-1].replace("\\'", "'") if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"" else word
+    """The text that a value of Hydra's grammar stands for: without its quotes or its escapes."""
+    if len(word) > 1 and word[0] == word[-1] and word[0] in "'\"":
+        return word[1:-1].replace("\\'", "'")
+    return re.sub(r"\\(.)", r"\1", word)
 
 
 def _check_value(command: Command, override: Override, config: DictConfig, groups: set[str]) -> None:
@@ -241,9 +246,11 @@ def _check_value(command: Command, override: Override, config: DictConfig, group
 
 
 def _python_values(override: Override) -> list[Any]:
-    if override.is_discrete_sweep():
-        return [Override._convert_value(value) for value in override.sweep_iterator()]
-    return [] if override.is_sweep_override() else [override.value()]
+    if not override.is_sweep_override():
+        return [override.value()]
+    parser = OverridesParser.create()
+    return [parser.parse_override(f"key={word}").value() for word in _each(override)
+            ] if override.is_discrete_sweep() else []
 
 
 def _kind_elsewhere(command: Command, key: str, groups: set[str]) -> Any:
@@ -279,3 +286,87 @@ def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> 
     if key == EXPERIMENT:
         close, listed = f": a file of settings is added, +{EXPERIMENT}=NAME", ""
     return UserError(f"{command.name} has no key '{key}'{close}{listed}")
+
+
+# --- Kinds of values: what a default says about what its key may be given -------------------------------------------
+COUNT_OR_LIST = ("seeds",)      # 3 means 1, 2, 3
+
+
+def default_of(config: Any, key: str) -> Any:
+    """The value at a dotted key as it stands; None for null, for what is required, and for what is not there."""
+    node = config
+    for part in key.split("."):
+        if not isinstance(node, DictConfig) or part not in node or OmegaConf.is_missing(node, part):
+            return None
+        if OmegaConf.is_interpolation(node, part):
+            return None         # of whatever kind
+        node = node[part]
+    return node
+
+
+def known_keys(config: DictConfig, below: str = "") -> list[str]:
+    """Every dotted key of a configuration, Hydra's own left out unless `below` names them."""
+    found: list[str] = []
+
+    def walk(node: Any, prefix: str) -> None:
+        for key in node:
+            name = f"{prefix}{key}"
+            if name == "hydra" and not below:
+                continue
+            found.append(name)
+            child = default_of(node, str(key))
+            if isinstance(child, DictConfig):
+                walk(child, f"{name}.")
+
+    walk(config[below] if below else config, f"{below}." if below else "")
+    return found
+
+
+def check_value(key: str, value: Any, default: Any) -> None:
+    """Checks that a value is of the kind of the key's default; null is always allowed, and null allows all.
+
+    Raises:
+        UserError: it is of another kind, or a mapping has a key that the default has not.
+    """
+    if value is None or default is None or (isinstance(value, str) and "${" in value):
+        return
+    if isinstance(default, bool):
+        if not isinstance(value, bool):
+            raise _wrong(key, value, "true or false", default)
+    elif isinstance(default, int | float):
+        listed = key.rpartition(".")[2] in COUNT_OR_LIST and isinstance(value, list)
+        if not listed and (isinstance(value, bool) or not isinstance(value, int | float)):
+            raise _wrong(key, value, "a number", default)
+    elif isinstance(default, str):
+        if isinstance(value, list):
+            raise _wrong(key, value, "one value, not a list", default)
+        if isinstance(value, bool | int | float):
+            raise _wrong(key, value, "text", default)
+    elif isinstance(default, ListConfig):
+        counted = key.rpartition(".")[2] in COUNT_OR_LIST and isinstance(value, int)
+        if not isinstance(value, list) and not counted:
+            raise UserError(f"{key}={_text(value)}: expected a list, such as {key}=[{_text(value)}]")
+    elif isinstance(default, DictConfig):
+        _check_mapping(key, value, default)
+
+
+def _check_mapping(key: str, value: Any, default: DictConfig) -> None:
+    if not isinstance(value, Mapping):
+        first = next(iter(default), "key")
+        raise UserError(f"{key}={_text(value)}: {key} is a group of keys; expected such as {key}.{first}=…")
+    for name, item in value.items():
+        if name not in default:
+            raise UserError(f"{key} has no key '{name}'{nearest(str(name), [str(known) for known in default])}")
+        check_value(f"{key}.{name}", item, default_of(default, str(name)))
+
+
+def _wrong(key: str, value: Any, expected: str, default: Any) -> UserError:
+    return UserError(f"{key}={_text(value)}: expected {expected}, such as {key}={_text(default)}")
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(_text(item) for item in value) + "]"
+    return str(value)

@@ -2,94 +2,162 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import traceback
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from hydra import version
-from hydra._internal.config_search_path_impl import ConfigSearchPathImpl
-from hydra._internal.hydra import Hydra
-from hydra._internal.sources_registry import SourcesRegistry
-from hydra.core.config_search_path import SearchPathElement
+import hydra
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
 from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ooco_gym.cli.commands import Command
-from ooco_gym.cli.overrides import Request, check
-from ooco_gym.cli.source import OocoSource, search_path
-from ooco_gym.cli.task import BUG, MISTAKE, OK, Outcome, Task, one_line, unwrap
+from ooco_gym.cli.commands import PLAIN, Command
+from ooco_gym.cli.overrides import Request, check, is_glob
+from ooco_gym.cli.source import OocoSearchPath, OocoSource
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
+from ooco_gym.extras import EXTRAS
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report import Table
 
+OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
          "hydra.job.chdir=false")
 LONGEST_LABEL = 100     # characters of a sweep's folder name
 
 
+# --- What runs, in this process or in a worker of a sweep -----------------------------------------------------------
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, in a form that travels between processes."""
+
+    code: int
+    out: str
+    error: str = ""
+    files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Task:
+    """Calls a command's function; Hydra hands it the composed configuration."""
+
+    command: str
+    function: str
+    cwd: str
+
+    def __call__(self, cfg: DictConfig) -> Outcome:
+        out = str(HydraConfig.get().runtime.output_dir)
+        with suppress(OSError):         # a worker may have been started elsewhere: relative paths are the user's
+            os.chdir(self.cwd)
+        cfg = unwrap(cfg, out)
+        try:
+            summary = load(self.function)(cfg)
+            return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
+        except UserError as error:
+            return Outcome(MISTAKE, out, one_line(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                return Outcome(BUG, out, traceback.format_exc())
+            return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                                         f"install ooco-gym[{EXTRAS[package]}]")
+        except Exception:
+            return Outcome(BUG, out, traceback.format_exc())
+
+
+def load(function: str) -> Any:
+    """Imports what `module:function` names."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def unwrap(cfg: DictConfig, out: str) -> DictConfig:
+    """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
+    with open_dict(cfg):
+        for key in list(cfg):
+            if not OmegaConf.is_missing(cfg, key) and isinstance(cfg[key], DictConfig) and PLAIN in cfg[key]:
+                cfg[key] = cfg[key][PLAIN]
+        cfg.out = out
+    return cfg
+
+
+def write_results(command: str, cfg: DictConfig, summary: Any, out: str) -> tuple[str, ...]:
+    """Writes `config.yaml`, and `summary.json` where there is a summary; returns their names."""
+    with atomic_write(os.path.join(out, "config.yaml")) as temporary:
+        temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
+    if not isinstance(summary, Mapping):
+        return ("config.yaml",)
+    write_json(os.path.join(out, "summary.json"), {"schema": f"ooco-gym/{command}/1", **summary})
+    return ("summary.json", "config.yaml")
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error without line breaks."""
+    return " ".join(str(error).split())
+
+
+# --- Hydra, set up for one command ----------------------------------------------------------------------------------
 @contextmanager
-def session(command: Command) -> Iterator[Hydra]:
+def session(command: Command) -> Iterator[None]:
     """Hydra, set up for one command; its errors come out as `UserError`."""
-    version.setbase("1.3")
-    Plugins.instance()
-    SourcesRegistry.instance().register(OocoSource)
-    GlobalHydra.instance().clear()
-    path = ConfigSearchPathImpl()
-    path.config_search_path = [SearchPathElement("hydra", "pkg://hydra.conf"),
-                               SearchPathElement("main", search_path(command)),
-                               SearchPathElement("schema", "structured://")]
+    for plugin in (OocoSource, OocoSearchPath):
+        Plugins.instance().register(plugin)
+    OocoSearchPath.command = command
     try:
-        yield Hydra.create_main_hydra2(command.name, path)
+        with hydra.initialize(config_path=None, job_name=command.name, version_base="1.3"):
+            yield
     except (HydraException, OmegaConfBaseException) as error:
         raise UserError(f"{command.name}: {one_line(error)}") from error
     finally:
+        OocoSearchPath.command = None
         GlobalHydra.instance().clear()
 
 
-def compose(hydra: Hydra, command: Command, words: list[str]) -> DictConfig:
+def compose(command: Command, words: list[str]) -> DictConfig:
     """Composes a command's configuration, Hydra's own part included."""
-    return hydra.compose_config(command.name, words, RunMode.RUN, with_log_configuration=False,
-                                validate_sweep_overrides=False)
+    return hydra.compose(command.name, words, return_hydra_config=True)
 
 
 def show(command: Command, request: Request, what: str) -> None:
-    """Prints the configuration that would run: of the command (`job`), of Hydra (`hydra`), or both (`all`)."""
-    with session(command) as hydra:
-        _check(hydra, command, request)
-        config = compose(hydra, command, [*_folders(command, request, False), *request.words])
+    """Prints the configuration that would run: of the command (`job`), of Hydra (`hydra`), or both (`all`).
+
+    Of a sweep it prints what all its runs have in common, the rest as it is by default.
+    """
+    with session(command):
+        _check(command, request)
+        config = compose(command, [*_folders(command, request, False), *request.fixed_words])
         out = str(config.hydra.run.dir)
-        hydra_part = {"hydra": config.pop("hydra")} if OmegaConf.set_struct(config, False) is None else {}
+        with open_dict(config):
+            own_of_hydra = OmegaConf.create({"hydra": config.pop("hydra")})
         own = unwrap(config, out)
-        parts = {"job": [own], "hydra": [OmegaConf.create(hydra_part)], "all": [own, OmegaConf.create(hydra_part)]}
+        parts = {"job": [own], "hydra": [own_of_hydra], "all": [own, own_of_hydra]}
         print("\n".join(OmegaConf.to_yaml(part).rstrip() for part in parts[what]))
 
 
+# --- One run, or a sweep --------------------------------------------------------------------------------------------
 def run(command: Command, request: Request, multirun: bool) -> int:
     """Checks and runs; prints how it ended and returns the exit code.
 
     Raises:
         UserError: a mistake in the command line; nothing has been written then.
     """
-    with session(command) as hydra:
-        _check(hydra, command, request)
+    with session(command):
+        _check(command, request)
         words = [*_folders(command, request, multirun), *request.words]
         folder = Path(words[0].partition("=")[2].strip("'"))
         before = _seen(folder)
         try:
-            task = Task(command.name, command.function, os.getcwd())
-            if multirun:
-                outcomes = _sweep(hydra, command, task, words)
-            else:
-                outcomes = [hydra.run(command.name, task, words, with_log_configuration=True).return_value]
+            outcomes = _outcomes(command, Task(command.name, command.function, os.getcwd()), words, multirun)
         except BaseException:
             _tidy(folder, before, [])
             raise
@@ -114,9 +182,9 @@ def _exists(path: Path) -> bool:
         return False
 
 
-def _check(hydra: Hydra, command: Command, request: Request) -> None:
-    loader = hydra.config_loader
-    check(command, request, lambda words: compose(hydra, command, words), loader.get_group_options)
+def _check(command: Command, request: Request) -> None:
+    options = GlobalHydra.instance().config_loader().get_group_options
+    check(command, request, lambda words: compose(command, words), options)
 
 
 def _folders(command: Command, request: Request, multirun: bool) -> list[str]:
@@ -136,7 +204,7 @@ def _labels(request: Request) -> list[str]:
     swept = [override for override in request.overrides if override.is_sweep_override()]
     if not all(override.is_discrete_sweep() for override in swept) or not swept:
         return ["hydra.sweep.subdir=${hydra.job.num}"]
-    if any(override.value_type is not None and override.value_type.name == "GLOB_CHOICE_SWEEP" for override in swept):
+    if any(map(is_glob, swept)):
         return ["hydra.sweep.subdir=${hydra.job.override_dirname}"]
     values = [[str(value) for value in override.sweep_string_iterator()] for override in swept]
     longest = sum(len(o.get_key_element()) + 2 + max(map(len, v)) for o, v in zip(swept, values, strict=True))
@@ -159,12 +227,14 @@ def _launcher_defaults(request: Request) -> list[str]:
             if f"hydra.launcher.ray.init.{key}" not in given]
 
 
-def _sweep(hydra: Hydra, command: Command, task: Task, words: list[str]) -> list[Outcome]:
-    answer: Any = hydra.multirun(command.name, task, words, with_log_configuration=True)
-    if not isinstance(answer, list):
-        return []
-    jobs: list[JobReturn] = [job for batch in answer for job in batch]
-    return [job.return_value for job in jobs]
+def _outcomes(command: Command, task: Task, words: list[str], multirun: bool) -> list[Outcome]:
+    """How each job ended. Hydra's public way to run (`hydra.main`) reads `sys.argv` and returns nothing."""
+    app = GlobalHydra.instance().hydra
+    assert app is not None
+    if not multirun:
+        return [app.run(command.name, task, words).return_value]
+    answer = app.multirun(command.name, task, words)
+    return [job.return_value for batch in answer for job in batch] if isinstance(answer, list) else []
 
 
 def _seen(folder: Path) -> set[Path]:
@@ -214,17 +284,13 @@ def _report_sweep(command: Command, folder: Path, outcomes: list[Outcome]) -> in
 
 
 def _write_index(command: Command, folder: Path, outcomes: list[Outcome]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table("job", "folder", "result")
-    jobs = []
+    rows, jobs = [], []
     for number, outcome in enumerate(outcomes):
         status = {OK: "done", MISTAKE: "refused", BUG: "failed"}[outcome.code]
-        table.add_row(str(number), _short(outcome.out), status)
+        rows.append((number, _short(outcome.out), status))
         jobs.append({"job": Path(outcome.out).name, "out": os.path.relpath(outcome.out, folder), "status": status,
                      "error": outcome.error.strip().splitlines()[-1] if outcome.error else None})
-    Console().print(table)
+    Table("", ("job", "folder", "result"), rows, align="l").show()
     write_json(folder / "multirun.json", {"schema": "ooco-gym/multirun/1", "command": command.name, "jobs": jobs})
     print(f"multirun.json written to {_short(str(folder))}")
 

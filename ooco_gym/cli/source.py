@@ -7,17 +7,18 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlencode
 
 import yaml
+from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from ooco_gym.cli.choices import EXPERIMENT, names, read_choice
-from ooco_gym.cli.commands import Command
+from ooco_gym.cli.commands import EXPERIMENT, Command, names, read_choice
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
 
-def search_path(command: Command) -> str:
+def search_path_of(command: Command) -> str:
     """The address under which Hydra finds a command's configuration; it says all, so that workers find it too."""
     return "ooco://?" + urlencode({"root": [str(root) for root in command.roots],
                                    "plain": sorted(plain_keys(command))}, doseq=True)
@@ -28,6 +29,16 @@ def plain_keys(command: Command) -> set[str]:
     raw = yaml.safe_load(command.config.read_text(encoding="utf-8")) or {}
     groups = {key for entry in raw.get("defaults", ()) if isinstance(entry, Mapping) for key in entry}
     return {key for key, value in raw.items() if not isinstance(value, Mapping)} - groups
+
+
+class OocoSearchPath(SearchPathPlugin):
+    """Adds the configuration of the command that runs to where Hydra looks."""
+
+    command: Command | None = None  # while one runs
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        if self.command is not None:
+            search_path.append("main", search_path_of(self.command))
 
 
 class OocoSource(ConfigSource):

@@ -71,6 +71,18 @@ def test_folders_and_files(toy: SimpleNamespace) -> None:
     assert play(toy, f"fruit.path={run / 'trace.csv'}")["fruit"]["path"] == str(run / "trace.csv")
 
 
+def test_something_in_a_python_file(toy: SimpleNamespace) -> None:
+    (toy.cwd / "mine.py").write_text("")
+    (toy.cwd / "rules").mkdir()
+    (toy.cwd / "rules" / "other.py").write_text("")
+    for given in ("mine.py:fruit", "mine.py:fruit:weight_g=3,core=2", "mine.py", "rules/other.py:fruit"):
+        assert play(toy, f"fruit={given}")["fruit"] == given
+    assert toy.run("play", "-m", "fruit=apple,mine.py:fruit", "out=sweep")[0] == 0
+    assert {str(values(job)["fruit"]) for job in (toy.cwd / "sweep").glob("*/")} >= {"mine.py:fruit"}
+    code, _, error = toy.run("play", "fruit=none.py:fruit")
+    assert code == 2 and "fruit: file 'none.py' does not exist; expected a path, or one of: apple" in error
+
+
 def test_yaml_of_the_user(toy: SimpleNamespace) -> None:
     (toy.cwd / "mine.yaml").write_text("name: quince\nweight_g: 90\n")
     assert play(toy, "fruit=mine.yaml", "fruit.weight_g=91")["fruit"] == {"name": "quince", "weight_g": 91}
@@ -127,6 +139,8 @@ def test_show_configuration(toy: SimpleNamespace) -> None:
     assert shown["out"] == str(toy.cwd / "results")
     assert list(toy.cwd.iterdir()) == []
     assert "launcher" in yaml.safe_load(toy.run("play", "--cfg", "hydra")[1])["hydra"]
+    for word in ("fruit=pear,plum", "fruit=glob(p*)"):  # what is swept is as by default
+        assert yaml.safe_load(toy.run("play", "-m", "--cfg", "job", word)[1])["fruit"]["name"] == "apple"
 
 
 def test_help(toy: SimpleNamespace) -> None:

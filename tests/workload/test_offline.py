@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.cli.choices import PLAIN, read_choice
+from ooco_gym.cli.commands import PLAIN, read_choice
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root, load_yaml, names
 from ooco_gym.workload import (
