@@ -19,7 +19,7 @@ import json
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -28,11 +28,12 @@ from ooco_gym.peak import short_name
 from ooco_gym.perf import cost_table, decode_latency_ps, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.policy.bundle import Param, Policy
-from ooco_gym.workload import trace_files, workload_peak_start_s
+from ooco_gym.workload import trace_files
 
 if TYPE_CHECKING:
-    from ooco_gym.scenario import Scenario
+    from ooco_gym.scenario import ResolvedScenario, Scenario
 
+Played = TypeVar("Played", "Scenario", "ResolvedScenario")
 METRICS = {"mean_ttft": "ttft_mean_s", "p99_ttft": "ttft_p99_s", "mean_tbt": "itl_mean_s", "p99_tbt": "itl_p99_s"}
 AUTO = -1.0  # a setting that the profiler finds
 OWN_SEED = -1
@@ -103,7 +104,7 @@ def largest_that_holds(holds: Callable[[float], bool], highest: float, steps: in
 
 
 def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str, Any]], float],
-           run: Callable[[Scenario, float], Mapping[str, Any]], trials: Sequence[Scenario]) -> dict[str, float]:
+           run: Callable[[Played, float], Mapping[str, Any]], trials: Sequence[Played]) -> dict[str, float]:
     """Finds a parameter by test runs.
 
     Args:
@@ -124,12 +125,12 @@ def search(name: str, values: Mapping[str, Any], highest: Callable[[Mapping[str,
     return {name: largest_that_holds(holds, ceiling, int(values["profile_steps"]))}
 
 
-def alone(scenario: Scenario) -> Scenario:
+def alone(scenario: Played) -> Played:
     """A scenario without its offline work: what SLOs are held against."""
     return scenario.with_(offline={"mode": "rate", "rate": 0.0})
 
 
-def trials_of(scenario: Scenario, values: Mapping[str, Any]) -> list[Scenario]:
+def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
     """The scenarios of the test runs.
 
     Warns:
@@ -141,14 +142,13 @@ def trials_of(scenario: Scenario, values: Mapping[str, Any]) -> list[Scenario]:
         return [shorter]
     if not scenario.from_file:
         return [shorter.with_(seed=first + i) for i in range(count)]
-    start_s = scenario.start_s
-    if start_s is None:
-        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
-    starts = windows_beside(scenario.workload, start_s, scenario.duration_s, shorter.duration_s, count)
+    known = scenario.resolve()
+    start_s = known.start_s
+    starts = windows_beside(known.workload, start_s, scenario.duration_s, shorter.duration_s, count)
     if not starts:
         warnings.warn(  # no UserWarning: those are what a chip's figures do not cover, which commands note themselves
-            f"HyGen's profiler test-runs the measured window: trace file of workload '{short_name(scenario.workload)}' "
-            f"has no other of {shorter.duration_s:g} s; a longer file, or a lower profile_duration_s, lets it look "
+            f"HyGen's profiler test-runs the measured window: trace file of workload "
+            f"'{short_name(known.given.workload)}' has no other of {shorter.duration_s:g} s; a longer file, or a lower profile_duration_s, lets it look "
             "elsewhere", RuntimeWarning, stacklevel=2)
         return [shorter.with_(seed=first + i, start_s=start_s) for i in range(count)]
     return [shorter.with_(seed=first + i, start_s=start) for i, start in enumerate(starts)]
@@ -158,7 +158,7 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
     """Where windows of a workload's trace files begin in which each file has a request, other than a measured one.
 
     Args:
-        workload: as `load_workload` takes it.
+        workload: as `load_workload` takes it, or resolved.
         start_s: start of the measured window, seconds from the first request.
         duration_s: its length.
         length_s: theirs.
@@ -177,7 +177,7 @@ def windows_beside(workload: Any, start_s: float, duration_s: float, length_s: f
     return [one for one, full in zip(starts, some, strict=True) if full][:most]
 
 
-def test_run(scenario: Scenario, policy: Policy) -> dict[str, Any]:
+def test_run(scenario: Scenario | ResolvedScenario, policy: Policy) -> dict[str, Any]:
     """Summary of a test run; each is made once in a process, whichever SLO asks for it."""
     from ooco_gym.metrics import summarise
     from ooco_gym.sim.driver import simulate
@@ -192,17 +192,17 @@ def test_run(scenario: Scenario, policy: Policy) -> dict[str, Any]:
 _RUNS: dict[str, dict[str, Any]] = {}
 
 
-def profile_budget(policy: Policy, scenario: Scenario) -> dict[str, float]:
+def profile_budget(policy: Policy, scenario: ResolvedScenario) -> dict[str, float]:
     """HyGen: the latency budget of an iteration, in seconds, where it is not given."""
     return _profile(policy, scenario, "latency_budget_s", lambda _: longest_iteration_s(policy, scenario))
 
 
-def profile_rate(policy: Policy, scenario: Scenario) -> dict[str, float]:
+def profile_rate(policy: Policy, scenario: ResolvedScenario) -> dict[str, float]:
     """HyGen*: the rate of offline requests that an instance admits, a second, where it is not given."""
     return _profile(policy, scenario, "offline_qps", served_rate)
 
 
-def _profile(policy: Policy, scenario: Scenario, name: str,
+def _profile(policy: Policy, scenario: ResolvedScenario, name: str,
              highest: Callable[[Mapping[str, Any]], float]) -> dict[str, float]:
     if policy.values[name] != AUTO:
         return {}
@@ -215,11 +215,11 @@ def served_rate(summary: Mapping[str, Any]) -> float:
     return 1.5 * summary["offline"]["finished"] / summary["window_s"] / len(summary["instances"])
 
 
-def longest_iteration_s(policy: Policy, scenario: Scenario) -> float:
+def longest_iteration_s(policy: Policy, scenario: Scenario | ResolvedScenario) -> float:
     """An iteration that no budget binds, in seconds: a full chunk beside decodes that fill the memory."""
-    cluster = scenario.load_cluster()
-    longest = 0
-    for deployment in dict.fromkeys(one for _, one in cluster.deployments(scenario.timing)):
+    known, longest = scenario.resolve(), 0
+    cluster = known.cluster
+    for deployment in dict.fromkeys(one for _, one in known.deployments):
         table, chunk = cost_table(deployment, cluster.max_batch, 1), int(policy.values["chunk_size"])
         memory, batch = table.kv_blocks * cluster.block_tokens, int(policy.values["max_num_seqs"])
         decodes = decode_latency_ps(table, min(batch, cluster.max_batch), memory)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
-from functools import lru_cache
+from functools import lru_cache, wraps
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,9 @@ from ooco_gym.errors import UserError, unknown
 _PATHS = {"chip": ("tables",)}
 """Keys of a group's files that hold paths, relative to the file."""
 _SUFFIXES = (".yaml", ".yml")
+Stamp = tuple[int, int] | None
+_KEPT: dict[tuple[str, Path], tuple[dict[Path, Stamp], dict[str, Any]]] = {}
+"""By group and file: (the files that were read with their stamps, what they hold)."""
 _Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -39,7 +42,25 @@ def names(group: str) -> list[str]:
     return sorted(path.stem for path in (conf_root() / group).glob("*.yaml"))
 
 
-def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
+def _kept_until_changed(read: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Calls `read` once for each version of a file in a process; gives copies, so that callers may change them."""
+
+    @wraps(read)
+    def lookup(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
+        path = _path(group, name)
+        key = (group, path.absolute())
+        files, value = _KEPT.get(key, ({}, {}))
+        if not files or any(_stamp(file) != stamp for file, stamp in files.items()):
+            files = {}
+            value = read(group, path, files)
+            _KEPT[key] = (files, value)
+        return deepcopy(value)
+
+    return lookup
+
+
+@_kept_until_changed
+def load_yaml(group: str, name: str | os.PathLike[str], files: dict[Path, Stamp] | None = None) -> dict[str, Any]:
     """Loads `conf/<group>/<name>.yaml`, or the YAML file that `name` is a path to; paths in it become absolute.
 
     A file may say `extends: NAME` and hold only what differs from another file of its group: NAME is looked up beside
@@ -49,29 +70,48 @@ def load_yaml(group: str, name: str | os.PathLike[str]) -> dict[str, Any]:
     Raises:
         UserError: no such name or file, the file is not a YAML mapping, or it extends an unknown file or itself.
     """
+    return _extended(group, Path(name), {} if files is None else files)
+
+
+def _path(group: str, name: str | os.PathLike[str]) -> Path:
+    """The file that a name of a group, or a path, stands for."""
     text = str(name)
     path = Path(text) if text.endswith(_SUFFIXES) else conf_root() / group / f"{text}.yaml"
-    if not path.is_file():
-        if text.endswith(_SUFFIXES):
-            raise UserError(f"{group} file '{path}' does not exist")
-        raise unknown(group, text, names(group))
-    return _extended(group, path, ())
+    if path.is_file():
+        return path
+    if text.endswith(_SUFFIXES):
+        raise UserError(f"{group} file '{path}' does not exist")
+    raise unknown(group, text, names(group))
 
 
-def _extended(group: str, path: Path, children: tuple[Path, ...]) -> dict[str, Any]:
-    """What a file holds, its parents' values under its own; `children` are the files that led here."""
-    if path in children:
-        chain = " extends ".join(f"'{one}'" for one in (*children[children.index(path):], path))
-        raise UserError(f"{group} files extend each other: {chain}")
-    stamp = path.stat()
-    value = deepcopy(_parsed(group, path, stamp.st_mtime_ns, stamp.st_size))
+def _stamp(path: Path) -> Stamp:
+    """Time of change in ns and size of a file; none where it is gone."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any]:
+    """What a file holds, its parents' values under its own; adds all of them to `files`, which led here."""
+    if path in files:
+        chain = [*files]
+        raise UserError(f"{group} files extend each other: "
+                        + " extends ".join(f"'{one}'" for one in (*chain[chain.index(path):], path)))
+    files[path] = _stamp(path)
+    try:
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    if not isinstance(value, dict):
+        raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
     for key in _PATHS.get(group, ()):
         if value.get(key):
             value[key] = os.path.abspath(path.parent / str(value[key]))
     if "extends" not in value:
         return value
-    parent = _parent(group, path, value.pop("extends"))
-    return merged(_extended(group, parent, (*children, path)), value)
+    return merged(_extended(group, _parent(group, path, value.pop("extends")), files), value)
 
 
 def _parent(group: str, path: Path, name: Any) -> Path:
@@ -96,15 +136,3 @@ def merged(parent: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
     both = {key: merged(parent[key], value) if isinstance(value, Mapping) and isinstance(parent.get(key), Mapping)
             else value for key, value in own.items()}
     return {**parent, **both}
-
-
-@lru_cache(maxsize=256)
-def _parsed(group: str, path: Path, changed_ns: int, size: int) -> dict[str, Any]:
-    """What a file holds, read again only when it has changed: an episode begins with seven of them."""
-    try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
-    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -12,10 +11,19 @@ from typing import Any
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import label, short_name, stored_peak_factor
-from ooco_gym.perf import cost_table, prefill_latency_ps
+from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.resources import load_yaml, names
-from ooco_gym.workload import split_workload, with_dataset, workload_peak_start_s, workload_window_rate
+from ooco_gym.workload import (
+    OfflineLoad,
+    Workload,
+    parse_offline,
+    resolve_workload,
+    split_workload,
+    with_dataset,
+    workload_peak_start_s,
+    workload_window_rate,
+)
 
 DAY_S = 86_400.0
 PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
@@ -68,8 +76,43 @@ class Predictor:
 
 
 @dataclass(frozen=True)
+class Protocol:
+    """What counts, and how a run begins and ends (`conf/protocol`, docs/protocol.md). Times in seconds.
+
+    Attributes:
+        warmup_s: the same policy and load before the measured window.
+        drain_s: after the window, until every counted online request has finished or violated, at most.
+        violation_budget: share of online requests that may violate their SLO.
+        gate_poll_s: after this time an idle gate that held is asked again.
+        prior_output_tokens: what a policy assumes of output lengths before it has seen any.
+        version: of the protocol.
+    """
+
+    warmup_s: float
+    drain_s: float
+    violation_budget: float
+    gate_poll_s: float
+    prior_output_tokens: float
+    version: int = 1
+
+    @classmethod
+    def load(cls, value: Any) -> Protocol:
+        """Loads a protocol by name, YAML path or mapping.
+
+        Raises:
+            UserError: an unknown or missing key.
+        """
+        raw = dict(value) if isinstance(value, Mapping) else load_yaml("protocol", value)
+        check_keys("protocol", raw, cls.__dataclass_fields__)
+        for key in cls.__dataclass_fields__:
+            if key not in raw and key != "version":
+                raise UserError(f"protocol: key '{key}' is missing")
+        return cls(**raw)
+
+
+@dataclass(frozen=True)
 class Scenario:
-    """One episode's conditions. Names, YAML paths or mappings are accepted for cluster, workload and slo.
+    """One episode's conditions: names, YAML paths or mappings, which `resolve` loads.
 
     Attributes:
         cluster: `conf/cluster` name, path or mapping.
@@ -178,12 +221,7 @@ class Scenario:
         Raises:
             UserError: an unknown key, a figure out of range, or a TTFT that not even one prompt token can meet.
         """
-        slo = self.read_slo()
-        fastest_s = _first_token_s(_Given(self.cluster), self.timing)
-        if fastest_s > slo.ttft_s:
-            raise UserError(f"slo.ttft_s={slo.ttft_s:g} cannot be met: the prefill of one prompt token takes "
-                            f"{fastest_s:.4g} s on this cluster; raise slo.ttft_s or take more chips")
-        return slo
+        return _met_by(self.read_slo(), tuple(self.load_cluster().deployments(self.timing)))
 
     def read_slo(self) -> Slo:
         """The SLO, not held against the cluster."""
@@ -195,13 +233,10 @@ class Scenario:
                 raise UserError(f"slo: key '{key}' is missing (seconds)")
         return Slo(**raw)
 
-    def load_protocol(self) -> dict[str, Any]:
-        """The protocol's figures, with this scenario's own warm-up and drain."""
-        base = dict(self.protocol) if isinstance(self.protocol, Mapping) else load_yaml("protocol", self.protocol)
-        for key in ("warmup_s", "drain_s"):
-            if getattr(self, key) is not None:
-                base[key] = getattr(self, key)
-        return base
+    def load_protocol(self) -> Protocol:
+        """The protocol, with this scenario's own warm-up and drain."""
+        own = {key: value for key in ("warmup_s", "drain_s") if (value := getattr(self, key)) is not None}
+        return replace(Protocol.load(self.protocol), **own)
 
     @property
     def from_file(self) -> bool:
@@ -285,30 +320,120 @@ class Scenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""
-        return {**asdict(self), "slo": asdict(self.load_slo()), "rate_scale": self.online_scale(), "online_rate": None,
-                "predictor": asdict(Predictor.load(self.predictor)), "protocol": self.load_protocol()}
+        return _described(self, self.load_slo(), self.online_scale(), Predictor.load(self.predictor),
+                          self.load_protocol())
+
+    def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
+        """Loads everything that the scenario names, once: what comes after it looks nothing up.
+
+        Args:
+            like: a scenario resolved before; what this one has in common with it is taken from there.
+
+        Raises:
+            UserError: a name, key or figure that a scenario cannot have, or a load for which no rate is known.
+        """
+        given, earlier = self, like
+
+        def kept(part: str, *fields: str) -> Any:
+            """A part of the earlier scenario, where it depends on nothing that differs; else None."""
+            same = earlier is not None and all(getattr(earlier.given, name) == getattr(given, name) for name in fields)
+            return getattr(earlier, part) if same else None
+
+        protocol = kept("protocol", "protocol", "warmup_s", "drain_s") or self.load_protocol()
+        workload = kept("workload", "workload") or resolve_workload(self.workload)
+        start_s = self.start_s if self.start_s is not None else workload.peak_start_s(self.duration_s)
+        cluster = kept("cluster", "cluster") or self.load_cluster()
+        window = () if self.online_rate is None else ("start_s", "duration_s")
+        scale = kept("scale", "workload", "cluster", "slo", "rate_scale", "online_rate", *window) or self._scale()
+        offline = kept("offline", "offline") or parse_offline(self.offline)
+        deployments = kept("deployments", "cluster", "timing") or tuple(cluster.deployments(self.timing))
+        slo = kept("slo", "slo", "cluster", "timing") or _met_by(self.read_slo(), deployments)
+        predictor = kept("predictor", "predictor") or Predictor.load(self.predictor)
+        return ResolvedScenario(self, cluster, deployments, slo, protocol, predictor, workload, scale, offline,
+                                float(start_s))
 
 
-class _Given:
-    """A cluster as it was given, to be looked up in a cache: equal content is one key."""
+@dataclass(frozen=True)
+class ResolvedScenario:
+    """A scenario with everything loaded that it names; it is complete, valid and never looks anything up.
 
-    def __init__(self, cluster: Any):
-        self.cluster = cluster
-        self.key = json.dumps(cluster, sort_keys=True, default=str)
+    Attributes:
+        given: the scenario as it was given, by name.
+        cluster: the cluster.
+        deployments: (role, deployment) of each instance, relaxed ones before strict ones.
+        slo: the SLO, which the cluster can meet.
+        protocol: the protocol, with the scenario's own warm-up and drain.
+        predictor: what policies believe of latencies.
+        workload: the online load, specifications read and trace files open.
+        scale: (factor on the online rate, a sentence where it is another preset's load or "").
+        offline: the offline load.
+        start_s: where the measured window begins: time of day, or time in a trace file.
+    """
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Given) and self.key == other.key
+    given: Scenario
+    cluster: Cluster
+    deployments: tuple[tuple[str, Deployment], ...]
+    slo: Slo
+    protocol: Protocol
+    predictor: Predictor
+    workload: Workload
+    scale: tuple[float, str]
+    offline: OfflineLoad
+    start_s: float
 
-    def __hash__(self) -> int:
-        return hash(self.key)
+    @property
+    def seed(self) -> int:
+        """Keys arrivals, lengths and every random draw."""
+        return self.given.seed
+
+    @property
+    def duration_s(self) -> float:
+        """Length of the measured window, in seconds."""
+        return self.given.duration_s
+
+    @property
+    def from_file(self) -> bool:
+        """Whether the online requests come from a trace file (`Scenario.from_file`)."""
+        return self.given.from_file
+
+    @property
+    def rate_scale(self) -> float:
+        """The factor on the online rate."""
+        return self.scale[0]
+
+    def with_(self, **changes: Any) -> ResolvedScenario:
+        """A copy with some fields of the scenario changed (`Scenario.with_`); only what these name is loaded."""
+        return self.given.with_(**changes).resolve(like=self)
+
+    def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
+        """Itself, so that a scenario is taken in either form."""
+        return self
+
+    def describe(self) -> dict[str, Any]:
+        """All fields of the scenario as JSON-able values, with what was left open resolved."""
+        return _described(self.given, self.slo, self.rate_scale, self.predictor, self.protocol)
+
+
+def _described(scenario: Scenario, slo: Slo, rate_scale: float, predictor: Predictor,
+               protocol: Protocol) -> dict[str, Any]:
+    return {**asdict(scenario), "slo": asdict(slo), "rate_scale": rate_scale, "online_rate": None,
+            "predictor": asdict(predictor), "protocol": asdict(protocol)}
+
+
+def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
+    """The SLO, refused where no instance that prefills gives a first token in time."""
+    fastest_s = _first_token_s(deployments)
+    if fastest_s > slo.ttft_s:
+        raise UserError(f"slo.ttft_s={slo.ttft_s:g} cannot be met: the prefill of one prompt token takes "
+                        f"{fastest_s:.4g} s on this cluster; raise slo.ttft_s or take more chips")
+    return slo
 
 
 @lru_cache(maxsize=64)
-def _first_token_s(given: _Given, timing: str) -> float:
+def _first_token_s(deployments: tuple[tuple[str, Deployment], ...]) -> float:
     """Prefill of one prompt token on the fastest instance that prefills."""
-    machines = Cluster.load(given.cluster).deployments(timing)
     return min(prefill_latency_ps(cost_table(deployment, 1, 1), [(1, 1)])
-               for role, deployment in machines if role != "strict") / PS_PER_S
+               for role, deployment in deployments if role != "strict") / PS_PER_S
 
 
 def workload_name(workload: Any) -> str:

@@ -286,7 +286,7 @@ def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
                         "arrive; choose an environment of ooco_gym, or leave it out")
     budget = settings.get("budget")
     if budget is None:
-        budget = places.config.scenario.load_protocol()["violation_budget"]
+        budget = places.config.scenario.load_protocol().violation_budget
     if not budget:
         raise UserError("agent.lagrangian.budget is null, and the protocol's violation_budget allows none; expected a "
                         "share between 0 and 1")

@@ -99,7 +99,7 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
     """What a factor is computed with beside its key: `protocol` where all is as the protocol says, else a digest."""
 
     def values(one: Scenario) -> dict[str, Any]:
-        return {"duration_s": float(one.duration_s), "start_s": one.start_s, "protocol": one.load_protocol(),
+        return {"duration_s": float(one.duration_s), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
                 "timing": one.timing, "jitter": one.jitter, "decision_s": one.decision_s,
                 "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s}
 

@@ -288,7 +288,7 @@ def check_lasts(bench: Bench, runs: Mapping[str, Sequence[Mapping[str, Any]]]) -
     if not over:
         return
     last_s, name, run = min(over, key=lambda one: one[0])
-    jobs, warmup_s = int(bench.scenario.offline["jobs"]), float(bench.scenario.load_protocol()["warmup_s"])
+    jobs, warmup_s = int(bench.scenario.offline["jobs"]), float(bench.scenario.load_protocol().warmup_s)
     total_s, served_s = warmup_s + run["window_s"], warmup_s + last_s
     least = MARGIN * jobs * total_s / max(served_s, 1.0)
     raise UserError(f"hygen.shared_jobs={jobs} are too few: under '{name}' on seed {run['seed']} all were served "

@@ -31,7 +31,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from ooco_gym.render import write_samples
     from ooco_gym.sim.driver import simulate
 
-    scenario = scenario_of(cfg)
+    scenario = scenario_of(cfg).resolve()
     policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     console = Console()
     with Console(stderr=True).status("simulating"), catch_warnings():
@@ -41,9 +41,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_requests(run, Path(cfg.out) / "requests.parquet")
     write_samples(run, Path(cfg.out) / "samples.npz")
     console.print(result_table(summary))
-    lines = warnings_of(summary, float(scenario.load_protocol()["violation_budget"]))
-    if scenario.scale_note():
-        lines.append(f"{scenario.scale_note()}.")
+    lines = warnings_of(summary, float(scenario.protocol.violation_budget))
+    _, another_load = scenario.scale
+    if another_load:
+        lines.append(f"{another_load}.")
     lines += [line if line.endswith("?") else f"{line}." for line in (*run.range_warnings, *run.notes)]
     for line in lines:
         console.print(f"[yellow]note[/yellow] {line}", highlight=False)

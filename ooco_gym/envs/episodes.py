@@ -21,6 +21,7 @@ from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.bundle import Policy
+from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, facts_of
 from ooco_gym.sim.driver import Simulation, prepared, rules_of
@@ -66,6 +67,7 @@ class Episodes:
         self.bank = bank
         self._bank: dict[tuple[int, int], Simulation] = {}
         self.watchers: list[Any] = []
+        self._latest: ResolvedScenario | None = None  # of the latest window: the next one loads only what differs
         self._first: s.State | None = None  # of the first episode: the others have its cost tables
 
     def _prepared(self, partner: Policy) -> Policy:
@@ -110,7 +112,7 @@ class Episodes:
         buffers.handles[i] = simulation.handle.address
         place = int(buffers.settings[b.PACK_PARAM])
         buffers.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
-        buffers.days[i] = float(simulation.scenario.start_s or 0.0) - simulation.window_s[0]
+        buffers.days[i] = simulation.scenario.start_s - simulation.window_s[0]
         turn = buffers.turns[i]
         turn[:] = 0
         turn[b.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
@@ -138,7 +140,8 @@ class Episodes:
 
     def _build(self, i: int, seed: int, number: int) -> Simulation:
         self.windows[i], self._rules[i] = (seed, number), {}
-        simulation = self.simulations[i] = Simulation(self.config.window(seed, number), self._partner)
+        self._latest = self.config.window(seed, number).resolve(like=self._latest)
+        simulation = self.simulations[i] = Simulation(self._latest, self._partner)
         if self._first is None:
             self._set_rules(simulation)
             self._first = simulation.state
@@ -155,7 +158,7 @@ class Episodes:
         place, scale = pack_parameter(policy, self.config)
         buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = place, scale
         buffers.settings[b.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
-        buffers.settings[b.VIOLATION_BUDGET] = float(self.config.scenario.load_protocol()["violation_budget"])
+        buffers.settings[b.VIOLATION_BUDGET] = float(simulation.scenario.protocol.violation_budget)
         if self.controls is not None:
             names = [param.name for param in policy.params]
             buffers.params[:] = [names.index(name) for name in self.controls.names]
@@ -347,7 +350,7 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
 def _facts(simulation: Simulation) -> Facts:
     """What policies may be prepared with, of a scenario that is under way."""
     scenario, requests = simulation.scenario, simulation.state.requests
-    machines = [Machine(*one) for one in scenario.load_cluster().deployments(scenario.timing)]
+    machines = [Machine(*one) for one in scenario.deployments]
     trace = Trace(requests["arrival_ps"] / s.PS_PER_S, requests["prompt_tokens"].copy(),
                   requests["output_tokens"].copy(), requests["online"] == 1)
     return facts_of(machines, trace, rules_of(scenario))

@@ -48,7 +48,7 @@ def keeps_prefixes(params: Mapping[str, Any]) -> bool:
 
 def rules_of(run: Run) -> Rules:
     """The judging rules that a run's scenario sets."""
-    slo = run.scenario.load_slo()
+    slo = run.scenario.slo
     return Rules(slo.tpot_min_tokens, from_decode=slo.tpot_from == "first_decode", end_ps=end_ps_of(run),
                  gap_ps=None if slo.gap_s is None else round(slo.gap_s * PS_PER_S))
 

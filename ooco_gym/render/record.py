@@ -172,13 +172,7 @@ def one_seed(groups: Mapping[str, Sequence[Record]]) -> list[Record]:
 
 
 def _day_start_s(run: Run) -> float:
-    from ooco_gym.workload import workload_peak_start_s
-
-    scenario = run.scenario
-    start_s = scenario.start_s
-    if start_s is None:
-        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
-    begin_s = max(0.0, start_s - float(scenario.load_protocol()["warmup_s"]))  # as in sim/driver.py: requests_of
+    begin_s = max(0.0, run.scenario.start_s - float(run.scenario.protocol.warmup_s))  # as in driver.py: requests_of
     return begin_s + run.window_s[0]
 
 

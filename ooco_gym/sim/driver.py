@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,12 +14,12 @@ from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.errors import UserError
 from ooco_gym.perf.validity import validity_warnings, warn_once
 from ooco_gym.policy import Policy, policy_of
-from ooco_gym.scenario import DAY_S, Predictor, Scenario
+from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.sim.reference import Handle
-from ooco_gym.workload import Trace, load_workload, merge, offline_trace, workload_peak_start_s
+from ooco_gym.workload import Trace, merge
 
 LOG_ENTRIES = 65_536
 SUMS = {name: getattr(s, name.upper()) for name in (
@@ -32,7 +32,7 @@ SUMS = {name: getattr(s, name.upper()) for name in (
 class Run:
     """What came out of a simulation. Times in the arrays are picoseconds since the start of the warm-up."""
 
-    scenario: Scenario
+    scenario: ResolvedScenario
     policy: str
     params: dict[str, Any]
     requests: np.ndarray  # REQUEST[n]
@@ -63,7 +63,7 @@ class Run:
                     default=None)
         longest = {"max_batch": batch, "max_tokens": int(served["prompt_tokens"].max()),
                    "max_context": int((served["prompt_tokens"] + served["generated_tokens"]).max())}
-        deployments = dict.fromkeys(one for _, one in self.scenario.load_cluster().deployments(self.scenario.timing))
+        deployments = dict.fromkeys(one for _, one in self.scenario.deployments)
         return list(dict.fromkeys(line for one in deployments for line in validity_warnings(one, **longest)))
 
 
@@ -74,49 +74,45 @@ def itl_edges_s() -> np.ndarray:
     return edges
 
 
-def requests_of(scenario: Scenario) -> tuple[Trace, tuple[float, float]]:
+def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[float, float]]:
     """All requests of a scenario, in seconds from the start of the warm-up, and the measured window."""
-    protocol = scenario.load_protocol()
-    warmup_s, drain_s = float(protocol["warmup_s"]), float(protocol["drain_s"])
-    start_s = scenario.start_s
-    if start_s is None:
-        start_s = workload_peak_start_s(scenario.workload, scenario.duration_s)
-    if scenario.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
+    known = scenario.resolve()
+    given, start_s = known.given, known.start_s
+    warmup_s, drain_s = float(known.protocol.warmup_s), float(known.protocol.drain_s)
+    if known.from_file:  # nothing comes before a trace's first request: a window near it has a shorter warm-up
         warmup_s = min(warmup_s, start_s)
     begin_s = start_s - warmup_s
     if begin_s < 0:  # a generated day comes round again
         begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
-    total_s = warmup_s + scenario.duration_s + drain_s
-    online = load_workload(scenario.workload, start_s=begin_s, duration_s=total_s, seed=scenario.seed,
-                           rate_scale=scenario.online_scale()).shift(-begin_s)
-    if scenario.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
-        raise UserError(f"workload: no request of the trace falls into the window of {scenario.duration_s:g} s from "
+    total_s = warmup_s + given.duration_s + drain_s
+    online = known.workload.draw(start_s=begin_s, duration_s=total_s, seed=given.seed,
+                                 rate_scale=known.rate_scale).shift(-begin_s)
+    if known.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):
+        raise UserError(f"workload: no request of the trace falls into the window of {given.duration_s:g} s from "
                         f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
-    at_s = warmup_s if scenario.offline.get("mode") == "jobs" else 0.0
-    load = offline_trace(scenario.offline, duration_s=total_s, seed=scenario.seed, start_s=at_s)
-    return merge(online, load), (warmup_s, warmup_s + scenario.duration_s)
+    at_s = warmup_s if known.offline.mode == "jobs" else 0.0
+    load = known.offline.draw(duration_s=total_s, seed=given.seed, start_s=at_s)
+    return merge(online, load), (warmup_s, warmup_s + given.duration_s)
 
 
-def rules_of(scenario: Scenario) -> Rules:
+def rules_of(scenario: ResolvedScenario) -> Rules:
     """What the simulator must know of a scenario's SLOs, protocol and cluster."""
-    slo, protocol, cluster = scenario.load_slo(), scenario.load_protocol(), scenario.load_cluster()
-    predictor = Predictor.load(scenario.predictor)
+    slo, protocol, cluster, given = scenario.slo, scenario.protocol, scenario.cluster, scenario.given
     return Rules(slo.ttft_s, slo.tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
-                 cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol["gate_poll_s"]),
-                 float(protocol["prior_output_tokens"]), predictor.factor, predictor.noise, scenario.jitter,
-                 slo.gap_s, scenario.decision_s, cluster.host_link_bytes_per_s, cluster.host_gib * 2.0**30)
+                 cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol.gate_poll_s),
+                 float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
+                 given.jitter, slo.gap_s, given.decision_s, cluster.host_link_bytes_per_s,
+                 cluster.host_gib * 2.0**30)
 
 
-@dataclass
 class Simulation:
     """One episode that can be driven from Python.
 
-    Args:
-        scenario: what is played.
-        policy: who decides: a name, a mapping with parameters, or a `Policy`.
-        outside: decision points (names) that the caller answers.
-        bulk: many decode steps at once; off, one at a time, with the same result.
-        log: whether events are logged.
+    Attributes:
+        scenario: what is played, resolved.
+        policy: the policy that decides, as the scenario has prepared it.
+        state: the simulator's state.
+        window_s: start and end of the measured window, in seconds since the start of the warm-up.
 
     Examples:
         >>> simulation = Simulation(Scenario(duration_s=60.0, rate_scale=0.1), "ooco", outside=("gate",))
@@ -124,23 +120,26 @@ class Simulation:
         ...     simulation.answer(simulation.rule_answer())
     """
 
-    scenario: Scenario
-    policy: Any = "ooco"
-    outside: tuple[str, ...] = ()
-    bulk: bool = True
-    log: bool = False
-    state: s.State = field(init=False)
-    _handle: Handle | None = field(init=False, default=None, repr=False)
+    def __init__(self, scenario: Scenario | ResolvedScenario, policy: Any = "ooco", outside: tuple[str, ...] = (),
+                 bulk: bool = True, log: bool = False) -> None:
+        """Builds the state of a scenario under a policy.
 
-    def __post_init__(self) -> None:
+        Args:
+            scenario: what is played.
+            policy: who decides: a name, a mapping with parameters, or a `Policy`.
+            outside: decision points (names) that the caller answers.
+            bulk: many decode steps at once; off, one at a time, with the same result.
+            log: whether events are logged.
+        """
+        self.scenario, self.outside, self.bulk, self.log = scenario.resolve(), outside, bulk, log
+        self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
         self.notes = trace.notes
         rules = rules_of(self.scenario)
-        cluster = self.scenario.load_cluster()
-        machines = [Machine(role, deployment) for role, deployment in cluster.deployments(self.scenario.timing)]
-        policy = policy_of(self.policy)
-        _check_architecture(policy, machines, cluster.name)
-        self.policy = prepared(profiled(policy, self.scenario), facts_of(machines, trace, rules))
+        machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
+        chosen = policy_of(policy)
+        _check_architecture(chosen, machines, self.scenario.cluster.name)
+        self.policy = prepared(profiled(chosen, self.scenario), facts_of(machines, trace, rules))
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=self.bulk,
@@ -156,7 +155,7 @@ class Simulation:
                                  for point, rule in zip(POINTS, self.rules, strict=True)])
         self._answer = s.ASK
         self._logged: list[np.ndarray] = []
-        drain_s = float(self.scenario.load_protocol()["drain_s"])
+        drain_s = float(self.scenario.protocol.drain_s)
         self.end_ps = round((self.window_s[1] + drain_s) * s.PS_PER_S)
 
     @property
@@ -229,7 +228,7 @@ def _check_architecture(policy: Policy, machines: Sequence[Machine], cluster: st
                         f"{kinds[mixed]}; choose another cluster or policy")
 
 
-def profiled(policy: Policy, scenario: Scenario) -> Policy:
+def profiled(policy: Policy, scenario: ResolvedScenario) -> Policy:
     """Sets the parameters that a policy finds by test runs of the scenario (HyGen 4.2)."""
     return policy if policy.profile is None else policy.with_values(policy.profile(policy, scenario))
 
@@ -241,7 +240,7 @@ def prepared(policy: Policy, facts: Facts) -> Policy:
     return replace(policy, values={**policy.values, **policy.prepare(policy, facts)})
 
 
-def simulate(scenario: Scenario, policy: str | Mapping[str, Any] | Policy = "ooco", *,
+def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, Any] | Policy = "ooco", *,
              params: Mapping[str, Any] | None = None, sample_s: float = 60.0, log: bool = False,
              bulk: bool = True) -> Run:
     """Plays a scenario under a policy.
@@ -273,8 +272,8 @@ def simulate(scenario: Scenario, policy: str | Mapping[str, Any] | Policy = "ooc
             sampler.take(until_s)
         until_s += sample_s
     state = simulation.state
-    run = Run(scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances, state.itl,
-              simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
+    run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
+              state.itl, simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
               sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun, simulation.notes)
     warn_once(run.range_warnings)
     return run

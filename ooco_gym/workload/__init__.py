@@ -6,15 +6,24 @@ Times are seconds, rates requests per second, lengths tokens. docs/traces.md and
 from ooco_gym.workload.generate import generate
 from ooco_gym.workload.lengths import generate_lengths
 from ooco_gym.workload.load import (
+    Workload,
     load_workload,
     parse_workload,
+    resolve_workload,
     split_workload,
     trace_files,
     workload_mean_rate,
     workload_peak_start_s,
     workload_window_rate,
 )
-from ooco_gym.workload.offline import OFFLINE_MODES, offline_load, offline_trace, with_dataset
+from ooco_gym.workload.offline import (
+    OFFLINE_MODES,
+    OfflineLoad,
+    offline_load,
+    offline_trace,
+    parse_offline,
+    with_dataset,
+)
 from ooco_gym.workload.parts import TimeBlock, mix, split, thin, time_blocks, window
 from ooco_gym.workload.reading import list_formats, read_trace
 from ooco_gym.workload.scaling import scale
@@ -25,9 +34,9 @@ from ooco_gym.workload.trace_file import TraceFile, open_trace
 from ooco_gym.workload.writing import write_trace
 
 __all__ = [
-    "OFFLINE_MODES", "TimeBlock", "Trace", "TraceFile", "WorkloadSpec", "generate", "generate_lengths",
-    "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load",
-    "offline_trace", "open_trace", "parse_workload", "read_trace", "scale", "sharing_ratio", "split",
-    "split_workload", "thin", "time_blocks", "trace_files", "window", "with_dataset", "workload_mean_rate",
-    "workload_peak_start_s", "workload_window_rate", "write_trace",
+    "OFFLINE_MODES", "OfflineLoad", "TimeBlock", "Trace", "TraceFile", "Workload", "WorkloadSpec", "generate",
+    "generate_lengths", "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix", "offline_load",
+    "offline_trace", "open_trace", "parse_offline", "parse_workload", "read_trace", "resolve_workload", "scale",
+    "sharing_ratio", "split", "split_workload", "thin", "time_blocks", "trace_files", "window", "with_dataset",
+    "workload_mean_rate", "workload_peak_start_s", "workload_window_rate", "write_trace",
 ]

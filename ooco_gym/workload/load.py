@@ -19,7 +19,7 @@ from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.parts import told_apart
 from ooco_gym.workload.pieces import ENDINGS, missing
 from ooco_gym.workload.scaling import scale
-from ooco_gym.workload.spec import list_workloads, load_spec
+from ooco_gym.workload.spec import WorkloadSpec, list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
 from ooco_gym.workload.trace_file import TraceFile, open_trace
 
@@ -102,6 +102,127 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
     return "+".join(item for item in items if item is not found[0]), dataset_name(dataset)
 
 
+@dataclass(frozen=True)
+class WorkloadPart:
+    """One part of a resolved workload: `weight` times the rate of `source`; `stream` keys it beside others of a name.
+    """
+
+    name: str
+    source: WorkloadSpec | TraceFile
+    weight: float = 1.0
+    stream: str | None = None
+
+    def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
+        """The part's requests in a window, as `load_workload` gives them."""
+        if isinstance(self.source, WorkloadSpec):
+            return generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
+                            stream=self.stream)
+        start_s = number(start_s, "start_s", 0.0)
+        if not duration_s >= 0:
+            raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
+        # A copy that scaling adds lies between its original and the next request: one more on either side is read.
+        file = self.source
+        trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
+        if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
+            raise UserError(f"trace file '{self.name}' has no request in the window from {start_s:g} s to "
+                            f"{start_s + duration_s:g} s; its requests lie between {file.first_s:g} s and "
+                            f"{file.last_s:g} s: set start_s and duration_s")
+        return scale(trace, rate_scale, seed, first_row).slice_time(start_s, start_s + duration_s)
+
+    def mean_rate(self) -> float:
+        """Requests a second, without the weight."""
+        return self.source.mean_rate if isinstance(self.source, TraceFile) else self.source.arrivals.mean_rate_per_s
+
+    def window_rate(self, start_s: float, duration_s: float) -> float:
+        """Requests a second in a window, without the weight: of a generator the expected ones, by its tide."""
+        if isinstance(self.source, TraceFile):
+            before, until = self.source.counts_before(np.array([start_s, start_s + duration_s]))
+            return float(until - before) / duration_s
+        arrivals = self.source.arrivals
+        steps = max(1, math.ceil(duration_s / _TIDE_STEP_S))
+        middles = start_s + (np.arange(steps) + 0.5) * duration_s / steps
+        return arrivals.mean_rate_per_s * float(
+            _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
+
+    def peak_start_s(self, duration_s: float) -> float:
+        """Where the busiest `duration_s` begin (`workload_peak_start_s`)."""
+        if isinstance(self.source, WorkloadSpec):
+            return self.source.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
+                self.source.arrivals.tide, duration_s)
+        return _busiest_start_s(self.source, duration_s)
+
+    def by_hour(self) -> np.ndarray:
+        """Rates by hour of the day, relative to each other, float64[24], without the weight."""
+        if isinstance(self.source, TraceFile):
+            return _by_hour(self.source) / 3600.0
+        arrivals = self.source.arrivals
+        return arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A workload with its specifications read and its trace files open; nothing is looked up by name after this.
+
+    Attributes:
+        name: as it was given.
+        parts: of a mix, in order; a single one otherwise.
+        factor: multiplies the rate of all parts (a mapping's `scale` and `rate_scale`).
+    """
+
+    name: str
+    parts: tuple[WorkloadPart, ...]
+    factor: float = 1.0
+
+    def draw(self, *, start_s: float = 0.0, duration_s: float, seed: int, rate_scale: float = 1.0) -> Trace:
+        """The requests of a window; arguments, times and errors as `load_workload` has them."""
+        rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * self.factor
+        traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight) for part in self.parts]
+        return traces[0] if len(traces) == 1 else merge(*told_apart(traces), name=self.name)
+
+    def mean_rate(self) -> float:
+        """The mean rate in requests per second, over a day for generators, scales included."""
+        return sum(part.weight * self.factor * part.mean_rate() for part in self.parts)
+
+    def window_rate(self, start_s: float, duration_s: float) -> float:
+        """The rate in a window in requests per second, scales included."""
+        return sum(part.weight * self.factor * part.window_rate(start_s, duration_s) for part in self.parts)
+
+    def peak_start_s(self, duration_s: float) -> float:
+        """Where the busiest `duration_s` begin (`workload_peak_start_s`)."""
+        if len(self.parts) == 1:
+            return self.parts[0].peak_start_s(duration_s)
+        total = sum((part.weight * self.factor * part.by_hour() for part in self.parts), np.zeros(24))
+        return _arrivals.peak_start_s(tuple(total), duration_s)
+
+
+def resolve_workload(spec: Source) -> Workload:
+    """Reads the specifications and opens the trace files that a workload names.
+
+    Args:
+        spec: as `load_workload` takes it.
+
+    Raises:
+        UserError: an unknown name or key, or a malformed file.
+    """
+    if not isinstance(spec, Mapping):
+        text = os.fspath(spec)
+        return Workload(text, tuple(
+            WorkloadPart(part.source, open_trace(part.source), part.weight) if _is_trace_file(part.source) else
+            WorkloadPart(part.source, load_spec(part.source), part.weight,
+                         None if part.stream == part.source else part.stream) for part in parse_workload(text)))
+    values = plain(spec)
+    factor = math.prod(number(values[key], f"workload: key '{key}'", 0.0, 1e4)
+                       for key in ("scale", "rate_scale") if values.get(key) is not None)
+    if values.get("path") is not None:
+        path = str(values["path"])
+        return Workload(path, (WorkloadPart(path, open_trace(path, str(values.get("format") or "auto"))),), factor)
+    if values.get("mix") is not None:
+        mix = resolve_workload(str(values["mix"]))
+        return Workload(mix.name, mix.parts, factor)
+    one = load_spec(values)
+    return Workload(one.name, (WorkloadPart(one.name, one),), factor)
+
+
 def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed: int,
                   rate_scale: float = 1.0) -> Trace:
     """Returns the requests of a workload that arrive in `[start_s, start_s + duration_s)`.
@@ -125,40 +246,17 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
     Raises:
         UserError: an unknown name or key, a malformed file, or a window in which a trace file has no request.
     """
-    rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6)
-    if isinstance(spec, Mapping):
-        values = plain(spec)
-        rate_scale *= _factor(values)
-        if values.get("path") is not None:
-            return _from_file(str(values["path"]), str(values.get("format") or "auto"), start_s, duration_s, seed,
-                              rate_scale)
-        if values.get("mix") is not None:
-            return load_workload(str(values["mix"]), start_s=start_s, duration_s=duration_s, seed=seed,
-                                 rate_scale=rate_scale)
-        return generate(values, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale)
-    text = os.fspath(spec)
-    parts = parse_workload(text)
-    traces = []
-    for part in parts:
-        part_scale = rate_scale * part.weight
-        if _is_trace_file(part.source):
-            traces.append(_from_file(part.source, "auto", start_s, duration_s, seed, part_scale))
-        else:
-            stream = None if part.stream == part.source else part.stream
-            traces.append(generate(part.source, start_s=start_s, duration_s=duration_s, seed=seed,
-                                   rate_scale=part_scale, stream=stream))
-    return traces[0] if len(traces) == 1 else merge(*told_apart(traces), name=text)
+    return resolve_workload(spec).draw(start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale)
 
 
-def trace_files(spec: Source) -> list[TraceFile]:
+def trace_files(spec: Source | Workload) -> list[TraceFile]:
     """Returns the trace files of a workload, open: its own, or those among the parts of a mix; none of a generator."""
-    return [open_trace(source, form) for source, _, file, form in _resolve(spec) if file]
+    return [part.source for part in _resolved(spec).parts if isinstance(part.source, TraceFile)]
 
 
 def workload_mean_rate(spec: Source) -> float:
     """Returns the mean rate of a workload in requests per second, over a day for generators, scales included."""
-    return sum(weight * (open_trace(source, form).mean_rate if file else load_spec(source).arrivals.mean_rate_per_s)
-               for source, weight, file, form in _resolve(spec))
+    return resolve_workload(spec).mean_rate()
 
 
 def workload_window_rate(spec: Source, start_s: float, duration_s: float) -> float:
@@ -166,18 +264,7 @@ def workload_window_rate(spec: Source, start_s: float, duration_s: float) -> flo
 
     Of generators the expected one, by their tide; of trace files what the window holds.
     """
-    total = 0.0
-    for source, weight, file, form in _resolve(spec):
-        if file:
-            before, until = open_trace(source, form).counts_before(np.array([start_s, start_s + duration_s]))
-            total += weight * float(until - before) / duration_s
-            continue
-        arrivals = load_spec(source).arrivals
-        steps = max(1, math.ceil(duration_s / _TIDE_STEP_S))
-        middles = start_s + (np.arange(steps) + 0.5) * duration_s / steps
-        total += weight * arrivals.mean_rate_per_s * float(
-            _arrivals.tide_at(arrivals.tide, middles).mean() / np.mean(arrivals.tide))
-    return total
+    return resolve_workload(spec).window_rate(start_s, duration_s)
 
 
 def workload_peak_start_s(spec: Source, duration_s: float = 4 * 3600.0) -> float:
@@ -186,42 +273,11 @@ def workload_peak_start_s(spec: Source, duration_s: float = 4 * 3600.0) -> float
     Generators give their YAML's `peak_start_s` (made for 4 h) or find it on their tide; mixes the peak of the sum.
     A trace file gives the busiest window of that length, on a grid of 10 minutes from its first request.
     """
-    parts = _resolve(spec)
-    if len(parts) == 1:
-        source, _, file, form = parts[0]
-        if not file:
-            workload = load_spec(source)
-            return workload.peak_start_s if duration_s == 4 * 3600.0 else _arrivals.peak_start_s(
-                workload.arrivals.tide, duration_s)
-        return _busiest_start_s(open_trace(source, form), duration_s)
-    total = np.zeros(24)
-    for source, weight, file, form in parts:
-        if file:
-            total += weight * _by_hour(open_trace(source, form)) / 3600.0
-        else:
-            arrivals = load_spec(source).arrivals
-            total += weight * arrivals.mean_rate_per_s * np.asarray(arrivals.tide) / np.mean(arrivals.tide)
-    return _arrivals.peak_start_s(tuple(total), duration_s)
+    return resolve_workload(spec).peak_start_s(duration_s)
 
 
-def _resolve(spec: Source) -> list[tuple[Any, float, bool, str]]:
-    """Returns (source, weight, is it a trace file, its format) for each part."""
-    if not isinstance(spec, Mapping):
-        return [(part.source, part.weight, _is_trace_file(part.source), "auto")
-                for part in parse_workload(os.fspath(spec))]
-    values = plain(spec)
-    factor = _factor(values)
-    if values.get("path") is not None:
-        return [(str(values["path"]), factor, True, str(values.get("format") or "auto"))]
-    if values.get("mix") is not None:
-        return [(source, weight * factor, file, form) for source, weight, file, form in _resolve(str(values["mix"]))]
-    return [(values, factor, False, "auto")]
-
-
-def _factor(values: Mapping[str, Any]) -> float:
-    """Returns what a mapping's `scale` and `rate_scale` multiply the rate by."""
-    return math.prod(number(values[key], f"workload: key '{key}'", 0.0, 1e4)
-                     for key in ("scale", "rate_scale") if values.get(key) is not None)
+def _resolved(spec: Source | Workload) -> Workload:
+    return spec if isinstance(spec, Workload) else resolve_workload(spec)
 
 
 def _busiest_start_s(file: TraceFile, duration_s: float, step_s: float = 600.0) -> float:
@@ -259,17 +315,3 @@ def _is_file(text: str) -> bool:
         return Path(text).is_file()
     except OSError:  # for example a name too long for the file system
         return False
-
-
-def _from_file(path: str, form: str, start_s: float, duration_s: float, seed: int, factor: float) -> Trace:
-    start_s = number(start_s, "start_s", 0.0)
-    file = open_trace(path, form)
-    if not duration_s >= 0:
-        raise UserError(f"duration_s must be a number of seconds >= 0, found {duration_s!r}")
-    # A copy that scaling adds lies between its original and the next request: so one more on either side is read.
-    trace, first_row = file.window(start_s, start_s + duration_s, margin=1)
-    if len(trace.slice_time(start_s, start_s + duration_s)) == 0:
-        raise UserError(f"trace file '{path}' has no request in the window from {start_s:g} s to "
-                        f"{start_s + duration_s:g} s; its requests lie between {file.first_s:g} s and "
-                        f"{file.last_s:g} s: set start_s and duration_s")
-    return scale(trace, factor, seed, first_row).slice_time(start_s, start_s + duration_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,52 @@ _NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "dataset")
 
 
+@dataclass(frozen=True)
+class OfflineLoad:
+    """Offline requests with everything that their description names read; nothing is looked up after this.
+
+    Attributes:
+        mode: `rate`, `backlog` or `jobs`.
+        rate: requests a second, of mode `rate`.
+        jobs: how many; of mode `backlog` None takes its default.
+        lengths: of their prompts and outputs.
+        sharing: what their prompts have in common; None for nothing.
+        name: keys the numbers of shared prompts.
+    """
+
+    mode: str
+    rate: float | None
+    jobs: int | None
+    lengths: LengthModel
+    sharing: Groups | None
+    name: str
+
+    def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
+        """The requests; arguments, times and errors as `offline_trace` has them."""
+        load = offline_load(self.mode, duration_s=duration_s, seed=seed, rate=self.rate, jobs=self.jobs,
+                            lengths=self.lengths, start_s=start_s)
+        if self.sharing is None:
+            return load
+        numbers = np.arange(len(load), dtype=np.int64)
+        prompt, shared, group = self.sharing.prompts(self.lengths, numbers, seed, "offline")
+        hashes = hash_blocks(prompt, shared, group, numbers, f"offline/{self.name}/{seed}/hashes")
+        return replace(load, prompt_tokens=prompt, prefix_hashes=hashes)
+
+
+def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
+    """Reads a scenario's `offline`, as `offline_trace` takes it.
+
+    Raises:
+        UserError: an unknown or impossible key, a missing rate or number of jobs.
+    """
+    values = with_dataset(offline, None)
+    mode = str(values.get("mode") or "rate")
+    lengths = _lengths(values)
+    _check_load(mode, values.get("rate"), values.get("jobs"))
+    return OfflineLoad(mode, values.get("rate"), values.get("jobs"), lengths, _sharing(values),
+                       str(values.get("name") or "custom"))
+
+
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
     """Generates the offline requests that a scenario's `offline` describes, with prefix hashes where prompts share.
 
@@ -49,16 +95,7 @@ def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, s
     Raises:
         UserError: an unknown or impossible key, a missing rate or number of jobs.
     """
-    values = with_dataset(offline, None)
-    load = offline_load(str(values.get("mode") or "rate"), duration_s=duration_s, seed=seed, rate=values.get("rate"),
-                        jobs=values.get("jobs"), lengths=_lengths(values), start_s=start_s)
-    sharing = _sharing(values)
-    if sharing is None:
-        return load
-    places = np.arange(len(load), dtype=np.int64)
-    prompt, shared, group = sharing.prompts(_lengths(values), places, seed, "offline")
-    hashes = hash_blocks(prompt, shared, group, places, f"offline/{values.get('name') or 'custom'}/{seed}/hashes")
-    return replace(load, prompt_tokens=prompt, prefix_hashes=hashes)
+    return parse_offline(offline).draw(duration_s=duration_s, seed=seed, start_s=start_s)
 
 
 def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, Any]:
@@ -124,20 +161,15 @@ def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None 
     Raises:
         UserError: unknown mode, a missing or negative rate or number of jobs.
     """
-    if mode not in OFFLINE_MODES:
-        raise unknown("offline mode", mode, OFFLINE_MODES)
+    _check_load(mode, rate, jobs)
     start_s = number(start_s, "start_s", 0.0, 1e9)
     duration_s = number(duration_s, "duration_s", 0.0, 1e9)
     if mode == "rate":
-        if rate is None:
-            raise UserError("offline.rate is missing: offline.mode 'rate' needs requests per second >= 0")
         rate = number(rate, "offline.rate (requests per second)", 0.0, 1e6)
         count = _limited(duration_s * rate, "offline.rate")
         arrival_s = start_s + np.arange(count) / (rate or 1.0)
         arrival_s = arrival_s[arrival_s < start_s + duration_s]
     else:
-        if jobs is None and mode == "jobs":
-            raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
         wanted = duration_s * BACKLOG_JOBS_PER_S if jobs is None else number(jobs, "offline.jobs", 0.0, MAX_REQUESTS)
         if jobs is not None and wanted != int(wanted):
             raise UserError(f"offline.jobs must be a whole number, found {jobs!r}")
@@ -145,6 +177,16 @@ def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None 
     model = lengths if isinstance(lengths, LengthModel) else load_lengths(lengths, prefer="offline")
     prompt, output = generate_lengths(model, len(arrival_s), seed, stream="offline")
     return Trace(arrival_s, prompt, output, np.zeros(len(arrival_s), bool), name=f"offline-{mode}")
+
+
+def _check_load(mode: str, rate: float | None, jobs: int | None) -> None:
+    """Refuses an unknown mode, or one without its figure."""
+    if mode not in OFFLINE_MODES:
+        raise unknown("offline mode", mode, OFFLINE_MODES)
+    if mode == "rate" and rate is None:
+        raise UserError("offline.rate is missing: offline.mode 'rate' needs requests per second >= 0")
+    if mode == "jobs" and jobs is None:
+        raise UserError("offline.jobs is missing: offline.mode 'jobs' needs a number of requests >= 0")
 
 
 def _lengths(values: Mapping[str, Any]) -> LengthModel:

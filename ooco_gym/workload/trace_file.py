@@ -37,7 +37,7 @@ class TraceFile:
 
     def __init__(self, path: Path, format: str = "auto") -> None:
         check_format(format)
-        self.path, self.groups_read = path, 0
+        self.path, self.format, self.groups_read = path, format, 0
         self._groups = _time_index(path) if format in ("auto", _OWN.name) else None
         self._whole: Trace | None = None
         if self._groups is None:
@@ -48,6 +48,10 @@ class TraceFile:
             self._starts = np.concatenate([[0], np.cumsum([rows for _, _, rows in self._groups])])
             self.rows = int(self._starts[-1])
             self.first_s, self.last_s = self._groups[0][0], self._groups[-1][1]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Opened again where it is unpickled, rather than sent with all its requests."""
+        return open_trace, (str(self.path), self.format)
 
     @property
     def mean_rate(self) -> float:

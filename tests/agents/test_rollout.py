@@ -117,8 +117,7 @@ def test_a_drawn_length_is_priced_as_the_simulator_prices_it():
     env.reset(**WINDOW)
     futures = Futures(env.episodes, 3, 2)
     scenario = env.simulation.scenario
-    machines = scenario.load_cluster().deployments(scenario.timing)
-    tables = [build._table(one, scenario.load_cluster().max_batch) for _, one in machines]
+    tables = [build._table(one, scenario.cluster.max_batch) for _, one in scenario.deployments]
     for state in futures.draw(env.simulation.state, 2):
         asked, past = s.copy_state(state), int(state.counters[s.NEXT_ARRIVAL])
         asked.requests["output_tokens"] = np.maximum(1, asked.requests["output_tokens"])
