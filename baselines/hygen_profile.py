@@ -148,7 +148,8 @@ def trials_of(scenario: Played, values: Mapping[str, Any]) -> list[Played]:
     if not starts:
         warnings.warn(  # no UserWarning: those are what a chip's figures do not cover, which commands note themselves
             f"HyGen's profiler test-runs the measured window: trace file of workload "
-            f"'{short_name(known.given.workload)}' has no other of {shorter.duration_s:g} s; a longer file, or a lower profile_duration_s, lets it look "
+            f"'{short_name(known.given.workload)}' has no other of {shorter.duration_s:g} s; a longer file, or a lower "
+            "profile_duration_s, lets it look "
             "elsewhere", RuntimeWarning, stacklevel=2)
         return [shorter.with_(seed=first + i, start_s=start_s) for i in range(count)]
     return [shorter.with_(seed=first + i, start_s=start) for i, start in enumerate(starts)]
