@@ -7,6 +7,7 @@ import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -75,9 +76,6 @@ def import_learning() -> None:
             __import__(package)
 
 
-EVALUATION_HEAD = ("rank", "policy", "reward", "offline ref. GPU-s/s", "offline tokens/s", "violations",
-                   "wasted tokens/s")
-DIFFERENCE_HEAD = ("policy", "Δ reward", "Δ offline ref. GPU-s/s", "Δ violations")
 LEAST_SPREAD = 0.2  # of the decisions: validated states closer together draw no curve
 WORDS = {"episode_reward": "reward", HEADLINE: "offline service", "violation_rate": "violation rate"}
 
@@ -151,12 +149,12 @@ def evaluation_words(evaluation: Mapping[str, Any]) -> list[str]:
 
 def evaluation_tables(evaluation: Mapping[str, Any]) -> list[Table]:
     """The evaluation's tables, as the terminal shows them, the policy first."""
-    rows = [(row[1], row[0], *row[2:]) for row in tables.rows(evaluation)]
-    head = (EVALUATION_HEAD[1], EVALUATION_HEAD[0], *EVALUATION_HEAD[2:])
-    result = [Table("Held-out windows", head, tuple(map(tuple, rows)), tables.note(evaluation))]
+    scores = tables.score_table(evaluation, "Held-out windows")
+    result = [replace(scores, head=(scores.head[1], scores.head[0], *scores.head[2:]), note=tables.note(evaluation),
+                      rows=[(row[1], row[0], *row[2:]) for row in scores.rows], align="lr")]
     if evaluation["paired"]:
-        result.append(Table(f"Differences to {evaluation['reference']}, window by window", DIFFERENCE_HEAD,
-                            tuple(map(tuple, tables.differences(evaluation)))))
+        result.append(replace(tables.difference_table(evaluation), align="lr",
+                              title=f"Differences to {evaluation['reference']}, window by window"))
     return result
 
 

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
-from agents.evaluation.heuristics import PARTNER, RANDOM, HeuristicPlayer, by_name, seated
-from agents.evaluation.players import BatchPlayer, check_fit, environment_of, kept, play, runs_of
+from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
+from agents.evaluation.players import check_fit, environment_of, load_learned, play, runs_of
 from agents.evaluation.scoring import score
+from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.settings import group, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
@@ -95,8 +96,6 @@ def main(cfg: Any) -> dict[str, Any]:
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     _write(out, summary, played)
-    from agents.evaluation.tables import show
-
     show(summary)
     return summary
 
@@ -235,11 +234,11 @@ def _result(work: Job | Bounded) -> Any:
 def play_job(job: Job) -> list[dict[str, Any]]:
     """Plays one chunk of windows with one policy; runs in a worker process. Records of a run name it as `run`."""
     if not job.learned:
-        return play(job.env, HeuristicPlayer(job.policy), job.games, side_by_side=SIDE_BY_SIDE)
+        return play(job.env, Heuristic(job.policy), job.games, side_by_side=SIDE_BY_SIDE)
     from agents.settings import limit_torch_threads
 
     limit_torch_threads()
-    player = BatchPlayer(job.policy, kept(job.policy).decide)
+    player = load_learned(job.policy).player(job.policy)
     return [{**record, "run": job.run} for record in play(job.env, player, job.games, side_by_side=SIDE_BY_SIDE)]
 
 
@@ -254,8 +253,6 @@ def _gathered(jobs: Sequence[Job], found: Iterator[Any]) -> dict[str, list[dict[
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
             bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
-    from agents.evaluation.tables import budget
-
     name = env.get("name") or env["id"]
     learned = {one.label: one.learned for one in entrants}
     suites = []
@@ -268,14 +265,12 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
 
 def _write(out: Path, summary: Mapping[str, Any], played: Mapping[str | None, Mapping[str, Any]]) -> None:
     """Writes evaluation.md, .json (with every window) and .html, and episodes.csv."""
-    from agents.evaluation.tables import markdown, write_page
-
     with atomic_write(out / "evaluation.md") as temporary:
         temporary.write_text(markdown(summary), encoding="utf-8")
     records = {shift or "none": suite for shift, suite in played.items()}
     write_json(out / "evaluation.json", {"schema": SCHEMA, **summary, "records": records})
     _write_episodes(out / "episodes.csv", played)
-    write_page(out / "evaluation.html", summary)
+    write_figures(out / "evaluation.html", summary)
 
 
 def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequence[Mapping[str, Any]]]]) -> None:

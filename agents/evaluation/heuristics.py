@@ -1,4 +1,4 @@
-"""Who plays, by name: chance, plain rules, published rules, tuned policies, and those that look ahead.
+"""Heuristics by name: chance, plain rules, published rules, tuned policies, and those that look ahead.
 
 Everything that can be named is played by one function, `play_heuristic(config, name, windows)`, which `evaluate`,
 `tune` and the learned table share. `by_name` knows, in an environment:
@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -34,38 +33,38 @@ from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, list_policies, policy_of
 from ooco_gym.sim import state as s
 
-RANDOM, HONEST, CLAIRVOYANT = "random actions", "honest rollout", "clairvoyant rollout"
+RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
+FORMERLY = {SAMPLED: "honest rollout"}  # names of before, by which results of then are found
 PARTNER = "partner"
 
 
-@dataclass(frozen=True)
-class Contender:
-    """A player of one environment: `begin(env)`, after its reset, gives a function that answers the open decision."""
+class Heuristic:
+    """A rule, a constant or a look-ahead as a player (`players.Player`).
 
-    name: str
-    begin: Callable[[Any], Callable[[], Any]]
-
-
-class HeuristicPlayer:
-    """A contender, by its name or itself, as a player of several episodes side by side (`players.Player`)."""
+    Args:
+        name: as in the head of this file.
+        begin: (env, bare, after its reset) → what answers its open decision; None: what `name` stands for there.
+    """
 
     learned = False
 
-    def __init__(self, contender: str | Contender) -> None:
-        self._given = contender
-        self.name = contender if isinstance(contender, str) else contender.name
+    def __init__(self, name: str, begin: Callable[[Any], Callable[[], Any]] | None = None) -> None:
+        self.name, self._begin = name, begin
         self._acting: dict[int, tuple[Any, Callable[[], Any]]] = {}
 
+    def begin(self, env: Any) -> Callable[[], Any]:
+        """What answers the open decision of an episode that has begun in `env`."""
+        return by_name(env, self.name).begin(env) if self._begin is None else self._begin(env)
+
     def act(self, envs: Sequence[gym.Env], observations: Observations) -> list[Any]:
-        """Asks each environment's own contender, begun anew in each episode."""
+        """Asks what has begun in each environment, anew in each episode."""
         return [self._of(env.unwrapped)() for env in envs]
 
     def _of(self, env: Any) -> Callable[[], Any]:
         episode = getattr(env, "simulation", None)
         known = self._acting.get(id(env))
         if known is None or known[0] is not episode:
-            one = by_name(env, self._given) if isinstance(self._given, str) else self._given
-            known = self._acting[id(env)] = (episode, one.begin(env))
+            known = self._acting[id(env)] = (episode, self.begin(env))
         return known[1]
 
 
@@ -83,11 +82,11 @@ def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Windo
         UserError: nothing of that name, or it has no say in this environment.
     """
     config, name = seated(config, name)
-    return play(config, HeuristicPlayer(name), windows, side_by_side)
+    return play(config, Heuristic(name), windows, side_by_side)
 
 
 def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[str, Any], str]:
-    """The environment in which a heuristic plays, and the contender's name there.
+    """The environment in which a heuristic plays, and the heuristic's name there.
 
     Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
 
@@ -116,25 +115,25 @@ def is_published(name: str) -> bool:
     return name.partition(":")[0] in list_policies()
 
 
-def by_name(env: Any, name: str) -> Contender:
-    """The contender of a name in a bare environment, made by `seated`'s configuration.
+def by_name(env: Any, name: str) -> Heuristic:
+    """The heuristic of a name in a bare environment, made by `seated`'s configuration.
 
     Raises:
         UserError: nothing of that name here, or a published policy where only the clock asks.
     """
     if not hasattr(env, "episodes"):  # an environment of somebody else: its own rules
-        return Contender(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
+        return Heuristic(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
                                                                                                     name))
     kinds = {decision.kind for decision in env.decisions}
     if name == RANDOM or (name == "random" and s.GATE not in kinds):
-        return Contender(name, _random)
+        return Heuristic(name, _random)
     plain = {one.name: one for one in _plain(env, kinds)}
     if name in plain:
         return plain[name]
     if is_published(name):
         policy_of(name)
         if is_partner(name, env):
-            return Contender(name, plain[PARTNER].begin)
+            return Heuristic(name, plain[PARTNER].begin)
         if min(kinds) >= b.PACK:
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
                             "the partner's seat (agents.evaluation.heuristics.seated)")
@@ -145,21 +144,17 @@ def by_name(env: Any, name: str) -> Contender:
     raise UserError(f"'{name}' is no heuristic of this environment{nearest(name, known)}; it knows: {', '.join(known)}")
 
 
-def contenders(env: Any, config: Mapping[str, Any], names: Sequence[str]) -> list[Contender]:
-    """All that headroom plays: chance, the named heuristics, honest and clairvoyant look-ahead at each weight."""
-    return [by_name(env, name) for name in (RANDOM, *names)] + looking(config)
-
-
-def looking(config: Mapping[str, Any]) -> list[Contender]:
-    """Honest (with `samples`) and clairvoyant look-ahead at each of `weights`, as conf/headroom.yaml sets them."""
+def look_aheads(config: Mapping[str, Any]) -> list[Heuristic]:
+    """Sampled-future look-ahead (where `samples`) and clairvoyant at each of `weights`, as conf/headroom.yaml says."""
     listed = []
     for weight in config["weights"]:
         common = {"weight": float(weight), "horizon_s": config["horizon_s"], "progress": float(config["progress"])}
         text = "" if len(config["weights"]) == 1 else f", weight {weight:g}"
         if config["samples"]:
             every = config["honest_every"] or config["every"]
-            listed.append(Contender(HONEST + text, partial(_looking, samples=config["samples"], every=every, **common)))
-        listed.append(Contender(CLAIRVOYANT + text, partial(_looking, every=config["every"], **common)))
+            listed.append(Heuristic(SAMPLED + text, partial(_look_ahead, samples=config["samples"], every=every,
+                                                            **common)))
+        listed.append(Heuristic(CLAIRVOYANT + text, partial(_look_ahead, every=config["every"], **common)))
     return listed
 
 
@@ -179,7 +174,7 @@ def rule_names(rules: Any) -> list[str] | None:
     return names
 
 
-def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
+def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
     """The partner, the published rules that answer this environment's decisions, and plain ones.
 
     Args:
@@ -200,19 +195,19 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Contender]:
     return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
 
 
-def _plain(env: Any, kinds: set[int]) -> list[Contender]:
+def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
     """The partner first, then rules and constants that need no policy."""
-    listed = [Contender(PARTNER, lambda env: env.partner_action)]
+    listed = [Heuristic(PARTNER, lambda env: env.partner_action)]
     if env.episodes.controls is not None:
         return listed + _constant_controls(env.episodes.controls)
     if kinds == {b.PACK}:
         return listed + _constant_levels(env)
-    listed.append(Contender("decline", lambda env: partial(decline, env)))
+    listed.append(Heuristic("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
-        listed += [Contender(name, lambda env, longest=longest: partial(by_length, env, longest))
+        listed += [Heuristic(name, lambda env, longest=longest: partial(by_length, env, longest))
                    for name, longest in (("shortest", False), ("longest", True))]
     if kinds == {s.INTERRUPT}:
-        listed.append(Contender("stop", lambda env: lambda: b.FIXED))
+        listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
     return listed
 
 
@@ -231,13 +226,13 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
     return names
 
 
-def _published(rule: str) -> Contender:
+def _published(rule: str) -> Heuristic:
     """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
     def begin(env: Any) -> Callable[[], Any]:
         turns, level = env.episodes.buffers.turns, _nearest_level(env, rule)
         return lambda: level if turns[0, b.KIND] == b.PACK else env.rule_action(rule)
 
-    return Contender(rule, begin)
+    return Heuristic(rule, begin)
 
 
 def _nearest_level(env: Any, rule: str) -> int:
@@ -253,13 +248,13 @@ def _nearest_level(env: Any, rule: str) -> int:
     return b.PARTNER_ACTION if abs(tuned - share) <= gaps.min() else b.FIXED + int(np.argmin(gaps))
 
 
-def _constant_levels(env: Any) -> list[Contender]:
+def _constant_levels(env: Any) -> list[Heuristic]:
     scale = float(env.episodes.buffers.settings[b.PACK_SCALE]) or 1.0
-    return [Contender(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
+    return [Heuristic(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
             for k, level in enumerate(env.episodes.buffers.levels[0])]
 
 
-def _constant_controls(controls: Any) -> list[Contender]:
+def _constant_controls(controls: Any) -> list[Heuristic]:
     """Each parameter at each of its other levels all the time."""
     listed = []
     for part, name in enumerate(controls.names):
@@ -270,7 +265,7 @@ def _constant_controls(controls: Any) -> list[Contender]:
     return listed
 
 
-def _constant(controls: Any, name: str) -> Contender:
+def _constant(controls: Any, name: str) -> Heuristic:
     """Parameters at levels all the time, `slo_margin=0.95,interrupt=1`; all others as they are tuned."""
     action = controls.tuned.copy()
     for text in name.split(","):
@@ -282,10 +277,10 @@ def _constant(controls: Any, name: str) -> Contender:
         if value not in levels:
             raise UserError(f"'{name}': {parameter} has no level {value}; it has: {', '.join(levels)}")
         action[part] = levels.index(value)
-    return Contender(name, lambda env: lambda: action)
+    return Heuristic(name, lambda env: lambda: action)
 
 
-def _looking(env: Any, **how: Any) -> Callable[[], Any]:
+def _look_ahead(env: Any, **how: Any) -> Callable[[], Any]:
     return Rollout(env, **how).act
 
 

@@ -21,11 +21,11 @@ import numpy as np
 
 from agents.environments import OBSERVATION_KEYS, make_env, split_seeds, windows
 from agents.evaluation.heuristics import heuristics_of, play_heuristic
-from agents.evaluation.players import BatchPlayer, check_fit, play
+from agents.evaluation.players import BatchPlayer, LearnedPolicy, check_fit, load_learned, play
 from agents.evaluation.scoring import METRICS, score, values
-from agents.evaluation.tables import TITLES, bracketed, markdown_table
+from agents.evaluation.tables import TITLES
 from agents.explaining.distill import agreement, distilled, labels
-from agents.explaining.recording import UNKNOWN, Importance, Recording, Thinker, importances, load_thinker, record
+from agents.explaining.recording import UNKNOWN, Importance, Recording, importances, record
 from agents.explaining.rules import ANOTHER, BESIDE, NO, PARTNER, TREE_FILE, Tree, answer, names_of
 from agents.explaining.rules import SCHEMA as TREE_SCHEMA
 from agents.settings import plain, require, whole
@@ -35,7 +35,7 @@ from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Section, Table, layout, percent
+from ooco_gym.report import Section, Table, layout, percent, with_interval
 from ooco_gym.report import page as html_page
 from ooco_gym.resources import load_yaml
 from ooco_gym.zoo import names, placed
@@ -56,20 +56,23 @@ def main(cfg: Any) -> dict[str, Any]:
     require("explain")
     started = time.monotonic()
     folder = config["policy"]
-    thinker = load_thinker(folder)
-    env, parameters, levels = _environment(config, thinker, folder)
+    policy = load_learned(folder)
+    if policy.preferences is None:
+        raise UserError(f"'{folder}' is a rule of 'ooco-gym explain' itself; expected the 'out' of 'ooco-gym train' or "
+                        "of 'ooco-gym export'")
+    env, parameters, levels = _environment(config, policy, folder)
     seed, most = int(config["seed"]), int(config["decisions"])
     fit_games = windows(split_seeds(env, "validation"), int(config["fit_windows"]))
     games = windows(split_seeds(env, "test"), int(config["episodes"]))
-    fitted, _ = record(env, thinker, fit_games, most, seed)
-    held_out, own = record(env, thinker, games, most, seed)
+    fitted, _ = record(env, policy, fit_games, most, seed)
+    held_out, own = record(env, policy, games, most, seed)
     tree = Tree(_tree_document(env, fitted, config, parameters))
     name = Path(folder).name
     played = {name: own, RULE: play(env, BatchPlayer(RULE, tree.decide_batch), games)}
     for heuristic in _heuristics(env, config):
         played[heuristic] = play_heuristic(env, heuristic, games)
     found = [one for recording in held_out
-             for one in importances(thinker.think, recording, int(config["repeats"]), seed, levels)]
+             for one in importances(policy.preferences, recording, int(config["repeats"]), seed, levels)]
     result = {
         "command": "explain", "policy": name, "env": env["id"], "shift": env.get("shift"),
         "fitted_on": {"split": "validation", "windows": len(fit_games),
@@ -100,7 +103,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     return config
 
 
-def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
+def _environment(config: Mapping[str, Any], policy: LearnedPolicy, folder: str
                  ) -> tuple[dict[str, Any], dict[str, list[float]], tuple[int, ...]]:
     """The environment's configuration, and of an action of several parts the values of each, and how many they are.
 
@@ -108,13 +111,13 @@ def _environment(config: Mapping[str, Any], thinker: Thinker, folder: str
         UserError: it gives other observations, or asks for other decisions, than those that the policy was trained on.
     """
     given = config.get("env")
-    env = dict(thinker.env if given is None else load_yaml("env", given) if isinstance(given, str) else plain(given))
+    env = dict(policy.env if given is None else load_yaml("env", given) if isinstance(given, str) else plain(given))
     for key in ("shift", "window_s", "warmup_s"):
         if config.get(key) is not None:
             env[key] = config[key]
-    with closing(make_env(env)) as made, closing(make_env(thinker.env)) as expected:
+    with closing(make_env(env)) as made, closing(make_env(policy.env)) as expected:
         if made.observation_space != expected.observation_space or made.action_space != expected.action_space:
-            raise UserError(f"'{folder}' was trained on {thinker.env['id']}, whose observations or actions are not "
+            raise UserError(f"'{folder}' was trained on {policy.env['id']}, whose observations or actions are not "
                             f"those of {env['id']}; leave env=null for its own")
         check_fit(Path(folder).name, folder, made)
         episodes: Any = getattr(made.unwrapped, "episodes", None)
@@ -197,16 +200,10 @@ def _write(out: Path, result: Mapping[str, Any], tree: Tree, figures: Mapping[st
 
 
 def _show(result: Mapping[str, Any], out: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(soft_wrap=True)
     for table in tables(result):
-        table.turned().show(console)
-    for line in result["rule"]:
-        console.print(escape(line), highlight=False)
-    console.print(f"the page: {escape(str(out / PAGE_FILE))}; the rule, which evaluate and Python play: "
-                  f"{escape(str(out / TREE_FILE))}")
+        table.turned().show()
+    print(*result["rule"], sep="\n")
+    print(f"the page: {out / PAGE_FILE}; the rule, which evaluate and Python play: {out / TREE_FILE}")
 
 
 _SHOWN = 12  # features in a table and a figure
@@ -237,7 +234,8 @@ def importance_tables(result: Mapping[str, Any]) -> list[Table]:
 def fidelity_table(result: Mapping[str, Any]) -> Table:
     """How often the rule does what the network does."""
     body = tuple((one["decision"], f"{one['decisions']:,}",
-                  bracketed(one["agreement"], one["ci_low"], one["ci_high"], percent)) for one in result["fidelity"])
+                  with_interval(one["agreement"], one["ci_low"], one["ci_high"], percent))
+                 for one in result["fidelity"])
     return Table("The rule does what the network does", ("decision", "held-out decisions", "agreement"), body,
                  "95 % intervals over windows; an action that does the same by another name counts as the same.")
 
@@ -265,7 +263,7 @@ def difference_table(result: Mapping[str, Any]) -> Table:
 
 
 def _figure(row: Mapping[str, Any], metric: str) -> str:
-    return bracketed(row["mean"], row["ci_low"], row["ci_high"], percent if metric == "violation_rate" else ".4g")
+    return with_interval(row["mean"], row["ci_low"], row["ci_high"], percent if metric == "violation_rate" else ".4g")
 
 
 # --- Figures --------------------------------------------------------------------------------------------------------
@@ -405,5 +403,5 @@ def markdown(result: Mapping[str, Any]) -> str:
     parts = [f"# What '{result['policy']}' does on {result['env']}", _lead(result),
              "\n".join(f"* {line}" for line in _sentences(result)), "```\n" + "\n".join(result["rule"]) + "\n```"]
     for table in tables(result):
-        parts += [f"## {table.title}", markdown_table(table.head, table.rows), table.note]
+        parts += [f"## {table.title}", table.markdown(), table.note]
     return "\n\n".join(part for part in parts if part) + "\n"

@@ -13,55 +13,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from agents.environments import OBSERVATION_KEYS, Window, candidate_shape
-from agents.evaluation.players import BatchPlayer, Observations, play
+from agents.evaluation.players import BatchPlayer, LearnedPolicy, Observations, play
 from agents.explaining.rules import names_of
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.policy import policy_of
 
-UNKNOWN = -1  # the partner's answer, where nobody can be asked
+UNKNOWN = -1  # the partner's answer where there is none
+Preferences = Callable[..., tuple[np.ndarray, np.ndarray]]  # observations, batched → actions and logits
 _BATCH = 2048  # observations that a policy answers at a time
-
-
-class Thinker(NamedTuple):
-    """A policy that also says how much it prefers each action.
-
-    Attributes:
-        think: (cluster, candidates, action_mask, decision), batched → (actions (n,) or (n, P), logits (n, A)).
-        env: the environment's configuration that it was trained on.
-        history: how many of the last cluster vectors, the newest first, it sees as one.
-    """
-
-    think: Callable[..., tuple[np.ndarray, np.ndarray]]
-    env: dict[str, Any]
-    history: int = 1
-
-
-def load_thinker(folder: str | Path) -> Thinker:
-    """Loads a run of `ooco-gym train` or a bundle of `ooco-gym export`, the latter through onnxruntime alone.
-
-    Raises:
-        UserError: the folder is neither, or a package is missing.
-    """
-    from ooco_gym.runtime import MANIFEST_FILE, Policy
-
-    if (Path(folder) / MANIFEST_FILE).is_file():
-        policy = Policy.load(folder)
-
-        def answer(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-            return policy.preferences(dict(zip(OBSERVATION_KEYS, parts, strict=True)))
-
-        return Thinker(answer, dict(policy.manifest["training"]["config"]["env"]), int(policy.history))
-    from agents.learning.runs import load_run
-
-    run = load_run(folder)
-    return Thinker(run.actor.answer, dict(run.config["env"]), run.history)
 
 
 @dataclass(frozen=True)
@@ -107,20 +72,19 @@ class Recording:
         return len(self.cluster)
 
 
-def thought(think: Callable[..., tuple[np.ndarray, np.ndarray]], parts: Sequence[np.ndarray]
-            ) -> tuple[np.ndarray, np.ndarray]:
+def in_batches(preferences: Preferences, parts: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Actions and logits for observations, in batches."""
-    answers = [think(*(part[i : i + _BATCH] for part in parts)) for i in range(0, len(parts[0]), _BATCH)]
+    answers = [preferences(*(part[i : i + _BATCH] for part in parts)) for i in range(0, len(parts[0]), _BATCH)]
     return np.concatenate([a for a, _ in answers]), np.concatenate([logits for _, logits in answers])
 
 
-def record(config: Mapping[str, Any], thinker: Thinker, windows: Sequence[Window], most: int, seed: int
+def record(config: Mapping[str, Any], policy: LearnedPolicy, windows: Sequence[Window], most: int, seed: int
            ) -> tuple[list[Recording], list[dict[str, Any]]]:
     """Plays windows with a policy and keeps what it was asked.
 
     Args:
         config: the `env` configuration.
-        thinker: the policy.
+        policy: with `preferences`.
         windows: the episodes.
         most: decisions of each kind that are kept, drawn at random, as many of each window as can be.
         seed: keys which.
@@ -128,7 +92,7 @@ def record(config: Mapping[str, Any], thinker: Thinker, windows: Sequence[Window
     Returns:
         (one recording a kind of decision, in the order of `DECISIONS`; the records of `players.play`).
     """
-    recorder = _Recorder(thinker, windows, max(1, most // max(1, len(windows))), seed)
+    recorder = _Recorder(policy, windows, max(1, most // max(1, len(windows))), seed)
     records = play(config, recorder, windows)
     return list(recorder.recordings()), records
 
@@ -136,9 +100,11 @@ def record(config: Mapping[str, Any], thinker: Thinker, windows: Sequence[Window
 class _Recorder(BatchPlayer):
     """Draws decisions from each window and kind, each as likely as another (reservoir sampling, Vitter 1985)."""
 
-    def __init__(self, thinker: Thinker, windows: Sequence[Window], most: int, seed: int) -> None:
-        super().__init__("explained", lambda *parts: thinker.think(*parts)[0], thinker.history)
-        self._think, self._most, self._random = thinker.think, most, np.random.default_rng([seed, 23])
+    def __init__(self, policy: LearnedPolicy, windows: Sequence[Window], most: int, seed: int) -> None:
+        assert policy.preferences is not None
+        self._preferences: Preferences = policy.preferences
+        super().__init__("explained", lambda *parts: self._preferences(*parts)[0], policy.history)
+        self._most, self._random = most, np.random.default_rng([seed, 23])
         self._places = {(int(w.seed), int(w.number)): place for place, w in enumerate(windows)}
         self._kept: dict[tuple[int, int], list[tuple[Any, ...]]] = {}
         self._seen: dict[tuple[int, int], int] = {}
@@ -169,7 +135,7 @@ class _Recorder(BatchPlayer):
             rows = [row for place, other in sorted(self._kept) if other == kind for row in self._kept[place, other]]
             window, partner, cluster, candidates, mask, decision = (np.array(column) for column in zip(*rows,
                                                                                                        strict=True))
-            answers = thought(self._think, (cluster, candidates, mask, decision))
+            answers = in_batches(self._preferences, (cluster, candidates, mask, decision))
             yield Recording(kind, cluster, candidates, mask, decision, window, partner, *answers, self.history)
 
 
@@ -206,12 +172,12 @@ class Importance(NamedTuple):
     moved: float
 
 
-def importances(think: Callable[..., tuple[np.ndarray, np.ndarray]], recording: Recording, repeats: int, seed: int,
+def importances(preferences: Preferences, recording: Recording, repeats: int, seed: int,
                 levels: tuple[int, ...] = ()) -> list[Importance]:
     """All features that vary, the one that changes most decisions first.
 
     Args:
-        think: the policy (`agents.explaining.recording.Thinker`).
+        preferences: of the policy.
         recording: decisions of one kind.
         repeats: shuffles of each feature.
         seed: keys them.
@@ -222,7 +188,7 @@ def importances(think: Callable[..., tuple[np.ndarray, np.ndarray]], recording: 
     for part, feature, shuffled in shuffles(recording, repeats, seed):
         changed, moved = [], []
         for parts in shuffled:
-            actions, logits = thought(think, parts)
+            actions, logits = in_batches(preferences, parts)
             differs = actions != recording.actions
             changed.append(float(np.mean(differs if differs.ndim == 1 else differs.any(axis=1))))
             after = log_probabilities(logits, recording.mask, levels)

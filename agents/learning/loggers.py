@@ -18,10 +18,10 @@ from stable_baselines3.common.logger import (
     filter_excluded_keys,
 )
 
-from agents.evaluation.tables import markdown_table
 from agents.learning.dashboard import STEP, summaries
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, SCALE_FILE, read_config
 from agents.settings import plain, require
+from ooco_gym import report
 from ooco_gym.errors import UserError, unknown
 
 LOGGERS = ("none", "tensorboard", "wandb")
@@ -42,13 +42,10 @@ class Table(str):
 
     def __new__(cls, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> Table:
         """Writes the Markdown."""
-        table = super().__new__(cls, markdown_table(columns, [[_cell(value) for value in row] for row in rows]))
+        cells = [[report.as_text(value, ".5g") if isinstance(value, float) else value for value in row] for row in rows]
+        table = super().__new__(cls, report.Table("", columns, cells, align="l").markdown())
         table.columns, table.rows = list(columns), [list(row) for row in rows]
         return table
-
-
-def _cell(value: Any) -> str:
-    return "–" if value is None else f"{value:.5g}" if isinstance(value, float) else str(value)
 
 
 class WandbOutputFormat(KVWriter):

@@ -17,15 +17,25 @@ from typing import Any
 import numpy as np
 
 from agents.environments import check_ours, make_env, split_seeds
-from agents.evaluation.heuristics import CLAIRVOYANT, Contender, contenders, heuristics_of, rule_names
+from agents.evaluation.heuristics import (
+    CLAIRVOYANT,
+    FORMERLY,
+    RANDOM,
+    Heuristic,
+    by_name,
+    heuristics_of,
+    look_aheads,
+    rule_names,
+)
 from agents.evaluation.scoring import feasible_first, interval_note, too_few
-from agents.evaluation.tables import bracketed, markdown_table, said_of
+from agents.evaluation.tables import form_of
 from agents.lookahead.bound import fluid_bound
 from agents.settings import group, number, plain, positive_or_null, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval
+from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import Bar, progress, track
 from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
@@ -34,7 +44,7 @@ BOUND = "fluid bound"
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Plays all contenders through `cfg.episodes` windows; writes headroom.md, and headroom.json by the summary.
+    """Plays `cfg.episodes` windows with all heuristics and look-aheads; writes headroom.md and headroom.json.
 
     Raises:
         UserError: a count, a share, a seed, a weight or a rule is none, or no rule answers these decisions.
@@ -53,6 +63,7 @@ def main(cfg: Any) -> dict[str, Any]:
     name = str(config["env"].get("name") or config["env"]["id"])
     summary = {"env": config["env"]["id"], "seeds": list(map(int, seeds)), "episodes": len(windows),
                **{key: config[key] for key in ("window_s", "every", "horizon_s", "samples", "progress", "weights")},
+               "formerly": FORMERLY,
                **score(played, [rule.name for rule in rules], BOUND, float(config["violation_budget"])),
                "wall_s": time.monotonic() - started}
     out = Path(config["out"])
@@ -95,8 +106,8 @@ def _bare(config: Mapping[str, Any]) -> Any:
 
 
 def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
-            rules: Sequence[Contender], env: Any) -> Iterator[dict[str, Any]]:
-    """The records of each window, in order: contender -> record."""
+            rules: Sequence[Heuristic], env: Any) -> Iterator[dict[str, Any]]:
+    """The records of each window, in order: name -> record."""
     names = [rule.name for rule in rules]
     workers = min(int(config["workers"]), len(windows))
     play = partial(play_window, dict(config), names)
@@ -111,20 +122,20 @@ def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
 
 def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[int, int],
                 env: Any = None, bar: Bar | None = None) -> dict[str, Any]:
-    """Plays one window with every contender.
+    """Plays one window with each of them.
 
     Args:
         config: the command's.
-        names: heuristics, as `contenders.heuristics_of` names them.
+        names: heuristics, as `heuristics_of` names them.
         window: seed and number.
         env: an environment to use again.
         bar: is moved on by one in all, and says who plays.
     """
     env, bar = env or _bare(config), bar or Bar()
-    found, players = {}, contenders(env, config, names)
-    for contender in players:
-        bar.text(f"seed {window[0]}, window {window[1]}: {contender.name}")
-        found[contender.name] = _play(env, contender, window)
+    found, players = {}, [by_name(env, name) for name in (RANDOM, *names)] + look_aheads(config)
+    for player in players:
+        bar.text(f"seed {window[0]}, window {window[1]}: {player.name}")
+        found[player.name] = _play(env, player, window)
         bar.advance(1 / len(players))
     if config["bound"]:
         found[BOUND] = {"offline_reference_gpu_s_per_s": bound_of(env, window, float(config["violation_budget"]))}
@@ -153,10 +164,10 @@ def _at_start(env: Any, window: tuple[int, int]) -> s.State:
     return simulation.state
 
 
-def _play(env: Any, contender: Contender, window: tuple[int, int]) -> dict[str, Any]:
-    """One window by one contender."""
+def _play(env: Any, player: Heuristic, window: tuple[int, int]) -> dict[str, Any]:
+    """One window by one of them."""
     env.reset(seed=window[0], options={"window": window[1]})
-    act, decisions, begun = contender.begin(env), 0, time.perf_counter()
+    act, decisions, begun = player.begin(env), 0, time.perf_counter()
     while env.episodes.open(0):
         env.step(act())
         decisions += 1
@@ -179,7 +190,7 @@ def score(played: Played, heuristics: Sequence[str], bound: str, budget: float) 
     `headroom` is true, false, or None where there are too few windows to say, as its `reason` then does.
 
     Args:
-        played: contender -> one record a window, the same windows for all.
+        played: name -> one record a window, the same windows for all.
         heuristics: names of those that are heuristics.
         bound: name of the bound, which has service alone.
         budget: share of online requests that may miss an SLO.
@@ -233,14 +244,15 @@ _HEAD = ["policy", "offline ref. GPU-s/s", "violations", "reward", "Δ offline r
 _SHOWN, _WHOLE = (0, 1, 2, 3, 4, 7), (0, 4)  # columns at the terminal; of these, those with their intervals
 
 
-def table(summary: Mapping[str, Any]) -> list[list[str]]:
-    """One row a contender, as in `_HEAD`: those with the least service first."""
+def table(summary: Mapping[str, Any]) -> Table:
+    """One row a policy, those with the least service first."""
     rows = sorted(summary["rows"], key=lambda row: row[SERVICE]["mean"] if row[SERVICE]["mean"] is not None else 0.0)
     best = summary["best_heuristic"]
-    return [[row["policy"] + (" (best heuristic)" if row["policy"] == best else ""),
-             *(_cell(row.get(metric), metric) for metric in _COMPARED),
-             *("" if row["policy"] == best else _cell(row["difference"].get(metric), metric) for metric in _COMPARED),
-             f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""] for row in rows]
+    return Table("", _HEAD, [
+        [row["policy"] + (" (best heuristic)" if row["policy"] == best else ""),
+         *(_cell(row.get(metric), metric) for metric in _COMPARED),
+         *("" if row["policy"] == best else _cell(row["difference"].get(metric), metric) for metric in _COMPARED),
+         f"{row['share_of_bound']:.0%}" if "share_of_bound" in row else ""] for row in rows], align="l")
 
 
 def words(summary: Mapping[str, Any]) -> str:
@@ -262,23 +274,17 @@ def words(summary: Mapping[str, Any]) -> str:
 
 def markdown(summary: Mapping[str, Any], name: str) -> str:
     """The whole result as Markdown."""
-    return f"# Headroom of {name}\n\n{words(summary)}\n\n{markdown_table(_HEAD, table(summary))}\n"
+    return f"# Headroom of {name}\n\n{words(summary)}\n\n{table(summary).markdown()}\n"
 
 
 def show(summary: Mapping[str, Any], name: str) -> None:
     """Prints the table."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    console, view = Console(), Table(title=f"Headroom of {name}", title_justify="left")
-    for place in _SHOWN:
-        view.add_column(_HEAD[place], overflow="fold")
-    for row in table(summary):
-        view.add_row(*(escape(row[place] if place in _WHOLE else row[place].split(" [")[0]) for place in _SHOWN))
-    console.print(view)
-    console.print(escape(words(summary)))
+    Table(f"Headroom of {name}", [_HEAD[index] for index in _SHOWN],
+          [[row[index] if index in _WHOLE else row[index].split(" [")[0] for index in _SHOWN]
+           for row in table(summary).rows], align="l").show()
+    print(words(summary))
 
 
 def _cell(figure: Mapping[str, float | None] | None, metric: str) -> str:
-    return "" if figure is None else bracketed(figure["mean"], figure["low"], figure["high"], said_of(metric), none="")
+    return "" if figure is None else with_interval(figure["mean"], figure["low"], figure["high"], form_of(metric),
+                                                   none="")

@@ -272,8 +272,8 @@ class Futures:
         assert simulation is not None
         true = simulation.state
         if true.order.size or true.hash_ids.size or true.blocks.size or true.pairs.size:
-            raise UserError("an honest rollout needs a partner without prefix caching and without an order by prefix "
-                            "or length; take ooco, or samples=0")
+            raise UserError("a sampled-future rollout needs a partner without prefix caching and without an order by "
+                            "prefix or length; take ooco, or samples=0")
         self._random = np.random.default_rng([seed, *(part & 0xFFFFFFFF for part in episodes.windows[0])])
         self._traces = [_requests(simulation, int(self._random.integers(2**31))) for _ in range(traces)]
         longest = true.requests.size + max(trace.size for trace in self._traces) + 1

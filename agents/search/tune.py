@@ -27,13 +27,13 @@ import yaml
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
 from agents.evaluation.heuristics import by_name, seated
 from agents.evaluation.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
-from agents.evaluation.tables import bracketed, markdown_table
 from agents.settings import LARGEST_SEED, group, number, plain, require, whole
 from ooco_gym.envs import buffers as b
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import Param, Policy, get_policy, list_policies, spelled
 from ooco_gym.policy.bundle import SETTINGS
+from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
 
 POLICY_FILE = "policy.yaml"
@@ -149,7 +149,7 @@ class Windows:
 
 
 def _play(env: Any, name: str, window: Window) -> dict[str, Any]:
-    """One window by one contender, past Gymnasium: nobody looks at the observations."""
+    """One window by one heuristic, past Gymnasium: the observations are not looked at."""
     env.reset(seed=window.seed, options={"window": window.number})
     act, episodes = by_name(env, name).begin(env), env.episodes
     while episodes.open(0):
@@ -377,9 +377,10 @@ def markdown(report: Mapping[str, Any]) -> str:
         "```", report["policy"], "```", "",
         f"The best trials on {config['validation']['windows']} validation windows. Intervals: 95 %, over seeds and "
         "their windows; the difference to the policy as it ships is taken window by window.", "",
-        markdown_table(["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""],
-                       _rows(report)), "",
-        markdown_table(["searched", "from"], [[f"`{name}`", text] for name, text in origin["searched"].items()])]
+        Table("", ["policy", "offline ref. GPU-s/s", "difference", "violations", "upper limit", ""], _rows(report),
+              align="l").markdown(), "",
+        Table("", ["searched", "from"], [[f"`{name}`", text] for name, text in origin["searched"].items()],
+              align="l").markdown()]
     if origin["not_searched"]:
         lines += ["", "Not searched: " + "; ".join(f"`{name}` ({why})" for name, why in origin["not_searched"].items())
                   + "."]
@@ -389,27 +390,22 @@ def markdown(report: Mapping[str, Any]) -> str:
 def _rows(report: Mapping[str, Any]) -> list[list[str]]:
     ordered = sorted(report["validation"], key=lambda row: (not row["as_it_ships"], not row["kept"]))
     return [["as it ships" if row["as_it_ships"] else "tuned" if row["kept"] else f"finalist {place}",
-             bracketed(row["service"], *row["service_interval"]),
-             bracketed(row["difference"], *row["difference_interval"]),
-             bracketed(row["violation_rate"], *row["violation_interval"], said=".2%"),
+             with_interval(row["service"], *row["service_interval"]),
+             with_interval(row["difference"], *row["difference_interval"]),
+             with_interval(row["violation_rate"], *row["violation_interval"], form=".2%"),
              f"{row['violation_upper_limit']:.2%}", "kept" if row["kept"] else ""] for place, row in enumerate(ordered)]
 
 
 def show(report: Mapping[str, Any]) -> None:
     """Prints the outcome in a few lines."""
-    from rich.console import Console
-    from rich.markup import escape
-
     rows = {row["policy"]: row for row in report["validation"]}
     kept, default = rows[report["policy"]], rows[report["default"]]
-    console = Console(soft_wrap=True)
-    console.print(f"{report['trials']} trials, {report['provenance']['feasible_trials']} of them feasible; offline "
-                  f"service on validation windows {kept['service']:.4g} reference GPU-s/s, as it ships "
-                  f"{default['service']:.4g}; violations {kept['violation_rate']:.2%} and "
-                  f"{default['violation_rate']:.2%}")
+    print(f"{report['trials']} trials, {report['provenance']['feasible_trials']} of them feasible; offline service on "
+          f"validation windows {kept['service']:.4g} reference GPU-s/s, as it ships {default['service']:.4g}; "
+          f"violations {kept['violation_rate']:.2%} and {default['violation_rate']:.2%}")
     if report["stopped_by"] == "interrupt":
-        console.print("stopped by Ctrl-C: the same command goes on where the search stands")
-    console.print(escape(report["policy"]))
+        print("stopped by Ctrl-C: the same command goes on where the search stands")
+    print(report["policy"])
 
 
 LOG_FROM = 100.0  # ranges whose ends are further apart than this factor are searched on a logarithmic scale

@@ -14,7 +14,7 @@ from typing import Any
 
 from agents.environments import split_seeds, windows
 from agents.evaluation.heuristics import play_heuristic
-from agents.evaluation.players import SEEDS, BatchPlayer, kept, play, runs_of
+from agents.evaluation.players import SEEDS, load_learned, play, runs_of
 from agents.evaluation.scoring import (
     HEADLINE,
     VIOLATION_LIMIT,
@@ -23,12 +23,13 @@ from agents.evaluation.scoring import (
     mean_interval,
     upper_violation_limit,
 )
-from agents.evaluation.tables import bracketed, markdown_table, under_shift
+from agents.evaluation.tables import under_shift
 from agents.learning.algorithms import recipe_of
 from agents.learning.runs import SUMMARY_FILE, read_config
 from agents.settings import plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report import Table, as_text, with_interval
 from ooco_gym.version import __version__
 from ooco_gym.zoo import CARD_FILE, CARD_SCHEMA
 
@@ -158,7 +159,7 @@ def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
     """What the exported policy itself scores on the table's windows: service and violations with intervals."""
     env = _as_measured(config, measured)
     games = windows(split_seeds(env, "test"), int(measured["n_windows"]))
-    records = play(env, BatchPlayer(bundle.name, kept(str(bundle)).decide), games)
+    records = play(env, load_learned(str(bundle)).player(bundle.name), games)
     service, violations = (dict(zip(_INTERVAL, mean_interval(grid(records, metric)), strict=True))
                            for metric in (HEADLINE, "violation_rate"))
     return {"service": service, "violation_rate": {**violations, "upper_limit": upper_violation_limit(records)},
@@ -176,7 +177,7 @@ def shifts_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
     for one in measured.get("shifts") or []:
         env = {**_as_measured(config, measured), "shift": one["shift"]}
         games = windows(split_seeds(env, "test"), int(one["n_windows"]))
-        mine = play(env, BatchPlayer(bundle.name, kept(str(bundle)).decide), games)
+        mine = play(env, load_learned(str(bundle)).player(bundle.name), games)
         other = play_heuristic(env, measured["best_tuned"], games)
         found.append({"shift": one["shift"], "n_windows": len(games),
                       **under_shift(one["shift"], mine, other, measured["best_tuned"]),
@@ -197,7 +198,7 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
     upper = own["violation_rate"]["upper_limit"]
     doubts = [] if upper is not None and upper <= VIOLATION_LIMIT else [
         "Where the violation budget must hold: on its own held-out windows it is not shown to, at "
-        f"{_figure(own['violation_rate'], '.2%')} (upper limit {'–' if upper is None else f'{upper:.2%}'}, budget "
+        f"{_figure(own['violation_rate'], '.2%')} (upper limit {as_text(upper, '.2%')}, budget "
         f"{VIOLATION_LIMIT:.0%})."]
     return {
         "schema": CARD_SCHEMA, "name": entry["name"], "environment": config["env"]["id"], "ooco_gym": __version__,
@@ -256,7 +257,8 @@ def markdown(card: Mapping[str, Any]) -> str:
         seeds = f"all {scores['n_seeds']} training seeds" if scores["n_seeds"] > 1 else "its one training seed"
         rows.append(_row(seeds, scores["all_seeds"]))
     rows += [_row(f"`{name}`{' (best tuned)' if name == scores['best_tuned'] else ''}", row) for name, row in ranked]
-    lines += [markdown_table(["policy", "offline ref. GPU-s/s", "violations", "upper limit"], rows), "",
+    table = Table("", ["policy", "offline ref. GPU-s/s", "violations", "upper limit"], rows, align="l")
+    lines += [table.markdown(), "",
               f"Learned (every seed) minus the best tuned heuristic, `{scores['best_tuned']}`: "
               f"{_figure(gain)} reference GPU-s/s: {scores['verdict']}."
               + (f" It closes {_figure(closed)} of the gap to the clairvoyant rollout." if closed else "")
@@ -279,12 +281,11 @@ def markdown(card: Mapping[str, Any]) -> str:
 
 def _row(name: str, row: Mapping[str, Any]) -> list[str]:
     limit = row["violation_rate"].get("upper_limit")
-    return [name, _figure(row["service"]), _figure(row["violation_rate"], ".2%"),
-            "–" if limit is None else f"{limit:.2%}"]
+    return [name, _figure(row["service"]), _figure(row["violation_rate"], ".2%"), as_text(limit, ".2%")]
 
 
 def _figure(figure: Mapping[str, Any] | None, spec: str = ".4g") -> str:
-    return "–" if figure is None else bracketed(*(figure[key] for key in _INTERVAL), said=spec)
+    return as_text(None) if figure is None else with_interval(*(figure[key] for key in _INTERVAL), form=spec)
 
 
 def _span(seeds: Sequence[int]) -> str:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from agents.environments import OBSERVATION_KEYS, ClusterStack
-from agents.evaluation.players import Kept, digest_of, environment_of, history_seen, is_policy, kept, runs_of
+from agents.evaluation.players import LearnedPolicy, digest_of, environment_of, is_policy, load_learned, runs_of
 from experiments.common.policies import BESIDE, LEARNED, tuned_partner
 from experiments.common.store import PLAYED_BY_SEATS, code_digest
 from ooco_gym.envs import buffers as b
@@ -52,7 +52,7 @@ class Team(NamedTuple):
     """Who takes which decision, and the policy that takes all others."""
 
     partner: str
-    seats: dict[str, Kept]
+    seats: dict[str, LearnedPolicy]
     clocks: dict[str, Any]  # levels and interval that who packs was trained with
 
 
@@ -102,14 +102,14 @@ def team_of(policy: str) -> Team:
     if tuned_partner(policy):
         raise UserError(f"'{policy}': who is tuned where is known to ooco-gym compare sustain=true alone; name the "
                         f"partner with its parameters, as {BESIDE}{tuned_partner(policy)}:interrupt=slack")
-    seats: dict[str, Kept] = {}
+    seats: dict[str, LearnedPolicy] = {}
     partners: list[str] = []
     clocks: dict[str, Any] = {}
     for folder in _folders(policy):
         if not is_policy(Path(folder)):
             raise UserError(f"'{policy}': '{folder}' is no learned policy; expected the out of train or export, joined "
                             f"by {JOIN}")
-        one = kept(folder)
+        one = load_learned(folder)
         for decision in one.decisions:
             if decision in seats:
                 raise UserError(f"'{policy}': two of its policies were trained to {decision}; leave one of them out")
@@ -181,7 +181,7 @@ def _episodes(scenario: Scenario, team: Team) -> Episodes:
 class _Player:
     """Answers each open decision by the policy in its seat."""
 
-    def __init__(self, episodes: Episodes, seats: Mapping[str, Kept]) -> None:
+    def __init__(self, episodes: Episodes, seats: Mapping[str, LearnedPolicy]) -> None:
         self._buffers = episodes.buffers
         self._seats = {one.kind: seats[one.name] for one in episodes.decisions}
         self._stacks: dict[int, ClusterStack] = {}
@@ -198,9 +198,9 @@ class _Player:
         parts = self._seen(kind, one, observation)
         buffers.actions[0] = int(one.decide(*(part[None] for part in parts))[0])
 
-    def _seen(self, kind: int, one: Kept, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
+    def _seen(self, kind: int, one: LearnedPolicy, observation: Mapping[str, np.ndarray]) -> Sequence[np.ndarray]:
         """The observation as its policy takes it, with the last cluster vectors where it looks back."""
-        history = history_seen(one.decide)
+        history = one.history
         if history > 1:
             stack = self._stacks.get(kind)
             if stack is None:

@@ -1,10 +1,10 @@
 """`ooco-gym evaluate +experiment=learned_table zoo=ZOO`: learned policies against tuned heuristics and look-ahead.
 
 For each environment of a zoo's working folder (`ZOO/<env>/seed_<n>/`, `ZOO/<env>/tuned/<policy>/policy.yaml`) all play
-the same held-out windows: chance, every heuristic, every tuned policy, the learned one (all its training runs), honest
-and clairvoyant look-ahead, beside the fluid bound. The best heuristic, tuned ones among them, is chosen on validation
-windows. What has been played is kept on disk, window by window, and is played again only where what it depends on has
-changed (docs/evaluation.md).
+the same held-out windows: chance, every heuristic, every tuned policy, the learned one (all its training runs),
+sampled-future and clairvoyant look-ahead, beside the fluid bound. The best heuristic, tuned ones among them, is chosen
+on validation windows. What has been played is kept on disk, window by window, and is played again only where what it
+depends on has changed (docs/evaluation.md).
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from agents.environments import Window, make_env, split_seeds, windows
-from agents.evaluation.heuristics import CLAIRVOYANT, RANDOM, HeuristicPlayer, heuristics_of, looking, play_heuristic
+from agents.evaluation.heuristics import CLAIRVOYANT, RANDOM, heuristics_of, look_aheads, play_heuristic
 from agents.evaluation.players import (
     SEEDS,
-    BatchPlayer,
     check_fit,
     digest_of,
     environment_of,
     is_policy,
-    kept,
+    load_learned,
     play,
     runs_of,
 )
@@ -174,12 +173,12 @@ def _learned(task: Task) -> list[dict[str, Any]]:
     from agents.settings import limit_torch_threads
 
     limit_torch_threads()
-    return play(task.config, BatchPlayer("learned", kept(task.player).decide), task.games, CHUNK)
+    return play(task.config, load_learned(task.player).player("learned"), task.games, CHUNK)
 
 
 def _looking(task: Task) -> list[dict[str, Any]]:
     settings = {key: value for key, value in task.player.items() if key != "place"}
-    return play(task.config, HeuristicPlayer(looking(settings)[task.player["place"]]), task.games, 1)
+    return play(task.config, look_aheads(settings)[task.player["place"]], task.games, 1)
 
 
 def _bound(task: Task) -> list[dict[str, Any]]:
@@ -334,7 +333,7 @@ def _played(setting: Setting, store: Store, names: Sequence[str],
     bound = store.ask(BOUND, config, VIOLATION_LIMIT, looked) if table["bound"] else None
     if table["rollouts"]:
         how = {key: table[key] for key in _LOOKING}
-        for place, one in enumerate(looking(how)):
+        for place, one in enumerate(look_aheads(how)):
             asked[one.name] = store.ask(LOOKING, config, {**how, "place": place}, looked)
     played = {name: one.records() for name, one in asked.items()}
     if runs:

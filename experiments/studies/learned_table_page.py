@@ -21,11 +21,12 @@ from agents.evaluation.scoring import (
     upper_violation_limit,
     without_online,
 )
-from agents.evaluation.tables import bracketed, markdown_table, under_shift
+from agents.evaluation.tables import under_shift
 from experiments.common.output import merged
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
+from ooco_gym.report import Table, with_interval
 
 METRICS = {"service": HEADLINE, "reward": "episode_reward", "violation_rate": "violation_rate",
            "waste": "wasted_tokens_per_s"}
@@ -244,9 +245,9 @@ def variants(one: Mapping[str, Any]) -> list[list[str]]:
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """The whole table as Markdown, without its title."""
-    parts = [_intro(), markdown_table(HEAD, overview(summary))]
+    parts = [_intro(), Table("", HEAD, overview(summary), align="l").markdown()]
     for one in summary["environments"].values():
-        parts += [f"## {one['name']}", _words(one), markdown_table(ROW_HEAD, rows(one))]
+        parts += [f"## {one['name']}", _words(one), Table("", ROW_HEAD, rows(one), align="l").markdown()]
         if one["shifts"]:
             parts.append("\n".join(f"- {shift['words']}" for shift in one["shifts"]))
         if one["tried"]:
@@ -254,7 +255,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         if one.get("variants"):
             parts += [f"One thing changed in the recipe, one run each with the same seed, on "
                       f"{one['variants'][0]['n_windows']} validation windows:",
-                      markdown_table(VARIANT_HEAD, variants(one))]
+                      Table("", VARIANT_HEAD, variants(one), align="l").markdown()]
     others = sum(one.get(BY_OTHER_CODE, 0) for one in summary["environments"].values())
     if others:
         parts.append(f"{others} of the records were played by another version of the code.")
@@ -325,8 +326,8 @@ def _words(one: Mapping[str, Any]) -> str:
             f"{one['chosen_on']['among']} on {one['chosen_on']['n_windows']} validation windows.")
     if one["rollout"]:
         how = one["rollout"]
-        text += (f" Look-ahead at one decision in {how['every']}, the honest one ({how['samples']} futures) at one in "
-                 f"{how['honest_every'] or how['every']}; both and the bound have the first "
+        text += (f" Look-ahead at one decision in {how['every']}, the sampled-future one ({how['samples']} futures) at "
+                 f"one in {how['honest_every'] or how['every']}; both and the bound have the first "
                  f"{min(how['rollout_episodes'], one['n_windows'])} windows, over which their differences are taken.")
     if one["no_headroom_reason"]:
         text += f" Headroom: {one['no_headroom_reason']}."
@@ -355,4 +356,4 @@ def by_themselves(runs: Sequence[Mapping[str, Any]]) -> str:
 def _cell(figure: Mapping[str, Any] | None, form: str = ".4f") -> str:
     """`mean [low, high]`; a dash where there is none."""
     found = figure or {}
-    return bracketed(found.get("mean"), found.get("ci_low"), found.get("ci_high"), form)
+    return with_interval(found.get("mean"), found.get("ci_low"), found.get("ci_high"), form)

@@ -9,16 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agents.environments import Window, make_env, windows
-from agents.evaluation.players import BatchPlayer, play
+from agents.evaluation.players import BatchPlayer, LearnedPolicy, load_learned, play
 from agents.explaining import command as explain
 from agents.explaining.command import markdown
 from agents.explaining.distill import agreement, canonical, distilled, fewest, labels, merged
 from agents.explaining.recording import (
     UNKNOWN,
     Recording,
-    Thinker,
     importances,
-    load_thinker,
     log_probabilities,
     record,
 )
@@ -234,12 +232,12 @@ def test_recording_keeps_what_was_asked_and_what_the_partner_would_do():
         return np.ones(len(mask), int), np.zeros(mask.shape, np.float32)
 
     games = windows([2000, 2001], 2)
-    (gate,), records = record(SHORT, Thinker(think, SHORT), games, 40, 1)
+    (gate,), records = record(SHORT, LearnedPolicy(think, {}, (), preferences=think), games, 40, 1)
     assert gate.name == "gate" and set(gate.window) == {0, 1} and len(gate) <= 40
     assert [one["window"] for one in records] == [game.number for game in games]
     assert (gate.mask[np.arange(len(gate)), gate.partner] == 1).all()
     assert (gate.cluster != 0).any(axis=1).all()
-    again, _ = record(SHORT, Thinker(think, SHORT), games, 40, 1)
+    again, _ = record(SHORT, LearnedPolicy(think, {}, (), preferences=think), games, 40, 1)
     assert np.array_equal(again[0].cluster, gate.cluster)
     partner = play(SHORT, BatchPlayer("x", lambda *parts: think(*parts)[0]), games)
     assert partner == records
@@ -298,7 +296,7 @@ def test_a_bundle_is_explained_as_its_run(run_folder, tmp_path):
     from agents.learning.export import main as export
 
     export({"policy": str(run_folder), "out": str(tmp_path), "checks": 20})
-    run, bundle = load_thinker(run_folder), load_thinker(tmp_path)
+    run, bundle = load_learned(str(run_folder)), load_learned(str(tmp_path))
     games = [Window(21, 0), Window(22, 1)]
     (first, second), (third, fourth) = (record(CONFIG, thinker, games, 30, 1)[0] for thinker in (run, bundle))
     for one, other in ((first, third), (second, fourth)):

@@ -7,7 +7,7 @@ import pytest
 from gating_double import FC, A, D, F, K, train_config
 
 from agents.environments import OBSERVATION_KEYS, ClusterStack, make_env, windows
-from agents.evaluation.players import BatchPlayer, check_fit, kept, play
+from agents.evaluation.players import check_fit, load_learned, play
 from agents.learning import export, train
 from agents.learning.runs import load_run
 from agents.zoo.command import composed
@@ -142,7 +142,7 @@ def test_a_policy_that_looks_back_is_exported_with_what_it_saw(tmp_path):
         seen = stack.push(observation)
     check_fit("bundle", str(tmp_path / "bundle"), env)
     games = windows([2000], 1)
-    records = [play(env_config, BatchPlayer("", kept(str(tmp_path / name)).decide), games)
+    records = [play(env_config, load_learned(str(tmp_path / name)).player(""), games)
                for name in ("run", "bundle")]
     assert records[0] == records[1]
     with pytest.raises(UserError, match="one vector at a time"):

@@ -5,9 +5,8 @@ import pytest
 
 pytest.importorskip("sb3_contrib")
 from agents.environments import split_seeds, windows
-from agents.evaluation.players import BatchPlayer, play
+from agents.evaluation.players import load_learned, play
 from agents.learning import train
-from agents.learning.runs import load_run
 from agents.zoo import command as zoo
 
 SHORT = {"window_s": 60.0, "warmup_s": 60.0}
@@ -32,7 +31,7 @@ def test_a_minute_of_training_improves_on_the_policy_that_it_began_with(tmp_path
     games = windows(split_seeds(settings["env"], "validation"), GAMES)
 
     def rewards(folder):
-        records = play(settings["env"], BatchPlayer("run", load_run(folder).decide_batch), games)
+        records = play(settings["env"], load_learned(str(folder)).player("run"), games)
         return np.array([record["reward"] for record in records])
 
     gain = rewards(tmp_path / "learned") - rewards(tmp_path / "untrained")

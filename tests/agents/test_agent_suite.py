@@ -9,7 +9,7 @@ from gating_double import train_config
 
 from agents.environments import is_partner, make_env, windows
 from agents.evaluation import evaluate
-from agents.evaluation.heuristics import HeuristicPlayer
+from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
 from agents.learning.export import action_meanings, action_names
 from ooco_gym.envs.features import DECISIONS
@@ -54,7 +54,7 @@ def test_the_partner_by_name_plays_what_it_would_do_anyway():
     """To the bit: the same as action 1 throughout, and as no environment at all would have it."""
     config, games = config_of("migration", window_s=60.0), windows([3000, 3001], 2)
     env = gym.make("ooco_gym/Migration-v0", window_s=60.0, warmup_s=10.0)
-    for record, game in zip(play(config, HeuristicPlayer("ooco"), games), games, strict=True):
+    for record, game in zip(play(config, Heuristic("ooco"), games), games, strict=True):
         env.reset(seed=game.seed, options={"window": game.number})
         over, reward = False, 0.0
         while not over:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import yaml
 
-from agents.evaluation.players import Kept
+from agents.evaluation.players import LearnedPolicy
 from experiments.capacity import main as capacity
 from experiments.common import learned_player, policies
 from experiments.common.learned_player import Team, team_of
@@ -28,7 +28,7 @@ def seated(monkeypatch, action, *decisions):
         asked.append(int(np.argmax(decision[0])))
         return np.full(len(cluster), action)
 
-    one = Kept(decide, SHAPES, decisions)
+    one = LearnedPolicy(decide, SHAPES, decisions)
     monkeypatch.setattr(learned_player, "team_of", lambda policy: Team("ooco", dict.fromkeys(decisions, one), {}))
     return asked
 
@@ -53,8 +53,8 @@ def test_what_a_seat_says_is_done(monkeypatch):
 
 
 def test_a_policy_of_other_observations_is_refused(monkeypatch):
-    one = Kept(lambda *parts: np.ones(1), {**SHAPES, "candidates": (4, 17), "action_mask": (6,)}, ("gate",))
-    other = Kept(lambda *parts: np.ones(1), SHAPES, ("evict",))
+    one = LearnedPolicy(lambda *parts: np.ones(1), {**SHAPES, "candidates": (4, 17), "action_mask": (6,)}, ("gate",))
+    other = LearnedPolicy(lambda *parts: np.ones(1), SHAPES, ("evict",))
     monkeypatch.setattr(learned_player, "team_of", lambda policy: Team("ooco", {"gate": one, "evict": other}, {}))
     with pytest.raises(UserError, match="trained to gate expects observations"):
         simulate_summary(SCENARIO, "learned:x")
