@@ -8,7 +8,7 @@ short takes the request that joined last, which is recomputed (as vLLM does).
 from ooco_gym.decisions import ROUTE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import least_backlog, lightest_strict
-from ooco_gym.sim.state import RELAXED_COUNT, WAITING
+from ooco_gym.sim.state import WAITING
 
 PARAMS = (
     Param("routing", "which instance of a pool", choices=("least_loaded", "round_robin")),
@@ -21,7 +21,7 @@ P = slots(PARAMS)
 def route(view):
     """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
     state = view.state
-    arriving, relaxed = state.requests[view.request].status < WAITING, state.counters[RELAXED_COUNT]
+    arriving, relaxed = state.requests[view.request].status < WAITING, state.config.relaxed_count
     if state.params[P.routing] == 1:
         return view.request % relaxed if arriving else relaxed + view.request % (state.instances.size - relaxed)
     if arriving:

@@ -12,16 +12,10 @@ from ooco_gym.sim.bidirectional import available, pair_need, paired
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.state import (
     BATCH,
-    BIDIRECTIONAL,
-    DEFAULT_TPOT_PS,
-    DEFAULT_TTFT_PS,
-    HOST_BYTES_PER_S,
     NEVER,
-    NOW,
     OFFLINE,
     PS_PER_S,
     RECOMPUTE,
-    RESERVED_BLOCKS,
     RESIDENT,
     SWAP,
     WAITING,
@@ -95,7 +89,7 @@ def cost_ps(state, instance, prompts, prompt_product, decodes, context, back):
     if decodes > 0:
         product = context if by_request else decodes * context
         executed += params[P.decode_linear] * decodes + params[P.decode_product] * product + params[P.decode_base]
-    link = state.tables[state.instances[instance].belief].kv_bytes_per_token / state.counters[HOST_BYTES_PER_S]
+    link = state.tables[state.instances[instance].belief].kv_bytes_per_token / state.config.host_bytes_per_s
     return max(executed, back * link * PS_PER_S)
 
 
@@ -148,7 +142,7 @@ def remaining_ps(state, slot):
     """T_SLO - t_i - (k_i - 1) T_avg, with k_i = 1."""
     request = state.requests[slot]
     since = request.arrival_ps if request.generated_tokens == 0 else request.last_token_ps
-    return target_ps(state, slot) - (state.counters[NOW] - since)
+    return target_ps(state, slot) - (state.clock.now_ps - since)
 
 
 @inner
@@ -222,7 +216,7 @@ def residual_ps(state, instance, count):
 @inner
 def least_target(state):
     """The scenario's tighter SLO, in ps."""
-    return min(state.counters[DEFAULT_TTFT_PS], state.counters[DEFAULT_TPOT_PS])
+    return min(state.config.default_ttft_ps, state.config.default_tpot_ps)
 
 
 # --- Memory: FindBlock, FindPreemptBlock, drops (5.2) ---------------------------------------------------------------
@@ -239,7 +233,7 @@ def there(state, instance, slot):
     """What is there of it."""
     if paired(state):
         return available(state, instance, state.requests[slot].urgent)
-    return state.instances[instance].free_blocks - state.counters[RESERVED_BLOCKS]
+    return state.instances[instance].free_blocks - state.config.reserved_blocks
 
 
 @inner
@@ -267,7 +261,7 @@ def find_preempt_block(state, instance, slot, first, count):
 
 @inner
 def how(state):
-    return SWAP if state.counters[BIDIRECTIONAL] else RECOMPUTE
+    return SWAP if state.config.bidirectional else RECOMPUTE
 
 
 @inner

@@ -57,7 +57,7 @@ from ooco_gym.policy.mixed import (
 )
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.state import BATCH, MIXED_TOKENS, NEVER, NOW, PS_PER_S, WAITING_ORDER
+from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 
 
 # --- Taking away ----------------------------------------------------------------------------------------------------
@@ -224,7 +224,7 @@ def admit_offline(state, instance, budget, load, limit_ps):
             slot, start, _ = first_in_queue(state, instance, load, limit_ps, budget, spare)
         if slot < 0:
             break
-        if state.counters[WAITING_ORDER] > 0:
+        if state.config.waiting_order > 0:
             state.memory[instance, LAST_RANK] = rank_of(state, slot) + 1
         tokens = admit(state, instance, slot, budget)
         load = with_waiting(state, instance, load, start, tokens)
@@ -236,7 +236,7 @@ def admit_offline(state, instance, budget, load, limit_ps):
 def compose(view):
     """One iteration (6): online requests, then the offline ones of the last batch, then further offline ones."""
     state, instance = view.state, view.instance
-    spec, whole = state.instances[instance], state.counters[MIXED_TOKENS]
+    spec, whole = state.instances[instance], state.config.max_num_batched_tokens
     remember(state, instance, online_blocks(state, instance))
     budget, load, limit_ps, lost = go_on(state, instance, 1, whole, nothing())
     budget, load, limit_ps, more = admit_online(state, instance, budget, load, limit_ps)
@@ -248,7 +248,7 @@ def compose(view):
     if spec.online_head < 0 and lost == 0:
         budget = admit_offline(state, instance, budget, load, limit_ps)
     if budget == whole and spec.offline_waiting > 0:
-        wake_at(state, instance, state.counters[NOW] + PS_PER_S)
+        wake_at(state, instance, state.clock.now_ps + PS_PER_S)
     return whole - budget
 
 

@@ -25,7 +25,7 @@ from ooco_gym.sim.costs import (
     prompt_rows,
     prompt_work,
 )
-from ooco_gym.sim.state import BATCH, NEVER, NOW, PS_PER_S
+from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 
 BUCKETS = 4  # the history is kept as sums over quarters of it
 NEWEST, SINCE, USED = 3 * BUCKETS, 3 * BUCKETS + 1, 3 * BUCKETS + 2  # places in State.memory after the quarters' sums
@@ -197,7 +197,7 @@ def exact_time(state, instance, load):
 @inner
 def slack(state, slot):
     """Ps from now until a request's next token is due: D(i) less what it has waited; NEVER for offline ones."""
-    request, now = state.requests[slot], state.counters[NOW]
+    request, now = state.requests[slot], state.clock.now_ps
     if not request.urgent:
         return np.int64(NEVER)
     due = request.arrival_ps + request.ttft_slo_ps
@@ -230,7 +230,7 @@ def remember(state, instance, blocks):
     blocks times seconds; then the number of the newest quarter, the time of the last call and the blocks held then.
     """
     memory, quarter_s = state.memory[instance], state.params[P.history_s] / BUCKETS
-    now_s = state.counters[NOW] / PS_PER_S
+    now_s = state.clock.now_ps / PS_PER_S
     at_s = memory[SINCE]
     while at_s < now_s:
         number = np.floor(at_s / quarter_s)

@@ -37,19 +37,12 @@ from ooco_gym.sim.queues import number_members
 from ooco_gym.sim.state import (
     ALL,
     BATCH,
-    DEFAULT_TPOT_PS,
-    DEFAULT_TTFT_PS,
     HOLD,
     KEEP,
     NEVER,
-    NOW,
     OFFLINE,
-    OFFLINE_PUSH_HEAD,
-    ONLINE_OUTPUT_MEAN,
-    ONLINE_RATE_SLOW,
     PS_PER_S,
     RELAXED,
-    RELAXED_COUNT,
     RESIDENT,
     STAY,
     URGENT,
@@ -109,7 +102,7 @@ def slack_ps(state, instance):
             continue
         tpot = p[P.slo_share] * request.tpot_slo_ps
         begin = request.first_token_ps - tpot if p[P.deadline] == 1 else request.arrival_ps + request.ttft_slo_ps
-        left = begin + (request.generated_tokens + (p[P.deadline] == 1)) * tpot - state.counters[NOW]
+        left = begin + (request.generated_tokens + (p[P.deadline] == 1)) * tpot - state.clock.now_ps
         if left < tpot and p[P.late] == 0:
             left = tpot
         least = min(least, left)
@@ -125,9 +118,9 @@ def burst_blocks(state, instance):
     p, spec = state.params, state.instances[instance]
     if p[P.reserve] == 0:
         return 0
-    spread = state.instances.size - state.counters[RELAXED_COUNT]
-    seconds = state.stats[ONLINE_OUTPUT_MEAN] * p[P.slo_share] * state.counters[DEFAULT_TPOT_PS] / PS_PER_S
-    at_a_time = state.stats[ONLINE_RATE_SLOW] * seconds / spread
+    spread = state.instances.size - state.config.relaxed_count
+    seconds = state.observed.online_output_mean * p[P.slo_share] * state.config.default_tpot_ps / PS_PER_S
+    at_a_time = state.observed.online_rate_slow * seconds / spread
     expected = (at_a_time + p[P.reserve_sigmas] * math.sqrt(at_a_time)) * blocks_for(state, int(p[P.reserve_tokens]))
     return max(0, int(expected) - blocks_for(state, spec.urgent_context) - spec.urgent_decodable)
 
@@ -179,9 +172,9 @@ def mean_length(state):
 def choose(view):
     """Of the candidates that could go on decoding, in the bucket nearest the batch's, the best benefit per time."""
     state = view.state
-    if state.counters[OFFLINE_PUSH_HEAD] >= 0:
+    if state.push_queues[OFFLINE].head >= 0:
         return HOLD
-    limit = state.params[P.prefill_share] * state.counters[DEFAULT_TTFT_PS]
+    limit = state.params[P.prefill_share] * state.config.default_ttft_ps
     whole = state.params[P.long_prefill] == 1 and not nobody_online(state)
     best, nearest, most = HOLD, 64, -1.0
     mean = mean_length(state)
@@ -204,7 +197,7 @@ def end_chunk(view):
     state = view.state
     if state.params[P.long_prefill] == 1:
         return KEEP
-    return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.counters[DEFAULT_TTFT_PS])
+    return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.config.default_ttft_ps)
 
 
 # --- Plans from the last batch (4.1) ----------------------------------------------------------------------------------

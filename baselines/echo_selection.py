@@ -24,11 +24,7 @@ from ooco_gym.policy.mixed import (
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.state import (
     BATCH,
-    BLOCK_TOKENS,
     BUCKETS,
-    KV_PRIORITY,
-    PREFIX_CACHING,
-    WAITING_ORDER,
 )
 
 LAST_RANK = 15  # place in State.memory: one more than the rank of the request admitted last; 0: none yet
@@ -180,12 +176,12 @@ def generate(state, instance):
     spec, batch = state.instances[instance], state.members[BATCH, instance]
     most = min(int(state.params[P.candidates]), state.picks.size)
     count = propose(state, 0, np.int64(spec.offline_head), most)
-    if state.counters[WAITING_ORDER] == 0:
+    if state.config.waiting_order == 0:
         return count
     last = np.int64(state.memory[instance, LAST_RANK]) - 1
     if last >= 0:
         count = propose_beside(state, instance, count, last, most)
-    if state.counters[WAITING_ORDER] == 2:
+    if state.config.waiting_order == 2:
         count = propose_from_bucket(state, instance, count, most)
     for place in range(spec.running - 1, -1, -1):
         if count >= most:
@@ -224,10 +220,10 @@ def select(state, instance, load, limit_ps, budget, spare):
         if state.params[P.estimator] > 0 and batch_time(state, instance, grown) > limit_ps:
             continue
         punish = 0.0
-        if state.counters[PREFIX_CACHING] and state.counters[KV_PRIORITY]:
+        if state.config.prefix_caching and state.config.kv_priority:
             if unneeded < need - idle:
                 unneeded = np.int64(worthless(state, instance, need - idle))
-            punish = state.params[P.prefill_benefit] * max(0, need - idle - unneeded) * state.counters[BLOCK_TOKENS]
+            punish = state.params[P.prefill_benefit] * max(0, need - idle - unneeded) * state.config.block_tokens
         worth = value(state, instance, grown, punish)
         if worth > most:
             best, best_start, most = slot, start, worth

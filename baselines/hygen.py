@@ -48,7 +48,7 @@ from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.mixed import cached, next_in_order, wake_at
 from ooco_gym.policy.rules import length, route_fewest_requests
 from ooco_gym.sim.costs import random_unit
-from ooco_gym.sim.state import NEVER, NOW, PS_PER_S
+from ooco_gym.sim.state import NEVER, PS_PER_S
 
 COEFFICIENTS = ("one_ps", "prefill_token_ps", "decode_token_ps", "prefill_token_2_ps", "decode_token_2_ps",
                 "prefill_ps", "decode_ps")
@@ -294,14 +294,14 @@ def fixed_rate(view):
     """Sarathi++ with a new offline request every 1/qps seconds; what could not be served yet waits at the door."""
     state, instance = view.state, view.instance
     memory, rate = state.memory[instance], state.params[STAR.offline_qps] / PS_PER_S
-    due = NEVER if rate == np.inf else int(state.counters[NOW] * rate)
+    due = NEVER if rate == np.inf else int(state.clock.now_ps * rate)
     left, _ = serve(state, instance, ONLINE_CLASS, int(state.params[STAR.chunk_size]), NEVER)
     _, entered = serve(state, instance, OFFLINE_CLASS, left, due - int(memory[ENTERED]))
     memory[ENTERED] += entered
     tokens = scheduled(state, instance)
     waits = state.instances[instance].offline_head >= 0
     if tokens == 0 and waits and 0 < rate < np.inf and due <= memory[ENTERED]:  # not due yet, or by a rounding
-        wake_at(state, instance, max(int((memory[ENTERED] + 1) / rate) + 1, state.counters[NOW] + PS_PER_S // 1000))
+        wake_at(state, instance, max(int((memory[ENTERED] + 1) / rate) + 1, state.clock.now_ps + PS_PER_S // 1000))
     return tokens
 
 

@@ -29,12 +29,10 @@ from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, decodable, length, tpot_bound, write_urgent
 from ooco_gym.sim.state import (
     ALL,
-    DEFAULT_TTFT_PS,
     HOLD,
     KEEP,
     NEVER,
     OFFLINE,
-    OFFLINE_PUSH_HEAD,
     PS_PER_S,
     RELAXED,
     RESIDENT,
@@ -89,7 +87,7 @@ def decode_budget(state, instance):
 @inner
 def prefill_budget(state):
     """Latency budget of an offline prefill, in ps."""
-    return state.params[P.prefill_share] * state.counters[DEFAULT_TTFT_PS]
+    return state.params[P.prefill_share] * state.config.default_ttft_ps
 
 
 # --- Admission: Algorithm 1, lines 13 to 29, in the offline phase ----------------------------------------------------
@@ -134,7 +132,7 @@ def first_within_budget(state, instance, candidates):
 def gate(view):
     """First come, first served: the first whose prefill keeps the budget starts, if it could go on decoding."""
     state = view.state
-    if state.counters[OFFLINE_PUSH_HEAD] >= 0:
+    if state.push_queues[OFFLINE].head >= 0:
         return HOLD
     chosen = first_within_budget(state, view.instance, view.candidates)
     if chosen == HOLD or room_for(state, view.candidates[chosen]) == WAIT:

@@ -13,15 +13,13 @@ from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.rules import route_by_class, write_urgent
 from ooco_gym.sim.state import (
     ALL,
-    DEFAULT_TPOT_PS,
     KEEP,
     NEVER,
     OFFLINE,
-    PUSH_HEAD,
-    RELAXED_COUNT,
     RESIDENT,
     STAY,
     STOP,
+    URGENT,
     WAIT,
 )
 
@@ -38,13 +36,13 @@ P = slots(PARAMS)
 def route(view):
     """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
     state = view.state
-    chosen = route_by_class(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    chosen = route_by_class(state, view.request, state.config.default_tpot_ps)
     if chosen != STAY:
         return chosen
-    if state.counters[PUSH_HEAD] >= 0:
+    if state.push_queues[URGENT].head >= 0:
         return WAIT
     best, fewest = WAIT, int(state.params[P.batch_cap])
-    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+    for instance in range(state.config.relaxed_count, state.instances.size):
         load = state.instances[instance].decodable + state.instances[instance].arriving
         if load < fewest:
             best, fewest = instance, load

@@ -33,20 +33,13 @@ from ooco_gym.policy.rules import (
 from ooco_gym.sim.costs import random_below
 from ooco_gym.sim.state import (
     ALL,
-    BLOCK_TOKENS,
     DECODE,
-    DEFAULT_TPOT_PS,
     FULL,
     HOLD,
     KEEP,
     NEVER,
-    NOW,
     OFFLINE,
-    OFFLINE_EVICTED_SHARE,
-    OFFLINE_OUTPUT_MEAN,
-    PREFILL_TOKENS,
     RELAXED,
-    RELAXED_COUNT,
     RESIDENT,
     STOP,
     URGENT,
@@ -77,7 +70,7 @@ P = slots(PARAMS)
 @inner
 def push_bound(state):
     """The bound that a push must keep: the scenario's TPOT SLO within the margin."""
-    return int(state.params[P.slo_margin] * state.counters[DEFAULT_TPOT_PS])
+    return int(state.params[P.slo_margin] * state.config.default_tpot_ps)
 
 
 # --- Routing (3.2, and the engine's service layer) ------------------------------------------------------------------
@@ -92,7 +85,7 @@ def route(view):
 def first_token_at_risk(state, instance, slot, factor):
     """Whether a request misses its TTFT SLO if the iteration in progress runs to its end."""
     spec, request = state.instances[instance], state.requests[slot]
-    now = state.counters[NOW]
+    now = state.clock.now_ps
     wait = spec.end_ps - now + predict_prefill(state, instance, spec.online_waiting_tokens)
     return now + factor * wait > request.arrival_ps + request.ttft_slo_ps
 
@@ -134,17 +127,17 @@ def gate_balance(view, resident):
     added, tokens = 0, 0
     for i in range(view.candidates.size):
         more = length(state, view.candidates[i])
-        if added > 0 and tokens + more > state.counters[PREFILL_TOKENS]:
+        if added > 0 and tokens + more > state.config.prefill_tokens:
             break
         added += 1
         tokens += more
-    output = max(1.0, state.stats[OFFLINE_OUTPUT_MEAN])
+    output = max(1.0, state.observed.offline_output_mean)
     context = tokens / added + 0.5 * output
     before = predict_decode(state, view.instance, resident, int(resident * context)) / resident
     after = predict_decode(state, view.instance, resident + added, int((resident + added) * context))
     gain = output * ((resident + added) * before - after)
     again = predict_prefill(state, view.instance, int(context))
-    return gain, state.stats[OFFLINE_EVICTED_SHARE] * added * again
+    return gain, state.observed.offline_evicted_share * added * again
 
 
 @hook(GATE, settles=True)
@@ -169,7 +162,7 @@ def gate(view):
 def fullest_relaxed(state):
     """The relaxed instance with the most offline requests to pull; -1 where there is none (ours: the paper has one)."""
     best, most = -1, 0
-    for instance in range(state.counters[RELAXED_COUNT]):
+    for instance in range(state.config.relaxed_count):
         if state.instances[instance].decodable > most:
             best, most = instance, state.instances[instance].decodable
     return best
@@ -178,7 +171,7 @@ def fullest_relaxed(state):
 @inlined
 def preferred_length(state, instance, source, batch, context, bound):
     """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: nobody fits)."""
-    free_tokens = state.instances[instance].free_blocks * state.counters[BLOCK_TOKENS]
+    free_tokens = state.instances[instance].free_blocks * state.config.block_tokens
     saturated = saturated_batch(state, instance)
     if batch >= saturated:  # compute is saturated: fill the memory with the longest that fits
         return longest_that_fits(state, instance, batch, context, 1, bound, free_tokens)
@@ -207,7 +200,7 @@ def group_reaches_saturation(state, instance, source, batch, context, group, bou
 def pick_closest(state, instance, source, batch, context, bound, preferred):
     """Line 14: the decoding offline requests closest to the preference, while they fit; returns how many."""
     # Gathered anew: selecting has moved the lengths, and of equals the first member is taken.
-    count, chosen, block_tokens = gather_pullable(state, source), 0, state.counters[BLOCK_TOKENS]
+    count, chosen, block_tokens = gather_pullable(state, source), 0, state.config.block_tokens
     lengths, slots_ = state.scratch[0], state.scratch[1]
     free = state.instances[instance].free_blocks
     most = min(count, int(state.params[P.max_pull]))

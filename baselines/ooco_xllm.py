@@ -28,20 +28,15 @@ from ooco_gym.policy.rules import (
 )
 from ooco_gym.sim.state import (
     ALL,
-    BLOCK_TOKENS,
-    DEFAULT_TPOT_PS,
     FULL,
     HOLD_UNTIL_CHANGE,
     KEEP,
     NEVER,
-    NOW,
     OFFLINE,
     PREFILL_OFFLINE,
     PS_PER_S,
     RELAXED,
-    RELAXED_COUNT,
     RESIDENT,
-    ROUTE_STEP,
     STAY,
     STOP,
     URGENT,
@@ -70,14 +65,14 @@ def route(view):
     arriving = request.status < WAITING
     if not arriving and not request.urgent:
         return STAY
-    relaxed = state.counters[RELAXED_COUNT]
+    relaxed = state.config.relaxed_count
     if state.params[P.service_routing] == 1:
         if arriving:
             return view.request % relaxed
         return relaxed + view.request % (state.instances.size - relaxed)
     if arriving:
         return least_backlog(state, request.urgent)
-    return lightest_strict(state, view.request, state.counters[DEFAULT_TPOT_PS])
+    return lightest_strict(state, view.request, state.config.default_tpot_ps)
 
 
 @hook(INTERRUPT)
@@ -137,11 +132,11 @@ def fill_in_order(view):
 @inner
 def next_source(state):
     """The next relaxed instance with somebody to pull, round robin; -1 where there is none."""
-    relaxed = state.counters[RELAXED_COUNT]
+    relaxed = state.config.relaxed_count
     for step in range(relaxed):
-        source = (state.counters[ROUTE_STEP] + step) % relaxed
+        source = (state.pending.route_step + step) % relaxed
         if state.instances[source].decodable > 0:
-            state.counters[ROUTE_STEP] = (source + 1) % relaxed
+            state.pending.route_step = (source + 1) % relaxed
             return source
     return -1
 
@@ -167,7 +162,7 @@ def pick_one(state, source, free_blocks, preferred):
 def pull(view):
     """One request a signal, one signal outstanding, at least 100 ms apart; the length by one formula (section 6)."""
     state, instance = view.state, view.instance
-    spec, now = state.instances[instance], state.counters[NOW]
+    spec, now = state.instances[instance], state.clock.now_ps
     interval = int(state.params[P.pull_interval_s] * PS_PER_S)
     if spec.arriving_pulls > 0:
         return FULL
@@ -189,7 +184,7 @@ def pull(view):
     settle(state, source)
     group = max(saturated_batch(state, instance) - batch, 1)
     asked = slo * 1000 if state.params[P.slo_unit_bug] == 1 else slo
-    free_tokens = spec.free_blocks * state.counters[BLOCK_TOKENS]
+    free_tokens = spec.free_blocks * state.config.block_tokens
     preferred = max(0, longest_that_fits(state, instance, batch, context, group, asked, free_tokens // group))
     return pick_one(state, source, spec.free_blocks, preferred)
 

@@ -10,16 +10,12 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.bundle import Param
 from ooco_gym.policy.rules import length, route_by_class, settle
 from ooco_gym.sim.state import (
-    DEFAULT_TPOT_PS,
     KEEP,
-    NOW,
     OFFLINE,
-    PREFILL_TOKENS,
-    PUSH_HEAD,
-    RELAXED_COUNT,
     RESIDENT,
     STAY,
     STOP,
+    URGENT,
     WAIT,
 )
 
@@ -33,8 +29,8 @@ PREFILL_PARAMS = (  # of prefill instances: what the simulator itself reads
 def route_online(state, slot):
     """Where an arrival is prefilled and an online request decodes; WAIT for offline ones while online ones wait; STAY
     where an offline request may look for room."""
-    chosen = route_by_class(state, slot, state.counters[DEFAULT_TPOT_PS])
-    if chosen == STAY and state.counters[PUSH_HEAD] >= 0:
+    chosen = route_by_class(state, slot, state.config.default_tpot_ps)
+    if chosen == STAY and state.push_queues[URGENT].head >= 0:
         return WAIT
     return chosen
 
@@ -63,10 +59,10 @@ def batch_with(state, instance, chosen):
     """(Prompts, their tokens) of the prefill that would start with `chosen`: filled up in order, within the budget."""
     tokens, size = length(state, chosen), 1
     slot = state.instances[instance].offline_head
-    while slot >= 0 and tokens < state.counters[PREFILL_TOKENS]:
+    while slot >= 0 and tokens < state.config.prefill_tokens:
         if slot != chosen:
             more = length(state, slot)
-            if tokens + more > state.counters[PREFILL_TOKENS]:
+            if tokens + more > state.config.prefill_tokens:
                 break
             tokens += more
             size += 1
@@ -77,7 +73,7 @@ def batch_with(state, instance, chosen):
 @inner
 def stop_beyond(state, instance, budget_ps):
     """STOP where the offline iteration in progress would keep an online arrival waiting for more than the budget."""
-    return STOP if state.instances[instance].end_ps - state.counters[NOW] > budget_ps else KEEP
+    return STOP if state.instances[instance].end_ps - state.clock.now_ps > budget_ps else KEEP
 
 
 @inner
@@ -93,4 +89,4 @@ def first_resident(state, instance):
 @inner
 def decode_instances(state):
     """Indices of the decode (strict) instances."""
-    return range(state.counters[RELAXED_COUNT], state.instances.size)
+    return range(state.config.relaxed_count, state.instances.size)

@@ -14,7 +14,7 @@ from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
 from ooco_gym.policy.mixed import RECOMPUTE, admit, fits_whole, give, lacking, preempt
 from ooco_gym.policy.rules import length, route_fewest_requests
-from ooco_gym.sim.state import BATCH, MIXED_TOKENS
+from ooco_gym.sim.state import BATCH
 
 PARAMS = (
     Param("batch_size", "requests of a class that run at a time", 1, 1_000_000),
@@ -54,7 +54,7 @@ def _admit(state, instance, online):
         slot = spec.online_head if online else spec.offline_head
         if slot < 0 or not fits_whole(state, instance, slot):
             break
-        if given > 0 and given + length(state, slot) > state.counters[MIXED_TOKENS]:
+        if given > 0 and given + length(state, slot) > state.config.max_num_batched_tokens:
             break
         given += admit(state, instance, slot, length(state, slot))
         members += 1

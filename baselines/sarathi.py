@@ -34,7 +34,7 @@ from ooco_gym.policy.mixed import (
     preempt,
 )
 from ooco_gym.policy.rules import route_fewest_requests
-from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, NEVER, RESIDENT
+from ooco_gym.sim.state import BATCH, NEVER, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # whom a pass over the requests serves: request.urgent, or all
 
@@ -146,7 +146,7 @@ def prefill(state, instance, slot, most, kind):
         while blocks_for_more(state, slot, want) > free_blocks(state, instance):
             if not preempt_offline(state, instance, kind):
                 break
-        room = (request.blocks + free_blocks(state, instance)) * state.counters[BLOCK_TOKENS] - request.computed_tokens
+        room = (request.blocks + free_blocks(state, instance)) * state.config.block_tokens - request.computed_tokens
         tokens = min(want, room)
         if tokens > 0 and give(state, instance, slot, tokens):
             return tokens
@@ -163,7 +163,7 @@ def begin(state, instance, slot, most, kind):
         if state.params[P.reserve] == 0:
             fits = fits_whole(state, instance, slot)
         else:
-            tokens = min(most, free_blocks(state, instance) * state.counters[BLOCK_TOKENS])
+            tokens = min(most, free_blocks(state, instance) * state.config.block_tokens)
             fits = tokens > 0 and fits_chunk(state, instance, slot, tokens)
         if fits:
             return admit(state, instance, slot, tokens)

@@ -21,13 +21,8 @@ from ooco_gym.policy.bundle import Param, slots
 from ooco_gym.policy.rules import all_fit, blocks_for, length, settle, tpot_bound
 from ooco_gym.sim.state import (
     ALL,
-    BLOCK_TOKENS,
     FULL,
     NEVER,
-    NOW,
-    OFFLINE_OUTPUT_MEAN,
-    ONLINE_OUTPUT_MEAN,
-    PUSH_HEAD,
     RELAXED,
     RESIDENT,
     URGENT,
@@ -49,9 +44,9 @@ def growing_blocks(state, instance, horizon):
     offline = spec.decodable - spec.urgent_decodable + spec.arriving_pulls
     online = spec.urgent_decodable + spec.arriving - spec.arriving_pulls
     share = state.params[P.growth]
-    tokens = (offline * min(horizon, share * state.stats[OFFLINE_OUTPUT_MEAN])
-              + online * min(horizon, share * state.stats[ONLINE_OUTPUT_MEAN]))
-    return int(tokens) // state.counters[BLOCK_TOKENS] + 1
+    tokens = (offline * min(horizon, share * state.observed.offline_output_mean)
+              + online * min(horizon, share * state.observed.online_output_mean))
+    return int(tokens) // state.config.block_tokens + 1
 
 
 @hook(INTERRUPT, settles=True)
@@ -68,7 +63,7 @@ def pull_what_fits_grown(view):
     if count <= 0 or state.params[P.growth] == 0.0:
         return count
     settle(state, state.requests[state.picks[0]].instance)  # all picks decode there
-    horizon = state.params[P.growth] * state.stats[OFFLINE_OUTPUT_MEAN]
+    horizon = state.params[P.growth] * state.observed.offline_output_mean
     free = state.instances[instance].free_blocks - growing_blocks(state, instance, horizon)
     kept = 0
     for i in range(count):
@@ -84,7 +79,7 @@ def pull_what_fits_grown(view):
 @inner
 def ahead_ps(state, instance):
     """The least of the times by which the next tokens of the online requests that decode here are due."""
-    least, now = float(NEVER), state.counters[NOW]
+    least, now = float(NEVER), state.clock.now_ps
     for i in range(state.instances[instance].urgent_members):
         request = state.requests[state.members[URGENT, instance, i]]
         if request.status == RESIDENT and request.online:
@@ -97,7 +92,7 @@ def ahead_ps(state, instance):
 def somebody_joins(state, instance):
     """Whether an online request is on its way here, or waits to be sent."""
     spec = state.instances[instance]
-    return spec.arriving > spec.arriving_pulls or state.counters[PUSH_HEAD] >= 0
+    return spec.arriving > spec.arriving_pulls or state.push_queues[URGENT].head >= 0
 
 
 @hook(COMPOSE, settles=True)

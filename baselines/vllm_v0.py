@@ -32,7 +32,7 @@ from ooco_gym.policy.mixed import (
     preempt_front,
 )
 from ooco_gym.policy.rules import blocks_for, length, route_fewest_requests, sort_ascending
-from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, NEXT_ARRIVAL
+from ooco_gym.sim.state import BATCH
 
 PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
@@ -114,7 +114,7 @@ def start_prompts(state, instance):
         if slot < 0 or not may_start(state, instance, slot):
             return used
         tokens = length(state, slot)
-        if used > 0 and used + tokens > state.counters[MIXED_TOKENS]:
+        if used > 0 and used + tokens > state.config.max_num_batched_tokens:
             return used
         place = FRONT_ONLINE if state.requests[slot].urgent else FRONT_OFFLINE
         memory[place] = max(0.0, memory[place] - 1)
@@ -136,7 +136,7 @@ def make_way(state, instance):
         preempt(state, instance, worst, RECOMPUTE)
         lost += 1
     memory = state.memory[instance]
-    memory[SORTED], memory[FRONT_ONLINE], memory[FRONT_OFFLINE] = state.counters[NEXT_ARRIVAL], 0, 0
+    memory[SORTED], memory[FRONT_ONLINE], memory[FRONT_OFFLINE] = state.clock.next_arrival, 0, 0
     return lost
 
 
@@ -146,7 +146,7 @@ def lose(state, instance, slot):
     request, memory = state.requests[slot], state.memory[instance]
     how = SWAP if state.params[P.preemption] == 1 else RECOMPUTE
     place = place_of(state, instance, slot)
-    if state.counters[CLASS_BLIND]:
+    if state.config.class_blind:
         preempt_front(state, instance, place, how)
     else:
         preempt(state, instance, place, how)
@@ -169,7 +169,7 @@ def decode_all(state, instance):
     for place in range(count):
         order[place] = state.members[BATCH, instance, place]
         ranks[place] = rank(state, order[place])
-    if state.counters[CLASS_BLIND] == 0:
+    if state.config.class_blind == 0:
         sort_ascending(ranks, order, count)
     place, end = 0, count
     while place < end:
@@ -188,7 +188,7 @@ def decode_all(state, instance):
 def swap_in(state, instance, given):
     """Swapped requests come back, first out first in, with a token each; returns the tokens of the iteration."""
     memory = state.memory[instance]
-    while memory[SWAPPED] > 0 and given < state.counters[MIXED_TOKENS] and has_seat(state, instance):
+    while memory[SWAPPED] > 0 and given < state.config.max_num_batched_tokens and has_seat(state, instance):
         spec, slot = state.instances[instance], first_swapped(state, instance)
         held = blocks_for(state, state.requests[slot].host_tokens)
         reserve = int(state.params[P.watermark] * spec.total_blocks)
@@ -207,7 +207,7 @@ def schedule_v0(view):
     while True:
         tokens, lost = start_prompts(state, instance), 0
         if tokens == 0:
-            if state.counters[CLASS_BLIND] == 0:
+            if state.config.class_blind == 0:
                 lost = make_way(state, instance)
             tokens, without = decode_all(state, instance)
             lost += without

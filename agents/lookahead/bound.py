@@ -54,7 +54,7 @@ def fluid_bound(state: s.State, end_ps: int, budget: float = 0.03) -> float:
     """
     if (state.instances["role"] == s.MIXED).any():
         raise UserError("the bound is of relaxed and strict instances; the cluster has mixed ones")
-    now = int(state.counters[s.NOW])
+    now = int(state.clock.now_ps)
     seconds = max(0.0, (end_ps - now) / _PS)
     requests = state.requests[state.requests["arrival_ps"] < end_ps]
     requests = requests[requests["status"] < s.FINISHED]
@@ -64,7 +64,7 @@ def fluid_bound(state: s.State, end_ps: int, budget: float = 0.03) -> float:
     offline, work = offline[possible], Work(*(part[possible] for part in work))
     every = state.requests[(state.requests["online"] == 1) & (state.requests["counted"] == 1)]
     must, due = _mandatory(state, online, end_ps)
-    completed = float(state.counters[s.SERVICE_PS]) / _PS
+    completed = float(state.totals.service_ps) / _PS
     if not offline.size:
         return completed
     return completed + _solve(state, offline["service_ps"] / _PS, work, due, must, budget * len(every), seconds)
@@ -84,7 +84,7 @@ def _work(state: s.State, requests: np.ndarray) -> Work:
 
 def _suspended(state: s.State, requests: np.ndarray) -> np.ndarray:
     """Whether layers of a prefill may have been kept: then nothing of it is certainly ahead."""
-    kept = bool(state.counters[s.LAYER_RESUME]) and bool((state.instances["suspended"] > 0).any())
+    kept = bool(state.config.layer_resume) and bool((state.instances["suspended"] > 0).any())
     return np.full(requests.size, kept) & (requests["interruptions"] > 0)
 
 
@@ -126,7 +126,7 @@ def _mandatory(state: s.State, online: np.ndarray, end_ps: int) -> tuple[np.ndar
     start = np.where(generated > 0, np.minimum(counted["first_token_ps"], first_due), first_due)
     last_due = start + (counted["output_tokens"].astype(np.int64) - 1) * counted["tpot_slo_ps"]
     last_due = np.maximum(last_due, start)
-    decode = (last_due < end_ps) & (state.counters[s.TPOT_FROM_DECODE] == 0)
+    decode = (last_due < end_ps) & (state.config.tpot_from_decode == 0)
     due = Work(work.prefill * prefill[:, None], work.tokens * decode, work.context * decode)
     some = prefill | decode
     return counted[some], Work(*(part[some] for part in due))
@@ -209,7 +209,7 @@ def _pools(state: s.State) -> list[Pool]:
     pools, instances = [], state.instances
     for role, table in sorted(set(zip(instances["role"].tolist(), instances["table"].tolist(), strict=True))):
         mine = instances[(instances["role"] == role) & (instances["table"] == table)]
-        tokens = float(mine["total_blocks"].max()) * float(state.counters[s.BLOCK_TOKENS])
+        tokens = float(mine["total_blocks"].max()) * float(state.config.block_tokens)
         first = _groups(state.decode_lines.shape[1] - 1)
         lines = np.minimum.reduceat(state.decode_lines[table, 1:], first - 1, axis=0) / _PS
         last = np.append(first[1:] - 1, state.decode_lines.shape[1] - 1)

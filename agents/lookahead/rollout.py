@@ -101,7 +101,7 @@ class Rollout:
         episodes = self.env.episodes
         simulation = episodes.simulations[0]
         actions, bases = self._options()
-        now_ps, end_ps = int(simulation.state.counters[s.NOW]), simulation.end_ps
+        now_ps, end_ps = int(simulation.state.clock.now_ps), simulation.end_ps
         until_ps = end_ps if self.horizon_s is None else min(end_ps, now_ps + round(self.horizon_s * s.PS_PER_S))
         assert self._clones is not None
         if self._futures is None:
@@ -294,18 +294,18 @@ class Futures:
 
     def _lay(self, true: s.State, trace: np.ndarray) -> None:
         """Copies what has been, and what comes in another trace."""
-        state, now = self.state, true.counters[s.NOW]
+        state, now = self.state, true.clock.now_ps
         for name in s.State._fields:
             if name not in s.SHARED and name not in ("requests", "deadlines"):
                 np.copyto(getattr(state, name), getattr(true, name))
-        past = int(true.counters[s.NEXT_ARRIVAL])
+        past = int(true.clock.next_arrival)
         come = trace[trace["arrival_ps"] > now]
         end, requests = past + come.size, state.requests
         requests[:past] = true.requests[:past]
         requests[past:end] = come
         requests[end:] = np.zeros((), s.REQUEST)
         requests["arrival_ps"][end:] = s.NEVER
-        swept = int(true.counters[s.NEXT_DEADLINE])
+        swept = int(true.clock.next_deadline)
         open_slots = true.deadlines[swept:]
         open_slots = open_slots[open_slots < past]
         new = past + np.flatnonzero(come["online"])
@@ -316,14 +316,14 @@ class Futures:
         state.deadlines[swept + slots.size :] = end  # never due
         counted = [int(np.count_nonzero((rows["online"] == 1) & (rows["counted"] == 1)))
                    for rows in (true.requests[past:], come)]
-        state.counters[s.OPEN_ONLINE] += counted[1] - counted[0]
-        state.counters[[s.NEXT_ARRIVAL_PS, s.NEXT_DEADLINE_PS]] = 0  # to be looked up anew
-        state.counters[s.SEED] = int(self._random.integers(2**62))
+        state.gauges.open_online += counted[1] - counted[0]
+        state.clock.next_arrival_ps = state.clock.next_deadline_ps = 0  # to be looked up anew
+        state.config.seed = int(self._random.integers(2**62))
 
     def _draw_lengths(self) -> None:
         """Other output lengths for all that has arrived and is unfinished, and what their work is then worth."""
         state = self.state
-        requests = state.requests[: int(state.counters[s.NEXT_ARRIVAL])]
+        requests = state.requests[: int(state.clock.next_arrival)]
         slots = np.flatnonzero(requests["status"] < s.FINISHED)
         made = requests["generated_tokens"][slots].astype(np.int64)
         old = requests["output_tokens"][slots].astype(np.float64)
@@ -342,12 +342,12 @@ class Futures:
         change = np.rint(drawn * self._share(prompt, drawn) - old * self._share(prompt, old)).astype(np.int64)
         requests["service_ps"][slots] += change
         offline = (requests["online"][slots] == 0) & (requests["status"][slots] > s.FUTURE)
-        state.counters[s.OUTSTANDING_PS] += int(change[offline].sum())
+        state.gauges.outstanding_ps += int(change[offline].sum())
 
     def _share(self, prompt: np.ndarray, output: np.ndarray) -> np.ndarray:
         """An output token's reference time, as in `sim.build`, in ps."""
         state = self.state
-        strict = min(int(state.counters[s.RELAXED_COUNT]), state.instances.size - 1)
+        strict = min(int(state.config.relaxed_count), state.instances.size - 1)
         lines = state.decode_lines[state.instances["table"][strict]]
         size = min(REFERENCE_BATCH, len(lines) - 1)
         base, slope, other_base, other_slope = lines[size]

@@ -62,7 +62,7 @@ class Hindsight:
             self._window = simulation
             self._clones = Clones(episodes, simulation.state, episodes.buffers.mask.shape[1], self.weights)
         actions = legal_actions(self.env, np.zeros(0, np.int64))
-        now_ps, end_ps = int(simulation.state.counters[s.NOW]), simulation.end_ps
+        now_ps, end_ps = int(simulation.state.clock.now_ps), simulation.end_ps
         until_ps = min(end_ps, now_ps + round(self.horizon_s * s.PS_PER_S))
         values = np.full(episodes.buffers.mask.shape[1], np.nan)
         values[actions[:, 0]] = self._clones.play(

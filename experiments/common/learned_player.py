@@ -32,7 +32,7 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
 from ooco_gym.policy import spelling_of
 from ooco_gym.scenario import Scenario
-from ooco_gym.sim.driver import SUMS, Run
+from ooco_gym.sim.driver import Run
 from ooco_gym.workload import workload_peak_start_s
 from ooco_gym.zoo import placed
 
@@ -154,7 +154,7 @@ def simulate_learned(scenario: Scenario, policy: str) -> Run:
     assert simulation is not None
     state = simulation.state
     return Run(simulation.scenario, policy, dict(simulation.policy.values), state.requests, state.instances, state.itl,
-               simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()}, {},
+               simulation.window_s, state.totals.as_dict(), {},
                simulation.events(), simulation.now_s, time.perf_counter() - begun, simulation.notes)
 
 

@@ -22,7 +22,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, interval_words
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.driver import SUMS, Run, Simulation
+from ooco_gym.sim.driver import Run, Simulation
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -55,7 +55,7 @@ class BatchedWork:
         requests["arrival_ps"][self.place :] = s.NEVER
         self.running = slice(0, 0)
         # The loop ends once every SLO is kept or missed; here latencies count to the last token.
-        state.counters[s.OPEN_ONLINE] += 1
+        state.gauges.open_online += 1
 
     def _reorder(self, order: np.ndarray) -> None:
         """Moves row order[i] of the requests to place i, with the slots that deadlines name."""
@@ -67,12 +67,12 @@ class BatchedWork:
     def submit_if_due(self) -> None:
         """Lets the next batch arrive now if the last one is done."""
         done = self.state.requests["status"][self.running] >= s.FINISHED
-        if self.left and done.all() and self.state.counters[s.NOW] < self.end_ps:
+        if self.left and done.all() and self.state.clock.now_ps < self.end_ps:
             self._submit(min(self.batch, self.left))
 
     def _submit(self, count: int) -> None:
-        state, now = self.state, int(self.state.counters[s.NOW])
-        at, total = int(state.counters[s.NEXT_ARRIVAL]), state.requests.size
+        state, now = self.state, int(self.state.clock.now_ps)
+        at, total = int(state.clock.next_arrival), state.requests.size
         mine = np.arange(self.place, self.place + count)
         others = np.concatenate([np.arange(at, self.place), np.arange(self.place + count, total)])
         self._reorder(np.concatenate([np.arange(at), mine, others]))
@@ -86,7 +86,7 @@ class BatchedWork:
         """Whether the window is over and all online requests that count have finished."""
         requests = self.state.requests
         counted = (requests["online"] == 1) & (requests["counted"] == 1)
-        return bool(self.state.counters[s.NOW] >= self.end_ps
+        return bool(self.state.clock.now_ps >= self.end_ps
                     and (requests["status"][counted] >= s.FINISHED).all())
 
 
@@ -107,9 +107,9 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
         until_s += POLL_S
         simulation.advance(until_s)
     state = simulation.state
-    state.counters[s.OPEN_ONLINE] -= 1
+    state.gauges.open_online -= 1
     return Run(scenario, simulation.policy.name, dict(simulation.policy.values), state.requests, state.instances,
-               state.itl, simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
+               state.itl, simulation.window_s, state.totals.as_dict(),
                {}, np.zeros(0, s.LOG), simulation.now_s, time.perf_counter() - begun, simulation.notes)
 
 

@@ -114,15 +114,14 @@ def _timed_decisions(policy: str, waiting: int, running: int) -> tuple[float, fl
 
     from ooco_gym.decisions import POINTS, call_rule
     from ooco_gym.policy import rules
-    from ooco_gym.sim import state as s
 
     simulation = _simulation(crowd(waiting + running, 1.0, 600.0), policy, tuple(point.name for point in POINTS))
     state, times, idle = simulation.state, {}, []
     for asked in range(MOST_ASKED):
         if not simulation.advance() or sum(map(len, times.values())) >= DECISIONS:
             break
-        counters = state.counters
-        where = (int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST]), int(counters[s.PENDING_COUNT]))
+        pending = state.pending
+        where = (int(pending.instance), int(pending.request), int(pending.count))
         point = simulation.pending
         idle.append(_timed(lambda where=where: call_rule(state, rules.first_come, *where))[0])
         took, answer = _timed(simulation.rule_answer)

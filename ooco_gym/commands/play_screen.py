@@ -31,12 +31,11 @@ def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
     cluster = observation["cluster"]
     rates = " / ".join(f"{actual(CLUSTER[_CLUSTER[key]], float(cluster[_CLUSTER[key]])):.1f}"
                        for key in ("online_rate_10s", "online_rate_300s"))
-    counters = simulation.state.counters
     return Group(
         Rule(f"decision {number}: {name}", style="dim"),
         f"{now:.2f} s of {env.config.window_s:g} s, {clock}; {rates} online requests/s (10 s / 300 s), "
-        f"{int(counters[s.VIOLATIONS])} of {int(counters[s.ONLINE_ARRIVED])} missed an SLO",
-        _instances(simulation.state, -1 if name in BY_CLOCK else int(counters[s.PENDING_INSTANCE])))
+        f"{int(simulation.state.totals.violations)} of {int(simulation.state.totals.online_arrived)} missed an SLO",
+        _instances(simulation.state, -1 if name in BY_CLOCK else int(simulation.state.pending.instance)))
 
 
 def _instances(state: s.State, here: int) -> Any:
@@ -67,7 +66,7 @@ def _left(state: s.State, one: Any) -> str:
         return ""
     if one["activity"] == s.DECODE and one["steps"] > 1:
         return "a run"
-    return f"{(one['end_ps'] - state.counters[s.NOW]) / 1e9:.0f} ms"
+    return f"{(one['end_ps'] - state.clock.now_ps) / 1e9:.0f} ms"
 
 
 def _counts(rows: np.ndarray) -> list[str]:

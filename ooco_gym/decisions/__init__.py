@@ -24,7 +24,7 @@ from ooco_gym.sim.state import View, rule_at
 
 @dataclass(frozen=True)
 class Point:
-    """A decision point: its name, its index in State.counters[PENDING], when it comes up and what may be answered."""
+    """A decision point: its name, its index in State.pending.point, when it comes up and what may be answered."""
 
     name: str
     index: int

@@ -228,19 +228,19 @@ class Episodes:
         """The protocol's figures of episode i so far."""
         simulation, window_s = self.simulations[i], self.config.window_s
         assert simulation is not None
-        counters, account = simulation.state.counters, self.buffers.account[i]
-        arrived = max(1, int(counters[s.ONLINE_ARRIVED]))
+        totals, account = simulation.state.totals, self.buffers.account[i]
+        arrived = max(1, int(totals.online_arrived))
         return {
             "reward_total": float(account[r.TOTAL + r.REWARD - r.PART]),
-            "online_arrived": float(counters[s.ONLINE_ARRIVED]), "online_violated": float(counters[s.VIOLATIONS]),
-            "violation_rate": float(counters[s.VIOLATIONS] / arrived),
-            "offline_finished": float(counters[s.OFFLINE_FINISHED]),
-            "offline_reference_gpu_s_per_s": float(counters[s.SERVICE_PS] / s.PS_PER_S / window_s),
-            "output_tokens_per_s": float(counters[s.OFFLINE_OUTPUT_TOKENS] / window_s),
-            "wasted_tokens_per_s": float(counters[s.WASTED_TOKENS] / window_s),
-            "wasted_gpu_s_per_s": float(counters[s.WASTED_PS] / s.PS_PER_S / window_s),
-            "evictions": float(counters[s.EVICTIONS]), "interruptions": float(counters[s.INTERRUPTIONS]),
-            "migrations": float(counters[s.MIGRATIONS]),
+            "online_arrived": float(totals.online_arrived), "online_violated": float(totals.violations),
+            "violation_rate": float(totals.violations / arrived),
+            "offline_finished": float(totals.offline_finished),
+            "offline_reference_gpu_s_per_s": float(totals.service_ps / s.PS_PER_S / window_s),
+            "output_tokens_per_s": float(totals.offline_output_tokens / window_s),
+            "wasted_tokens_per_s": float(totals.wasted_tokens / window_s),
+            "wasted_gpu_s_per_s": float(totals.wasted_ps / s.PS_PER_S / window_s),
+            "evictions": float(totals.evictions), "interruptions": float(totals.interruptions),
+            "migrations": float(totals.migrations),
             **{f"reward/{part}": float(account[r.TOTAL + place]) for place, part in enumerate(r.PARTS)},
         }
 
@@ -266,15 +266,15 @@ class Episodes:
         policy, simulation = self._rule(i, name), self.simulations[i]
         assert simulation is not None
         state = simulation.state
-        counters, turn = state.counters, state.counters[s.ROUTE_STEP]
+        pending, turn = state.pending, state.pending.route_step
         params, picks = state.params.copy(), state.picks.copy()
         memory, wake = state.memory.copy(), state.instances["pull_wake_ps"].copy()
         state.params[:] = policy.vector()
-        answer = call_rule(state, policy.hooks()[int(counters[s.PENDING]) - 1], int(counters[s.PENDING_INSTANCE]),
-                           int(counters[s.PENDING_REQUEST]), int(counters[s.PENDING_COUNT]))
+        answer = call_rule(state, policy.hooks()[int(pending.point) - 1], int(pending.instance), int(pending.request),
+                           int(pending.count))
         written = state.picks[: max(0, answer)].copy()
         state.params[:], state.picks[:], state.memory[:] = params, picks, memory
-        state.instances["pull_wake_ps"], counters[s.ROUTE_STEP] = wake, turn
+        state.instances["pull_wake_ps"], pending.route_step = wake, turn
         return answer, written
 
     def check_rule(self, name: Any) -> None:
@@ -408,7 +408,7 @@ class Snapshots:
         if simulation is None:
             raise UserError("call reset() before snapshot(): there is no episode yet")
         state, buffers = simulation.state, self.episodes.buffers
-        arrived = int(state.counters[s.NEXT_ARRIVAL])
+        arrived = int(state.clock.next_arrival)
         views = [bytes_of(state.requests)[: arrived * _ROW], *_views(state)]
         size = sum(view.size for view in views)
         buffer = into.buffer if into is not None and into.buffer.size >= size else np.empty(size, np.uint8)
@@ -441,12 +441,12 @@ class Snapshots:
         simulation = episodes.simulations[i]
         assert simulation is not None
         state, first = simulation.state, snapshot.arrived * _ROW
-        last = int(state.counters[s.NEXT_ARRIVAL]) * _ROW if same else snapshot.built.size
+        last = int(state.clock.next_arrival) * _ROW if same else snapshot.built.size
         requests = bytes_of(state.requests)
         if first < last:
             requests[first:last] = snapshot.built[first:last]
         _unpack(snapshot.buffer, [requests[:first], *_views(state)])
-        state.counters[s.LOG_USED] = 0  # what it had logged, its recording has
+        state.queues.log_used = 0  # what it had logged, its recording has
         for name, row in snapshot.rows.items():
             getattr(episodes.buffers, name)[i] = row
         episodes.buffers.handles[i] = simulation.handle.address

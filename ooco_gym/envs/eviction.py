@@ -12,7 +12,7 @@ from ooco_gym.envs.stepping import partner_pick, pending_view
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.decode import settle
-from ooco_gym.sim.state import DECLINE, EVICT, PENDING_REQUEST
+from ooco_gym.sim.state import DECLINE, EVICT
 
 
 @step_kernel
@@ -58,7 +58,7 @@ def answer_victim(state, buffers, i):
 def action_of_victim(opened: OpenDecision) -> int:
     """The action for a rule's answer: its candidate, or the offered one closest in length."""
     if opened.answer < 0:
-        return DECLINE_ACTION if opened.state.counters[PENDING_REQUEST] >= 0 else PARTNER_ACTION
+        return DECLINE_ACTION if opened.state.pending.request >= 0 else PARTNER_ACTION
     picks = opened.state.picks
     return opened.closest(picks[opened.offered()], picks[opened.answer])
 

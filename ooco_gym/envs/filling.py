@@ -21,25 +21,12 @@ from ooco_gym.sim.decode import settle_books
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 from ooco_gym.sim.state import (
     DECODE,
-    DEFAULT_TPOT_PS,
     IDLE,
-    NOW,
-    OFFLINE_EVICTED_SHARE,
-    OFFLINE_OUTPUT_MEAN,
-    ONLINE_ARRIVED,
-    ONLINE_OUTPUT_MEAN,
-    ONLINE_RATE_FAST,
-    ONLINE_RATE_HALF_HOUR,
-    ONLINE_RATE_MINUTE,
-    ONLINE_RATE_SLOW,
     PREFILL_OFFLINE,
     PREFILL_ONLINE,
     PS_PER_S,
-    PUSH_HEAD,
-    RATE_PS,
-    RELAXED_COUNT,
     STRICT,
-    VIOLATIONS,
+    URGENT,
 )
 
 # --- Vector arithmetic: each of these is an instruction or two --------------------------------------------------------
@@ -195,16 +182,16 @@ def signed(value, limit):
 
 
 @inlined
-def online_rate(state, slot, horizon_s):
+def online_rate(state, rate, horizon_s):
     """A moving online arrival rate, faded to now, in requests a second."""
-    elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
-    return state.stats[slot] * math.exp(-elapsed / horizon_s)
+    elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / PS_PER_S
+    return rate * math.exp(-elapsed / horizon_s)
 
 
 @inlined
 def fast_rate(state):
     """The moving online arrival rate over the shortest horizon, in requests a second."""
-    return online_rate(state, ONLINE_RATE_FAST, FAST_S)
+    return online_rate(state, state.observed.online_rate_fast, FAST_S)
 
 
 @inner
@@ -228,8 +215,8 @@ def fill_cluster(state, instance, day_s, out):
 @inlined
 def _fill_row(state, instance, day_s, out):
     """Writes the features before their logarithms are taken; 0 for those that the episode keeps, and beyond."""
-    spec, counters, stats = state.instances[instance], state.counters, state.stats
-    now = counters[NOW]
+    spec, observed = state.instances[instance], state.observed
+    now = state.clock.now_ps
     settle_books(state, instance)
     context = spec.urgent_context + spec.offline_context
     out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
@@ -246,20 +233,20 @@ def _fill_row(state, instance, day_s, out):
         out[10] = (end_ps - now) / 1e9
         out[11] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
     out[12] = fast_rate(state)
-    out[13] = online_rate(state, ONLINE_RATE_MINUTE, MINUTE_S)
-    out[14] = online_rate(state, ONLINE_RATE_SLOW, SLOW_S)
-    out[15] = online_rate(state, ONLINE_RATE_HALF_HOUR, HALF_HOUR_S)
-    out[16] = (now - counters[RATE_PS]) / PS_PER_S
+    out[13] = online_rate(state, observed.online_rate_minute, MINUTE_S)
+    out[14] = online_rate(state, observed.online_rate_slow, SLOW_S)
+    out[15] = online_rate(state, observed.online_rate_half_hour, HALF_HOUR_S)
+    out[16] = (now - state.clock.last_online_arrival_ps) / PS_PER_S
     angle = 2.0 * math.pi * day_s / DAY_S
     out[17] = math.sin(angle)
     out[18] = math.cos(angle)
-    out[19] = stats[OFFLINE_EVICTED_SHARE]
-    out[20] = stats[OFFLINE_OUTPUT_MEAN]
-    out[21] = stats[ONLINE_OUTPUT_MEAN]
+    out[19] = observed.offline_evicted_share
+    out[20] = observed.offline_output_mean
+    out[21] = observed.online_output_mean
     _fill_strict(state, out)
-    out[30] = 1.0 if counters[PUSH_HEAD] >= 0 else 0.0
+    out[30] = 1.0 if state.push_queues[URGENT].head >= 0 else 0.0
     out[31] = _guard(state, instance)
-    out[33] = share(counters[VIOLATIONS] / max(1, counters[ONLINE_ARRIVED]), 0.06)
+    out[33] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
     out[32] = out[34] = 0.0
     for place in range(35, ROW):
         out[place] = 0.0
@@ -267,7 +254,7 @@ def _fill_row(state, instance, day_s, out):
 
 @inlined
 def _fill_queues(state, instance, out):
-    spec, now = state.instances[instance], state.counters[NOW]
+    spec, now = state.instances[instance], state.clock.now_ps
     out[4] = float(spec.offline_waiting)
     out[5] = float(spec.offline_waiting_tokens)
     out[6] = 0.0
@@ -284,14 +271,14 @@ def _fill_queues(state, instance, out):
 
 @inlined
 def _fill_strict(state, out):
-    first, total = state.counters[RELAXED_COUNT], state.instances.size
+    first, total = state.config.relaxed_count, state.instances.size
     latency = online = offline = free = hungry = arriving = context = 0.0
     for instance in range(first, total):
         settle_books(state, instance)
         spec = state.instances[instance]
         per_seat = 1.0 / state.tables[spec.belief].bs_sat
         step = predict_decode(state, instance, spec.decodable, spec.urgent_context + spec.offline_context)
-        latency += step / state.counters[DEFAULT_TPOT_PS]
+        latency += step / state.config.default_tpot_ps
         online += spec.urgent_decodable * per_seat
         offline += (spec.decodable - spec.urgent_decodable) * per_seat
         free += spec.free_blocks / spec.total_blocks
@@ -320,7 +307,7 @@ def _guard(state, instance):
         return 0.0
     context = spec.urgent_context + spec.offline_context + spec.arriving_context
     latency = predict_decode(state, instance, spec.decodable + spec.arriving, context)
-    return 1.0 if latency < GUARD * state.counters[DEFAULT_TPOT_PS] else 0.0
+    return 1.0 if latency < GUARD * state.config.default_tpot_ps else 0.0
 
 
 @inlined
@@ -339,7 +326,7 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
         k: which candidate it is.
         out: float32[CANDIDATE_SIZE]; what does not apply is left 0.
     """
-    request, now = state.requests[slot], state.counters[NOW]
+    request, now = state.requests[slot], state.clock.now_ps
     tokens = length(state, slot)
     prefill_ps = predict_prefill(state, instance, tokens)
     out[0] = 1.0
@@ -385,14 +372,14 @@ def take_logs(logs, count, candidates):
 @inner
 def fill_step(state, instance, requests, context, out):
     """Writes the believed latency of the decode step of an instance that results, over the TPOT SLO."""
-    out[11] = share(predict_decode(state, instance, requests, context) / state.counters[DEFAULT_TPOT_PS], 2.0)
+    out[11] = share(predict_decode(state, instance, requests, context) / state.config.default_tpot_ps, 2.0)
 
 
 @inner
 def fill_instance(state, instance, slot, decodes, out):
     """Writes the CANDIDATES features of an instance that a request may go to, for prefill or to decode."""
     settle_books(state, instance)
-    spec, now = state.instances[instance], state.counters[NOW]
+    spec, now = state.instances[instance], state.clock.now_ps
     tokens = length(state, slot)
     out[0] = 1.0
     out[1] = log_scale(float(tokens), _SHORT)

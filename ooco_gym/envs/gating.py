@@ -11,7 +11,7 @@ from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.sim.front import SHORTEST
 from ooco_gym.sim.reference import CACHE_LINE, bring
-from ooco_gym.sim.state import GATE, HOLD, PENDING_COUNT, PENDING_INSTANCE
+from ooco_gym.sim.state import GATE, HOLD
 
 WINDOW = 64  # waiting requests from which the candidates are chosen
 
@@ -19,7 +19,7 @@ WINDOW = 64  # waiting requests from which the candidates are chosen
 @step_kernel
 def offer_gate(state, buffers, i):
     """The head of the queue among those that fit, whom the partner would start, then quantiles of length."""
-    instance, count = state.counters[PENDING_INSTANCE], state.counters[PENDING_COUNT]
+    instance, count = state.pending.instance, state.pending.count
     chosen, wanted = buffers.chosen[i], partner_pick(state, buffers, i)
     first = state.picks[0]
     wanted = state.picks[wanted] if 0 <= wanted < count else -1
@@ -53,7 +53,7 @@ def answer_gate(state, buffers, i):
     k = buffers.actions[i, 0] - FIXED
     if k < 0:
         return HOLD
-    for position in range(state.counters[PENDING_COUNT]):
+    for position in range(state.pending.count):
         if state.picks[position] == buffers.chosen[i, k]:
             return position
     return HOLD

@@ -21,7 +21,7 @@ from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, s
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import settle
-from ooco_gym.sim.state import FULL, OFFLINE, PENDING_INSTANCE, PULL, RELAXED_COUNT, RESIDENT
+from ooco_gym.sim.state import FULL, OFFLINE, PULL, RESIDENT
 
 
 @inner
@@ -44,7 +44,7 @@ def _among(values, count, value):
 def _gather(state, buffers, i, free):
     """Writes to State.scratch whom the instance could still pull: pairs of length and request. Returns how many."""
     found, picked = 0, buffers.turns[i, PICKED]
-    for source in range(state.counters[RELAXED_COUNT]):
+    for source in range(state.config.relaxed_count):
         settle(state, source)
         for j in range(state.instances[source].offline_members):
             slot = state.members[OFFLINE, source, j]
@@ -63,7 +63,7 @@ def _gather(state, buffers, i, free):
 def offer_pulls(state, buffers, i):
     """Whom the partner would pull next, then quantiles of length of those that fit."""
     turn, chosen, picked = buffers.turns[i], buffers.chosen[i], buffers.picked[i]
-    instance = state.counters[PENDING_INSTANCE]
+    instance = state.pending.instance
     if turn[PICKED] == 0:
         _plan(state, buffers, i)
     settle(state, instance)

@@ -17,13 +17,13 @@ from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.filling import fill_step, share
 from ooco_gym.envs.stepping import set_margin
 from ooco_gym.sim.decode import settle
-from ooco_gym.sim.state import ASK, RELAXED_COUNT
+from ooco_gym.sim.state import ASK
 
 
 @step_kernel
 def offer_levels(state, buffers, i):
     """The levels that the margin may have, in ascending order."""
-    instance = min(state.counters[RELAXED_COUNT], state.instances.size - 1)
+    instance = min(state.config.relaxed_count, state.instances.size - 1)
     settle(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context

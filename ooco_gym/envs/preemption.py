@@ -10,19 +10,19 @@ from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
 from ooco_gym.sim.costs import predict_prefill
 from ooco_gym.sim.decode import settle
-from ooco_gym.sim.state import INTERRUPT, KEEP, NOW, PENDING_INSTANCE, PENDING_REQUEST, STOP
+from ooco_gym.sim.state import INTERRUPT, KEEP, STOP
 
 
 @step_kernel
 def offer_interrupt(state, buffers, i):
     """The request that has arrived is the one candidate: to take it is to stop what runs."""
-    instance, slot = state.counters[PENDING_INSTANCE], state.counters[PENDING_REQUEST]
+    instance, slot = state.pending.instance, state.pending.request
     settle(state, instance)
     spec, out = state.instances[instance], buffers.candidates[i, 0]
     logs = stack_logs()
     fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)
     take_logs(logs, 1, buffers.candidates[i])
-    ahead_ps = spec.end_ps - state.counters[NOW] + predict_prefill(state, instance, spec.online_waiting_tokens)
+    ahead_ps = spec.end_ps - state.clock.now_ps + predict_prefill(state, instance, spec.online_waiting_tokens)
     out[12] = log_scale(ahead_ps / 1e9, TEN_MS)
     buffers.chosen[i, 0] = slot
     buffers.mask[i, DECLINE_ACTION] = 1

@@ -87,7 +87,7 @@ class Recording:
         simulation = episodes.simulations[i]
         assert simulation is not None
         state = simulation.state
-        self.begin_ps = int(state.counters[s.NOW])
+        self.begin_ps = int(state.clock.now_ps)
         self.samples: list[Sample] = []
         self.answers: list[Answered] = []
         self.events: list[np.ndarray] = []
@@ -105,7 +105,7 @@ class Recording:
         self._strict = (state.instances["role"] == s.STRICT).tolist()
         members = state.instances["offline_members"] + state.instances["urgent_members"] * self._strict
         self._members = members.tolist()  # who could decode: on relaxed instances, offline requests
-        state.counters[s.LOG_USED] = 0
+        state.queues.log_used = 0
         self._sample(state)
 
     def take(self, episodes: Episodes, i: int) -> None:
@@ -113,10 +113,10 @@ class Recording:
         simulation = episodes.simulations[i]
         assert simulation is not None
         state = simulation.state
-        used = int(state.counters[s.LOG_USED])
+        used = int(state.queues.log_used)
         if used:
             part = state.log[:used].copy()
-            state.counters[s.LOG_USED] = 0
+            state.queues.log_used = 0
             self.events.append(part)
             for event in part.tolist():
                 self._read(*event)
@@ -124,12 +124,12 @@ class Recording:
 
     def _sample(self, state: s.State) -> None:
         self.state = state
-        counters, instances = state.counters, state.instances
+        totals, instances = state.totals, state.instances
         kv = 1.0 - instances["free_blocks"] / instances["total_blocks"]
         self.samples.append(Sample(
-            int(counters[s.NOW]), tuple(kv.tolist()), int(instances["online_waiting"].sum()),
-            int(instances["offline_waiting"].sum()), int(counters[s.TTFT_MISSES]), int(counters[s.TPOT_MISSES]),
-            int(counters[s.VIOLATIONS]), int(counters[s.ONLINE_ARRIVED]),
+            int(state.clock.now_ps), tuple(kv.tolist()), int(instances["online_waiting"].sum()),
+            int(instances["offline_waiting"].sum()), int(totals.ttft_misses), int(totals.tpot_misses),
+            int(totals.violations), int(totals.online_arrived),
             tuple(zip(*(instances[key].tolist() for key in _BUSY), strict=True)) if self._mixed else ()))
 
     @property
@@ -226,12 +226,11 @@ class Asking:
         """Notes which decision is open in place i."""
         simulation, kind = self.episodes.simulations[i], int(self.episodes.buffers.turns[i, b.KIND])
         assert simulation is not None
-        counters = simulation.state.counters
         decision = str(DECISIONS[int(b.KIND_ORDER[kind])]) if kind != b.NO_KIND else ""
         instance, request = -1, -1
         if kind not in (b.NO_KIND, b.PACK, b.CONTROL):
-            instance, request = int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST])
-        self.open[i] = (int(counters[s.NOW]), decision, instance, request)
+            instance, request = int(simulation.state.pending.instance), int(simulation.state.pending.request)
+        self.open[i] = (int(simulation.state.clock.now_ps), decision, instance, request)
 
     def answered(self, i: int) -> Answered:
         """The decision noted last in place i, which `buffers.actions[i]` has answered."""

@@ -52,7 +52,7 @@ class LengthPredictor:
         if kind == s.EVICT:  # whose candidates are positions in State.picks
             slots = state.picks[slots]
         elif kind == s.ROUTE:
-            slots = np.full(len(there), state.counters[s.PENDING_REQUEST])
+            slots = np.full(len(there), state.pending.request)
         believed = state.requests["output_tokens"][slots] * self._factors(i)[slots]
         left = np.maximum(1.0, believed - state.requests["generated_tokens"][slots])
         out[there] = np.minimum(1.0, np.log1p(left) / np.log1p(LIMIT))

@@ -17,17 +17,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.memory import late_area
 from ooco_gym.sim.state import (
-    NOW,
-    ONLINE_ARRIVED,
-    OUTSTANDING_PS,
-    OUTSTANDING_SINCE_PS,
     PS_PER_S,
-    SERVICE_PS,
-    TPOT_MISSES,
-    TTFT_MISSES,
-    VIOLATIONS,
-    WAITING_AREA,
-    WASTED_PS,
 )
 
 PARTS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
@@ -54,23 +44,23 @@ def settle_account(state, weights, account):
         weights: float64[parts], at least 0.
         account: float64[ACCOUNT], kept from call to call.
     """
-    counters = state.counters
-    now = counters[NOW] / PS_PER_S
-    waited = (counters[NOW] - counters[OUTSTANDING_SINCE_PS]) / PS_PER_S
-    account[TTFT_COUNT] = counters[TTFT_MISSES] - account[OLD + TTFT]
-    account[TPOT_COUNT] = counters[TPOT_MISSES] - account[OLD + TPOT]
-    account[COST] = counters[VIOLATIONS] - account[OLD_VIOLATIONS]
+    totals = state.totals
+    now = state.clock.now_ps / PS_PER_S
+    waited = (state.clock.now_ps - state.gauges.outstanding_since_ps) / PS_PER_S
+    account[TTFT_COUNT] = totals.ttft_misses - account[OLD + TTFT]
+    account[TPOT_COUNT] = totals.tpot_misses - account[OLD + TPOT]
+    account[COST] = totals.violations - account[OLD_VIOLATIONS]
     account[ELAPSED] = now - account[OLD_TIME]
     account[OLD_TIME] = now
-    _book(account, weights, SERVICE, 1.0, counters[SERVICE_PS] / PS_PER_S)
+    _book(account, weights, SERVICE, 1.0, totals.service_ps / PS_PER_S)
     _book(account, weights, WAITING, -1.0,
-          state.stats[WAITING_AREA] + counters[OUTSTANDING_PS] / PS_PER_S * waited)
-    _book(account, weights, TTFT, -1.0, float(counters[TTFT_MISSES]))
-    _book(account, weights, TPOT, -1.0, float(counters[TPOT_MISSES]))
+          state.integrals.waiting_area + state.gauges.outstanding_ps / PS_PER_S * waited)
+    _book(account, weights, TTFT, -1.0, float(totals.ttft_misses))
+    _book(account, weights, TPOT, -1.0, float(totals.tpot_misses))
     _book(account, weights, LATE, -1.0, late_area(state))
     _book(account, weights, BURST, -1.0, _excess(state, account, now))
-    _book(account, weights, WASTE, -1.0, counters[WASTED_PS] / PS_PER_S)
-    account[OLD_ARRIVED], account[OLD_VIOLATIONS] = counters[ONLINE_ARRIVED], counters[VIOLATIONS]
+    _book(account, weights, WASTE, -1.0, totals.wasted_ps / PS_PER_S)
+    account[OLD_ARRIVED], account[OLD_VIOLATIONS] = totals.online_arrived, totals.violations
     account[REWARD] = 0.0
     for part in range(_N):
         account[REWARD] += account[PART + part]
@@ -91,8 +81,8 @@ def _excess(state, account, now):
     if block != account[BLOCK]:  # nobody turned it in time: what has happened since the last call is of this block
         account[BLOCK_EXCESS], account[BLOCK] = account[OLD + BURST], block
         account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = account[OLD_ARRIVED], account[OLD_VIOLATIONS]
-    violated = state.counters[VIOLATIONS] - account[BLOCK_VIOLATED]
-    arrived = state.counters[ONLINE_ARRIVED] - account[BLOCK_ARRIVED]
+    violated = state.totals.violations - account[BLOCK_VIOLATED]
+    arrived = state.totals.online_arrived - account[BLOCK_ARRIVED]
     return account[BLOCK_EXCESS] + max(0.0, violated - account[BUDGET] * arrived)
 
 
@@ -105,10 +95,10 @@ def block_end_ps(account):
 @inlined
 def turn_block(state, account):
     """At the end of a block of time: what it had beyond the budget stays, and the next one begins."""
-    now = state.counters[NOW] / PS_PER_S
+    now = state.clock.now_ps / PS_PER_S
     account[BLOCK_EXCESS] = _excess(state, account, account[BLOCK] * BURST_S)
     account[BLOCK] = np.floor(now / BURST_S)
-    account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = state.counters[ONLINE_ARRIVED], state.counters[VIOLATIONS]
+    account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = state.totals.online_arrived, state.totals.violations
 
 
 @inner
@@ -123,7 +113,7 @@ def open_account(state, weights, budget, account):
     """
     account[:] = 0.0
     account[BUDGET] = budget
-    account[BLOCK] = np.floor(state.counters[NOW] / PS_PER_S / BURST_S)
+    account[BLOCK] = np.floor(state.clock.now_ps / PS_PER_S / BURST_S)
     settle_account(state, weights, account)
     for column in range(_N + 2):
         account[PART + column] = 0.0
@@ -134,5 +124,5 @@ def open_account(state, weights, budget, account):
 @inlined
 def recent_violations(state, account):
     """Share of the online requests of the present block of time that missed an SLO."""
-    arrived = state.counters[ONLINE_ARRIVED] - account[BLOCK_ARRIVED]
-    return (state.counters[VIOLATIONS] - account[BLOCK_VIOLATED]) / max(1.0, arrived)
+    arrived = state.totals.online_arrived - account[BLOCK_ARRIVED]
+    return (state.totals.violations - account[BLOCK_VIOLATED]) / max(1.0, arrived)

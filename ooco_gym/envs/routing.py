@@ -12,10 +12,8 @@ from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.decode import urgent_load
 from ooco_gym.sim.state import (
-    PENDING_REQUEST,
     PREFILL_OFFLINE,
     PREFILL_ONLINE,
-    RELAXED_COUNT,
     ROUTE,
     STAY,
     WAIT,
@@ -26,7 +24,7 @@ from ooco_gym.sim.state import (
 @step_kernel
 def offer_instances(state, buffers, i):
     """The partner's choice, then the least loaded instances that a request may go to."""
-    slot, relaxed = state.counters[PENDING_REQUEST], state.counters[RELAXED_COUNT]
+    slot, relaxed = state.pending.request, state.config.relaxed_count
     request, chosen = state.requests[slot], buffers.chosen[i]
     arrives = request.status < WAITING
     first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
@@ -62,7 +60,7 @@ def answer_instance(state, buffers, i):
     k = buffers.actions[i, 0] - FIXED
     if k >= 0:
         return buffers.chosen[i, k]
-    return WAIT if state.requests[state.counters[PENDING_REQUEST]].urgent else STAY
+    return WAIT if state.requests[state.pending.request].urgent else STAY
 
 
 def action_of_instance(opened: OpenDecision) -> int:
@@ -70,7 +68,7 @@ def action_of_instance(opened: OpenDecision) -> int:
     same = [k for k, instance in enumerate(opened.chosen) if 0 <= opened.answer == instance]
     if same:
         return FIXED + same[0]
-    arrives = opened.state.requests["status"][opened.state.counters[PENDING_REQUEST]] < WAITING
+    arrives = opened.state.requests["status"][opened.state.pending.request] < WAITING
     return PARTNER_ACTION if arrives or opened.answer >= 0 else DECLINE_ACTION
 
 

@@ -57,22 +57,13 @@ from ooco_gym.sim.state import (
     GATE,
     LEAVING,
     LOG_FULL,
-    LOG_USED,
     MOVING,
     NEVER,
-    NEXT_ARRIVAL,
-    NOW,
-    PENDING,
-    PENDING_COUNT,
-    PENDING_INSTANCE,
-    PENDING_REQUEST,
     PS_PER_S,
     PULL,
     PUSH_WAITING,
     REJECTED,
-    RELAXED_COUNT,
     RESIDENT,
-    ROUTE_STEP,
     View,
     rule_at,
     state_at,
@@ -85,8 +76,8 @@ ORDER = tuple(int(place) for place in KIND_ORDER)
 @inlined
 def pending_view(state):
     """The open decision as a rule sees it."""
-    counters = state.counters
-    return View(state, counters[PENDING_INSTANCE], counters[PENDING_REQUEST], state.picks[: counters[PENDING_COUNT]])
+    pending = state.pending
+    return View(state, pending.instance, pending.request, state.picks[: pending.count])
 
 
 @inlined
@@ -94,9 +85,9 @@ def partner_pick(state, buffers, i):
     """What the partner's rule answers to the open decision; StepBuffers.turns[i, PLANNED] keeps it."""
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
-    wake_ps, turn = spec.pull_wake_ps, state.counters[ROUTE_STEP]
+    wake_ps, turn = spec.pull_wake_ps, state.pending.route_step
     answer = ask_rule(rule_at(buffers.rules[1, buffers.turns[i, KIND] - 1]), view)
-    spec.pull_wake_ps, state.counters[ROUTE_STEP] = wake_ps, turn
+    spec.pull_wake_ps, state.pending.route_step = wake_ps, turn
     buffers.turns[i, PLANNED] = answer
     return answer
 
@@ -125,7 +116,7 @@ def set_margin(state, buffers, value):
 @inner
 def end_runs(state):
     """Lets what strict instances run end with its step: the next one is composed under other parameters."""
-    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+    for instance in range(state.config.relaxed_count, state.instances.size):
         settle_books(state, instance)
         cut(state, instance)
 
@@ -140,9 +131,9 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
         edge_ps = block_end_ps(buffers.account[i])
         why = run_at(run_address)(buffers.handles[i], rules, min(until_ps, edge_ps), answer)
         if why == LOG_FULL:  # more than is kept of one step (`recording`): what came first goes
-            state.counters[LOG_USED], answer = 0, ASK
+            state.queues.log_used, answer = 0, ASK
             continue
-        if why == ASKED or state.counters[NOW] < edge_ps:
+        if why == ASKED or state.clock.now_ps < edge_ps:
             return why
         turn_block(state, buffers.account[i])
         if edge_ps >= until_ps:
@@ -157,8 +148,8 @@ def advance(state, buffers, i, run_address, answer):
     while True:
         until_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS])
         if run_to(state, buffers, i, run_address, buffers.rules[0], until_ps, answer) == ASKED:
-            kind = state.counters[PENDING]
-        elif until_ps < turn[UNTIL_PS] and state.counters[NOW] >= until_ps:
+            kind = state.pending.point
+        elif until_ps < turn[UNTIL_PS] and state.clock.now_ps >= until_ps:
             kind = turn[STEP_KIND]
             turn[NEXT_CONTROL_PS] += np.int64(buffers.settings[CONTROL_INTERVAL_PS])
         else:
@@ -201,14 +192,14 @@ def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
     kind, instance = buffers.turns[i, KIND], np.int64(0)
     if kind < PACK:
-        instance = state.counters[PENDING_INSTANCE]
-        slot = state.counters[PENDING_REQUEST]
+        instance = state.pending.instance
+        slot = state.pending.request
         if instance < 0:
             instance = np.int64(max(0, state.requests[slot].instance)) if slot >= 0 else np.int64(0)
     else:
-        instance = min(state.counters[RELAXED_COUNT], state.instances.size - 1)
+        instance = min(state.config.relaxed_count, state.instances.size - 1)
     out = buffers.cluster[i]
-    fill_cluster(state, instance, buffers.days[i] + state.counters[NOW] / PS_PER_S, out)
+    fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / PS_PER_S, out)
     place = np.int64(buffers.settings[PACK_PARAM])
     out[32] = share(state.params[place] * buffers.settings[PACK_SCALE], 2.0) if place >= 0 else 0.0
     out[34] = share(recent_violations(state, buffers.account[i]), 0.06)
@@ -280,7 +271,7 @@ def begin(buffers_address, run_address, i):
     state, turn = state_at(buffers.handles[i]), buffers.turns[i]
     turn[NEXT_CONTROL_PS] = NEVER
     if turn[STEP_KIND] != NO_KIND:
-        turn[NEXT_CONTROL_PS] = state.counters[NOW]
+        turn[NEXT_CONTROL_PS] = state.clock.now_ps
     open_account(state, buffers.weights, buffers.settings[VIOLATION_BUDGET], buffers.account[i])
     goes_on = advance(state, buffers, i, run_address, ASK)
     show(state, buffers, i, goes_on)
@@ -328,7 +319,7 @@ def _set_back(state, buffers, i, kind):
 def _done(state):
     """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
     total, table = 0.0, state.instances[0].table
-    for slot in range(state.counters[NEXT_ARRIVAL]):
+    for slot in range(state.clock.next_arrival):
         request = state.requests[slot]
         status = request.status
         if request.online or status in (FINISHED, REJECTED):
@@ -441,7 +432,7 @@ def change_lengths(handle):
     Before they are changed the books must be brought up to now (`sim.look.bring_up`).
     """
     state = state_at(handle)
-    for slot in range(state.counters[NEXT_ARRIVAL]):
+    for slot in range(state.clock.next_arrival):
         request = state.requests[slot]
         if request.online and request.status < FINISHED and request.first_decode_ps > 0:
             first_step(state, slot, request.first_decode_ps)

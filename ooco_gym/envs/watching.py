@@ -251,9 +251,9 @@ def slack_s(state: s.State) -> tuple[float, float]:
 
     Of online requests that have not missed that SLO yet.
     """
-    rows = state.requests[: int(state.counters[s.NEXT_ARRIVAL])]
+    rows = state.requests[: int(state.clock.next_arrival)]
     rows = rows[(rows["online"] == 1) & (rows["status"] < s.FINISHED) & (rows["status"] > s.FUTURE)]
-    now = int(state.counters[s.NOW])
+    now = int(state.clock.now_ps)
     begun = rows["first_token_ps"] > 0
     first, rest = rows[~begun & (rows["violated"] & 1 == 0)], rows[begun & (rows["violated"] & 2 == 0)]
     due = rest["first_token_ps"] + rest["generated_tokens"] * rest["tpot_slo_ps"]
@@ -272,10 +272,10 @@ def _slack(seconds: float) -> str:
 
 
 def _misses(state: s.State) -> str:
-    counters = state.counters
-    arrived, missed = int(counters[s.ONLINE_ARRIVED]), int(counters[s.VIOLATIONS])
+    totals = state.totals
+    arrived, missed = int(totals.online_arrived), int(totals.violations)
     share = missed / max(1, arrived)
-    parts = (f"{missed} of {arrived} online requests missed an SLO ({share:.2%}; {int(counters[s.TTFT_MISSES])} TTFT, "
-             f"{int(counters[s.TPOT_MISSES])} TPOT)", f"{int(counters[s.OFFLINE_FINISHED])} offline finished",
-             f"{int(counters[s.EVICTIONS])} evictions", f"{int(counters[s.INTERRUPTIONS])} interruptions")
+    parts = (f"{missed} of {arrived} online requests missed an SLO ({share:.2%}; {int(totals.ttft_misses)} TTFT, "
+             f"{int(totals.tpot_misses)} TPOT)", f"{int(totals.offline_finished)} offline finished",
+             f"{int(totals.evictions)} evictions", f"{int(totals.interruptions)} interruptions")
     return f"{parts[0]}\n{', '.join(parts[1:])}"

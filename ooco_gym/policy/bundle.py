@@ -13,12 +13,9 @@ import numpy as np
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.sim import state as s
 
-# Parameters of any policy that the simulator itself reads, and the counter that they set.
-SETTINGS = {"gate_window": s.GATE_WINDOW, "prefill_tokens": s.PREFILL_TOKENS, "layer_resume": s.LAYER_RESUME,
-            "max_num_batched_tokens": s.MIXED_TOKENS, "max_num_seqs": s.MIXED_SEQUENCES,
-            "reserved_blocks": s.RESERVED_BLOCKS, "prefix_caching": s.PREFIX_CACHING, "kv_priority": s.KV_PRIORITY,
-            "waiting_order": s.WAITING_ORDER, "swap_overlap": s.SWAP_OVERLAP,
-            "bidirectional": s.BIDIRECTIONAL}
+# Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.
+SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_tokens", "max_num_seqs",
+            "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap", "bidirectional")
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 
@@ -151,8 +148,8 @@ class Policy:
             vector[place] = param.number(self.values[param.name], f"policy {self.name}")
         return vector
 
-    def settings(self) -> dict[int, int]:
-        """The counters that this policy sets for the simulator itself."""
+    def settings(self) -> dict[str, int]:
+        """The fields of `State.config` that this policy sets."""
         numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
         settle = self.settles or self.mixed  # mixed instances have nothing that is written late
-        return {s.RULES_SETTLE: int(settle)} | {SETTINGS[name]: int(value) for name, value in numbers.items()}
+        return {"rules_flush": int(settle)} | {name: int(value) for name, value in numbers.items()}

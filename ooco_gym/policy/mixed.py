@@ -12,7 +12,7 @@ from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
 from ooco_gym.sim.iteration import iteration_latency
 from ooco_gym.sim.order import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
-from ooco_gym.sim.state import BATCH, CLASS_BLIND, MIXED_TOKENS, RECOMPUTE, SWAP
+from ooco_gym.sim.state import BATCH, RECOMPUTE, SWAP
 from ooco_gym.sim.verbs import (
     admit,
     blocks_for_more,
@@ -47,7 +47,7 @@ def first_waiting(state, instance):
 def least_important(state, instance):
     """Place of the running request that gives way: the last admitted, or by class the one that arrived last."""
     spec, batch = state.instances[instance], state.members[BATCH, instance]
-    if state.counters[CLASS_BLIND]:
+    if state.config.class_blind:
         return spec.running - 1
     worst = 0
     for place in range(1, spec.running):
@@ -65,7 +65,7 @@ def preempt_least(state, instance):
     """
     place = least_important(state, instance)
     tokens = np.int64(state.requests[state.members[BATCH, instance, place]].scheduled_tokens)
-    if state.counters[CLASS_BLIND]:
+    if state.config.class_blind:
         preempt_front(state, instance, place, RECOMPUTE)
     else:
         preempt(state, instance, place, RECOMPUTE)
@@ -116,7 +116,7 @@ def schedule_v1(view):
     Where all that an iteration did was to take memory away, the engine schedules again at once.
     """
     state, instance = view.state, view.instance
-    whole = state.counters[MIXED_TOKENS]
+    whole = state.config.max_num_batched_tokens
     while True:
         budget, preempted = continue_running(state, instance, whole)
         if preempted == 0:

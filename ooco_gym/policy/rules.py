@@ -8,16 +8,12 @@ from ooco_gym.sim.decode import settle, settle_books, urgent_load
 from ooco_gym.sim.lanes import gather_lengths
 from ooco_gym.sim.state import (
     ALL,
-    DEFAULT_TPOT_PS,
     FULL,
     KEEP,
     NEVER,
-    NOW,
     OFFLINE,
-    OWN_TPOT,
     PREFILL_OFFLINE,
     PREFILL_ONLINE,
-    RELAXED_COUNT,
     RESIDENT,
     STAY,
     URGENT,
@@ -46,8 +42,8 @@ def saturated_batch(state, instance):
 @inlined
 def tpot_bound(state, instance):
     """The TPOT SLO that binds on an instance, in ps: the tightest of its online requests, else the scenario's."""
-    bound = state.counters[DEFAULT_TPOT_PS]
-    if state.counters[OWN_TPOT] == 0:
+    bound = state.config.default_tpot_ps
+    if state.config.own_tpot == 0:
         return bound
     for i in range(state.instances[instance].urgent_members):
         request = state.requests[state.members[URGENT, instance, i]]
@@ -92,12 +88,12 @@ def shortest(view):
 def least_backlog(state, online):
     """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing)."""
     best, least = 0, NEVER
-    for instance in range(state.counters[RELAXED_COUNT]):
+    for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         tokens = spec.online_waiting_tokens if online else spec.online_waiting_tokens + spec.offline_waiting_tokens
         backlog = predict_prefill(state, instance, tokens) if tokens > 0 else 0
         if online and (spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE):
-            backlog += spec.end_ps - state.counters[NOW]
+            backlog += spec.end_ps - state.clock.now_ps
         if backlog < least:
             best, least = instance, backlog
     return best
@@ -107,7 +103,7 @@ def least_backlog(state, online):
 def fewest_requests(state):
     """Instance with the fewest requests, running and waiting; of equals the first."""
     best, least = 0, NEVER
-    for instance in range(state.counters[RELAXED_COUNT]):
+    for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         requests = spec.running + spec.online_waiting + spec.offline_waiting
         if requests < least:
@@ -118,8 +114,8 @@ def fewest_requests(state):
 @inner
 def lightest_strict(state, slot, bound_ps):
     """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
-    best, least = state.counters[RELAXED_COUNT], NEVER
-    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+    best, least = state.config.relaxed_count, NEVER
+    for instance in range(state.config.relaxed_count, state.instances.size):
         spec = state.instances[instance]
         online, context = urgent_load(state, instance)
         latency = predict_decode(state, instance, online + spec.arriving + 1,
@@ -208,7 +204,7 @@ def sum_of_smallest(keys, count, few):
 @hook(ROUTE, settles=True)
 def route_least_backlog(view):
     """Arrivals to the least prefill backlog; online requests to a strict instance; offline ones stay."""
-    return route_by_class(view.state, view.request, view.state.counters[DEFAULT_TPOT_PS])
+    return route_by_class(view.state, view.request, view.state.config.default_tpot_ps)
 
 
 @hook(ROUTE, settles=True)

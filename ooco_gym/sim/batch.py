@@ -6,7 +6,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.lanes import COMPOSED, WRITTEN, member_count, write_down
 from ooco_gym.sim.queues import number_members
-from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, OFFLINE, RESIDENT, RULES_SETTLE, URGENT
+from ooco_gym.sim.state import BATCH, DECODE, OFFLINE, RESIDENT, URGENT
 
 
 @inner
@@ -39,7 +39,7 @@ def _fill_all(state, instance):
     Where that is every member, and rules settle whom they look at, it is written once somebody does (`sim.lanes`).
     """
     spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
-    if state.counters[RULES_SETTLE] and spec.decodable == spec.urgent_members + spec.offline_members:
+    if state.config.rules_flush and spec.decodable == spec.urgent_members + spec.offline_members:
         spec.unwritten = COMPOSED
         return spec.decodable
     for row in (URGENT, OFFLINE):
@@ -81,7 +81,7 @@ def growth(state, instance, steps):
 def fits_for_sure(state, instance, steps):
     """Whether the batch can make `steps` more tokens each wherever its requests stand in their last blocks."""
     spec = state.instances[instance]
-    return spec.running * (steps // state.counters[BLOCK_TOKENS] + 1) <= spec.free_blocks
+    return spec.running * (steps // state.config.block_tokens + 1) <= spec.free_blocks
 
 
 @inner

@@ -21,7 +21,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.state import BIDIRECTIONAL, BLOCK_TOKENS, State
+from ooco_gym.sim.state import State
 
 NONE = -1
 FREE, OFFLINE_ONLY, ONLINE_ONLY, SHARED = 0, 1, 2, 3  # kinds of blocks; shared ones are in no list
@@ -38,13 +38,13 @@ def paired(state):
 # --- Lists of blocks by kind and by empty slots ---------------------------------------------------------------------
 @inner
 def _list_place(state, kind, empty):
-    return kind * (state.counters[BLOCK_TOKENS] + 1) + empty
+    return kind * (state.config.block_tokens + 1) + empty
 
 
 @inner
 def _sum_place(state, kind):
     """Where the blocks that offline requests have for themselves are counted, or the empty slots beside online ones."""
-    return 3 * (state.counters[BLOCK_TOKENS] + 1) + (0 if kind == OFFLINE_ONLY else 1)
+    return 3 * (state.config.block_tokens + 1) + (0 if kind == OFFLINE_ONLY else 1)
 
 
 @inner
@@ -58,7 +58,7 @@ def _kind(one):
 def empty_slots(state, instance, block):
     """Slots of a block that hold nobody's token."""
     one = state.pairs[instance, block]
-    return state.counters[BLOCK_TOKENS] - one.online_used - one.offline_used
+    return state.config.block_tokens - one.online_used - one.offline_used
 
 
 @inner
@@ -110,7 +110,7 @@ def _list(state, instance, block):
 def _emptiest(state, instance, kind):
     """The first block of a kind with the most empty slots, or -1."""
     lists = state.pair_lists[instance]
-    for empty in range(state.counters[BLOCK_TOKENS], -1, -1):
+    for empty in range(state.config.block_tokens, -1, -1):
         block = lists[_list_place(state, kind, empty)]
         if block >= 0:
             return block
@@ -122,7 +122,7 @@ def _emptiest(state, instance, kind):
 def find_block(state, instance):
     """The block where an offline request goes on: free, else beside an online one with the most empty slots; or -1."""
     block = _emptiest(state, instance, FREE)
-    if block < 0 and state.counters[BIDIRECTIONAL] != OWN_BLOCKS:
+    if block < 0 and state.config.bidirectional != OWN_BLOCKS:
         block = _emptiest(state, instance, ONLINE_ONLY)
         if block >= 0 and empty_slots(state, instance, block) == 0:
             return NONE
@@ -144,14 +144,14 @@ def available(state, instance, online):
     free = spec.free_blocks
     if online:  # what it overwrites there must fit host memory
         return free + min(np.int64(lists[_sum_place(state, OFFLINE_ONLY)]), max(np.int64(0), spec.host_free_blocks))
-    beside = 0 if state.counters[BIDIRECTIONAL] == OWN_BLOCKS else lists[_sum_place(state, ONLINE_ONLY)]
-    return free * state.counters[BLOCK_TOKENS] + beside
+    beside = 0 if state.config.bidirectional == OWN_BLOCKS else lists[_sum_place(state, ONLINE_ONLY)]
+    return free * state.config.block_tokens + beside
 
 
 @inner
 def pair_need(state, instance, slot, reach):
     """What a request needs beyond its own blocks to have `reach` slots: blocks (online), or slots (offline)."""
-    size, more = state.counters[BLOCK_TOKENS], reach - state.owned[slot, SLOTS]
+    size, more = state.config.block_tokens, reach - state.owned[slot, SLOTS]
     last = state.owned[slot, LAST]
     if more <= 0:
         return np.int64(0)
@@ -198,7 +198,7 @@ def pair_grow(state, instance, slot, reach):
 
 @inner
 def _grow_online(state, instance, slot, reach):
-    size, owned, taken = state.counters[BLOCK_TOKENS], state.owned[slot], 0
+    size, owned, taken = state.config.block_tokens, state.owned[slot], 0
     while owned[SLOTS] < reach:
         block = owned[LAST]
         if block < 0 or state.pairs[instance, block].online_used == size:
@@ -277,7 +277,7 @@ def _checkpoint(state, instance, block, tokens):
 @inner
 def change_host(state, instance, slot, tokens):
     """Changes how many of a request's tokens are in host memory, and that memory's books."""
-    request, size = state.requests[slot], state.counters[BLOCK_TOKENS]
+    request, size = state.requests[slot], state.config.block_tokens
     held = (request.host_tokens + size - 1) // size
     request.host_tokens += tokens
     state.instances[instance].host_free_blocks -= (request.host_tokens + size - 1) // size - held
@@ -350,7 +350,7 @@ def pair_entries(block_tokens: int) -> int:
 
 def fill_pairs(state: State) -> None:
     """Makes all blocks of all instances free, the last one first in the list."""
-    size = int(state.counters[BLOCK_TOKENS])
+    size = int(state.config.block_tokens)
     state.owned[:, FIRST], state.owned[:, LAST] = NONE, NONE
     state.pair_lists[:, : 3 * (size + 1)] = NONE
     for instance, spec in enumerate(state.instances):

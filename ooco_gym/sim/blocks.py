@@ -13,7 +13,7 @@ last block of each level's queue, the block tables that nobody has, and the bloc
 import numpy as np
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.state import BLOCK_TOKENS, HASH_TOKENS, INDEX_SIZE, KV_PRIORITY, LEVELS, ROW_SIZE, ROWS
+from ooco_gym.sim.state import HASH_TOKENS, LEVELS
 
 NONE = -1
 FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in the system is known to want
@@ -22,17 +22,17 @@ FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in
 # --- Places in a row of State.kv ------------------------------------------------------------------------------------
 @inner
 def _queue_place(state, level):
-    return state.counters[INDEX_SIZE] + 2 * level
+    return state.config.index_size + 2 * level
 
 
 @inner
 def _spare_place(state):
-    return state.counters[INDEX_SIZE] + 2 * LEVELS
+    return state.config.index_size + 2 * LEVELS
 
 
 @inner
 def _table_place(state, row):
-    return state.counters[INDEX_SIZE] + 2 * LEVELS + state.counters[ROWS] + row * state.counters[ROW_SIZE]
+    return state.config.index_size + 2 * LEVELS + state.config.block_tables + row * state.config.blocks_per_table
 
 
 @inner
@@ -45,7 +45,7 @@ def told_apart(state):
 @inner
 def hash_place(state, slot, block):
     """Place in State.hash_ids of the prefix hash that covers a request's `block`; -1 where its content is its own."""
-    size = state.counters[BLOCK_TOKENS]
+    size = state.config.block_tokens
     end = (block + 1) * size
     if end > state.requests[slot].prompt_tokens or state.hash_ids.size == 0:
         return -1
@@ -59,7 +59,7 @@ def key_of(state, slot, block):
     place = hash_place(state, slot, block)
     if place < 0:
         return -((np.int64(slot) << 24) | block) - 1
-    size = state.counters[BLOCK_TOKENS]
+    size = state.config.block_tokens
     first = (place - state.hash_ids[slot]) * HASH_TOKENS // size
     return np.int64(state.hash_ids[place]) * (HASH_TOKENS // size + 2) + (block - first) + 1
 
@@ -69,13 +69,13 @@ def key_of(state, slot, block):
 def _home(state, key):
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(29)
-    return np.int64(mixed & np.uint64(state.counters[INDEX_SIZE] - 1))
+    return np.int64(mixed & np.uint64(state.config.index_size - 1))
 
 
 @inner
 def _probe(state, instance, key):
     """Place of a key in the index, or of the empty entry where it belongs."""
-    place, last, kv = _home(state, key), state.counters[INDEX_SIZE] - 1, state.kv[instance]
+    place, last, kv = _home(state, key), state.config.index_size - 1, state.kv[instance]
     while kv[place] > 0 and state.blocks[instance, kv[place] - 1].key != key:
         place = (place + 1) & last
     return place
@@ -126,7 +126,7 @@ def _forget(state, instance, block):
 @inner
 def _close_gap(state, instance, place):
     """Empties an entry; those behind it that belong further ahead move up, so that probing still finds them."""
-    kv, last = state.kv[instance], state.counters[INDEX_SIZE] - 1
+    kv, last = state.kv[instance], state.config.index_size - 1
     kv[place] = 0
     ahead = (place + 1) & last
     while kv[ahead] > 0:
@@ -186,7 +186,7 @@ def _take(state, instance):
 @inner
 def _level_of(state, instance, block, hash_id):
     """Queue of a block that holds content: one for all (LRU), or by what it is still good for (Echo 4.2)."""
-    if state.counters[KV_PRIORITY] == 0:
+    if state.config.kv_priority == 0:
         return 0
     wanted = state.reuse[hash_id] if hash_id >= 0 else 0
     if wanted > 0:
@@ -197,7 +197,7 @@ def _level_of(state, instance, block, hash_id):
 @inner
 def worthless(state, instance, most):
     """How many of the blocks that would be taken next, at most `most`, hold nothing that is known to be wanted."""
-    blocks, by_task, count = state.blocks[instance], state.counters[KV_PRIORITY], 0
+    blocks, by_task, count = state.blocks[instance], state.config.kv_priority, 0
     for level in range(FINISHED_ONLINE + 1):
         block = state.kv[instance, _queue_place(state, level)]
         while block >= 0 and count < most and (by_task or blocks[block].key == 0):
@@ -291,7 +291,7 @@ def close_table(state, instance, slot, wanted):
         if one.key != 0:
             where = hash_place(state, slot, i)
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
-            if wanted and state.counters[KV_PRIORITY]:
+            if wanted and state.config.kv_priority:
                 level = max(level, 2) if not request.online else LEVELS - 1
             _push(state, instance, block, level, False)
     for i in range(request.blocks):
@@ -308,9 +308,9 @@ def close_table(state, instance, slot, wanted):
 @inner
 def want(state, slot, change):
     """An offline request has come into the system (`change` 1) or left it (-1): what it shares changes its worth."""
-    if state.counters[KV_PRIORITY] == 0 or state.hash_ids.size == 0 or not told_apart(state):
+    if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not told_apart(state):
         return
-    sub_blocks = HASH_TOKENS // state.counters[BLOCK_TOKENS] + 2
+    sub_blocks = HASH_TOKENS // state.config.block_tokens + 2
     for place in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
         shared = state.hash_ids[place]
         state.reuse[shared] += change

@@ -104,7 +104,7 @@ def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTabl
 
 
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
-                params: np.ndarray, settings: Mapping[int, int], class_blind: bool, bulk: bool = True,
+                params: np.ndarray, settings: Mapping[str, int], class_blind: bool, bulk: bool = True,
                 log_capacity: int = 0) -> s.State:
     """Fills the state of an episode that has not begun.
 
@@ -115,7 +115,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         seed: keys every random draw.
         window_s: start and end of the measured window.
         params: float64[PARAMS], the policy's parameters.
-        settings: counters that the policy sets (`Policy.settings()`).
+        settings: fields of `State.config` that the policy sets (`Policy.settings()`).
         class_blind: offline requests are scheduled as online ones.
         bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
         log_capacity: room for logged events; 0 is off.
@@ -144,12 +144,12 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     _charge_decisions(state, len(unique), rules.decision_s)
     handle = s.handle_of(state)  # must live as long as its address is used
     work_out_alone(handle.address)
-    _fill_counters(state, rules, seed, window_s, relaxed, bulk, class_blind)
+    _fill_records(state, rules, seed, window_s, relaxed, bulk, class_blind)
     state.params[:] = params
-    for slot, value in settings.items():
-        state.counters[slot] = value
-    if state.counters[s.MIXED_SEQUENCES] >= rules.max_batch:
-        raise UserError(f"max_num_seqs={state.counters[s.MIXED_SEQUENCES]} must be below the cluster's max_batch="
+    for name, value in settings.items():
+        setattr(state.config, name, value)
+    if state.config.max_num_seqs >= rules.max_batch:
+        raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be below the cluster's max_batch="
                         f"{rules.max_batch}")
     fill_pool(state, trace, rules.max_batch)
     return state
@@ -265,29 +265,28 @@ def _charge_decisions(state: s.State, truths: int, decision_s: float) -> None:
     state.tables["prefill_floor_ps"][:truths] += extra
 
 
-def _fill_counters(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
+def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float, float], relaxed: int, bulk: bool,
                    class_blind: bool) -> None:
-    counters = state.counters
-    for key in (s.PUSH_HEAD, s.PUSH_TAIL, s.OFFLINE_PUSH_HEAD, s.OFFLINE_PUSH_TAIL):
-        counters[key] = -1
-    counters[s.SEED] = seed
-    counters[s.WINDOW_START], counters[s.WINDOW_END] = (round(edge * s.PS_PER_S) for edge in window_s)
-    counters[s.OPEN_ONLINE] = int(np.count_nonzero((state.requests["online"] == 1) & (state.requests["counted"] == 1)))
-    counters[s.BULK] = int(bulk)
-    counters[s.CLASS_BLIND] = int(class_blind)
-    counters[s.GATE_WINDOW] = s.DEFAULT_GATE_WINDOW
-    counters[s.PREFILL_TOKENS] = 2048
-    counters[s.BLOCK_TOKENS] = rules.block_tokens
-    counters[s.HOST_BYTES_PER_S] = int(rules.host_link_bytes_per_s)
-    counters[s.MIXED_TOKENS], counters[s.MIXED_SEQUENCES] = 2048, rules.max_batch - 1
-    counters[s.TPOT_MIN_TOKENS] = rules.tpot_min_tokens
-    counters[s.TPOT_FROM_DECODE] = int(rules.tpot_from_decode)
-    counters[s.GATE_POLL_PS] = round(rules.gate_poll_s * s.PS_PER_S)
-    counters[s.RELAXED_COUNT] = relaxed
-    counters[s.GAP_PS] = s.NEVER if rules.gap_s is None else round(rules.gap_s * s.PS_PER_S)
-    counters[s.DEFAULT_TTFT_PS] = round(rules.ttft_s * s.PS_PER_S)
-    counters[s.DEFAULT_TPOT_PS] = round(rules.tpot_s * s.PS_PER_S)
+    config = state.config
+    state.push_queues["head"] = state.push_queues["tail"] = -1
+    config.seed = seed
+    state.clock.window_start_ps, state.clock.window_end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
+    state.gauges.open_online = int(np.count_nonzero((state.requests["online"] == 1) & (state.requests["counted"] == 1)))
+    config.bulk = int(bulk)
+    config.class_blind = int(class_blind)
+    config.gate_window = s.DEFAULT_GATE_WINDOW
+    config.prefill_tokens = 2048
+    config.block_tokens = rules.block_tokens
+    config.host_bytes_per_s = int(rules.host_link_bytes_per_s)
+    config.max_num_batched_tokens, config.max_num_seqs = 2048, rules.max_batch - 1
+    config.tpot_min_tokens = rules.tpot_min_tokens
+    config.tpot_from_decode = int(rules.tpot_from_decode)
+    config.gate_poll_ps = round(rules.gate_poll_s * s.PS_PER_S)
+    config.relaxed_count = relaxed
+    config.inter_token_slo_ps = s.NEVER if rules.gap_s is None else round(rules.gap_s * s.PS_PER_S)
+    config.default_ttft_ps = round(rules.ttft_s * s.PS_PER_S)
+    config.default_tpot_ps = round(rules.tpot_s * s.PS_PER_S)
     online = state.requests["online"] == 1
-    counters[s.OWN_TPOT] = int((state.requests["tpot_slo_ps"][online] != counters[s.DEFAULT_TPOT_PS]).any())
-    state.stats[s.OFFLINE_OUTPUT_MEAN] = rules.prior_output_tokens
-    state.stats[s.ONLINE_OUTPUT_MEAN] = rules.prior_output_tokens
+    config.own_tpot = int((state.requests["tpot_slo_ps"][online] != config.default_tpot_ps).any())
+    state.observed.offline_output_mean = rules.prior_output_tokens
+    state.observed.online_output_mean = rules.prior_output_tokens

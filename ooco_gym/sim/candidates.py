@@ -4,7 +4,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
 from ooco_gym.sim.lanes import member_count, write_down
 from ooco_gym.sim.queues import has_room
-from ooco_gym.sim.state import BLOCK_TOKENS, OFFLINE, PUSH_WAITING, RESIDENT
+from ooco_gym.sim.state import OFFLINE, PUSH_WAITING, RESIDENT
 
 
 @inner
@@ -29,7 +29,7 @@ def gather_waiting(state, instance):
     if not has_room(state, instance):
         return found
     slots, lengths, picks = state.front[instance, FIRST], state.front[instance, FIRST_LENGTH], state.picks
-    most = spec.free_blocks * state.counters[BLOCK_TOKENS] - 1  # tokens, with room for the next one
+    most = spec.free_blocks * state.config.block_tokens - 1  # tokens, with room for the next one
     size = spec.front_size
     if size > 0 and state.front[instance, SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, and so do all
         for place in range(size):

@@ -9,7 +9,7 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import inlined, inner, jit
-from ooco_gym.sim.state import BLOCK_TOKENS, SEED, state_at
+from ooco_gym.sim.state import state_at
 
 MAX_STEPS = 65_536  # in one run: keeps the closed-form sums far from an int64's limit
 NOISE_STREAM, JITTER_STREAM = 101, 102
@@ -173,7 +173,7 @@ def work_out_alone(handle):
 @inlined
 def blocks_for(state, tokens):
     """KV blocks that hold `tokens`."""
-    size = state.counters[BLOCK_TOKENS]
+    size = state.config.block_tokens
     return (tokens + size - 1) // size
 
 
@@ -194,7 +194,7 @@ def _mix(value):
 def random_bits(state, stream, instance, step, draw):
     """64 random bits keyed by (seed, stream, instance, step, draw): independent of every other draw (splitmix64)."""
     golden = np.uint64(0x9E3779B97F4A7C15)
-    value = _mix(np.uint64(state.counters[SEED]) + golden)
+    value = _mix(np.uint64(state.config.seed) + golden)
     value = _mix(value ^ (np.uint64(stream) * golden))
     value = _mix(value ^ (np.uint64(instance + 1) * golden))
     value = _mix(value ^ (np.uint64(step + 1) * golden))

@@ -9,7 +9,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.batch import steps_in_memory
 from ooco_gym.sim.costs import decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.lanes import ENDED, FINISH, WRITTEN, drop_lanes, laned, may_run_on_lanes, write_down, write_record
-from ooco_gym.sim.memory import cancel_reservation, count, finish, take_blocks
+from ooco_gym.sim.memory import cancel_reservation, finish, measured, take_blocks
 from ooco_gym.sim.queues import (
     LOG_DECODE_RUN,
     add_dispatch,
@@ -21,19 +21,14 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
-    BULK,
     DECODE,
-    GAP_PS,
     HOLD,
     IDLE,
     NEVER,
-    NOW,
     OFFLINE,
     RESIDENT,
-    SOURCE,
     STOP,
     URGENT,
-    WASTED_PS,
 )
 from ooco_gym.sim.tokens import advance, lay_lanes, look_at
 
@@ -41,13 +36,13 @@ from ooco_gym.sim.tokens import advance, lay_lanes, look_at
 @inlined
 def _past(state, instance):
     """1 where a step that ends exactly now has been dealt with already: events at one time go by source."""
-    return 1 if instance < state.counters[SOURCE] else 0
+    return 1 if instance < state.clock.source else 0
 
 
 @inlined
 def start_run(state, instance):
     """Starts the composed batch, whose first step's growth is known to fit."""
-    spec, counters = state.instances[instance], state.counters
+    spec, clock = state.instances[instance], state.clock
     n = spec.running
     if may_run_on_lanes(state, instance):
         steps, miss_ps, taken = lay_lanes(state, instance)
@@ -58,22 +53,24 @@ def start_run(state, instance):
     if taken > 0:
         take_blocks(state, instance, taken)
     spec.left, spec.miss_ps = steps, miss_ps
-    if counters[BULK] == 0 or counters[GAP_PS] < NEVER or spec.hold == HOLD or state.tables[spec.table].noise > 0.0:
+    config = state.config
+    if (config.bulk == 0 or config.inter_token_slo_ps < NEVER or spec.hold == HOLD
+            or state.tables[spec.table].noise > 0.0):
         steps = 1
     elif spec.bound_ps < NEVER:
         if state.tables[spec.belief].noise > 0.0:
             steps = 1
         else:
             steps = min(steps, max(1, steps_within(state, spec.belief, n, context, spec.bound_ps)))
-    if counters[NOW] < spec.pull_wake_ps < NEVER and steps > 1:
-        wait = spec.pull_wake_ps - counters[NOW]
+    if clock.now_ps < spec.pull_wake_ps < NEVER and steps > 1:
+        wait = spec.pull_wake_ps - clock.now_ps
         steps = steps_to_reach(state, spec.table, n, context, wait, steps, 0)
     if miss_ps < NEVER and steps > 1:  # ends where a miss becomes certain, so that it is charged at that very step
-        steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - counters[NOW]), steps, 1)
+        steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - clock.now_ps), steps, 1)
     if steps > 1:
         steps = steps_in_memory(state, instance, steps)
     spec.activity = DECODE
-    spec.start_ps = counters[NOW]
+    spec.start_ps = clock.now_ps
     spec.steps = steps
     spec.batch_size = n
     spec.urgent_running = urgent
@@ -111,7 +108,7 @@ def settle_books(state, instance):
     spec = state.instances[instance]
     if spec.activity != DECODE or spec.steps <= 1:
         return
-    elapsed = state.counters[NOW] - spec.start_ps
+    elapsed = state.clock.now_ps - spec.start_ps
     current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps,
                              _past(state, instance))
     if current > 1:
@@ -125,7 +122,7 @@ def urgent_load(state, instance):
     spec = state.instances[instance]
     context = spec.urgent_context
     if spec.activity == DECODE and spec.steps > 1:
-        elapsed = state.counters[NOW] - spec.start_ps
+        elapsed = state.clock.now_ps - spec.start_ps
         context += spec.urgent_running * (steps_to_reach(
             state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps, _past(state, instance)) - 1)
     return spec.urgent_decodable, context
@@ -137,7 +134,7 @@ def cut(state, instance):
     spec = state.instances[instance]
     if spec.activity != DECODE or spec.steps <= 1:
         return
-    current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, state.counters[NOW] - spec.start_ps,
+    current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, state.clock.now_ps - spec.start_ps,
                              spec.steps, _past(state, instance))
     if current < spec.steps:
         spec.steps = current
@@ -162,7 +159,8 @@ def end_run(state, instance):
     if spec.interrupted:
         spec.decode_ps += spec.end_ps - spec.start_ps
         spec.wasted_ps += spec.end_ps - spec.start_ps
-        count(state, WASTED_PS, spec.end_ps - spec.start_ps)
+        if measured(state):
+            state.totals.wasted_ps += spec.end_ps - spec.start_ps
         spec.steps_begun += 1
         _rest_batch(spec)
         return 0

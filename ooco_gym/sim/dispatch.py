@@ -17,36 +17,23 @@ from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
 from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule
 from ooco_gym.sim.state import (
-    ANSWER,
-    ANSWERED,
     ASK,
     BATCH,
     COMPOSE,
-    DECISIONS,
     DECLINE,
     EVICT,
     GATE,
-    GATE_POLL_PS,
     HOLD,
     HOLD_UNTIL_CHANGE,
     IDLE,
     MIXED,
     NEVER,
     NO_POINT,
-    NOW,
     OFFLINE,
-    OFFLINE_PUSH_HEAD,
-    PENDING,
-    PENDING_COUNT,
-    PENDING_INSTANCE,
-    PENDING_REQUEST,
     PULL,
-    PUSH_HEAD,
     RELAXED,
-    RELAXED_COUNT,
     RESIDENT,
     ROUTE,
-    RULES_SETTLE,
     STAY,
     STRICT,
     URGENT,
@@ -61,7 +48,7 @@ CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 @inlined
 def ask_rule(rule, view):
     """Asks a rule. Where one of the policy's does not settle whom it looks at, everybody is settled first."""
-    if view.state.counters[RULES_SETTLE] == 0:
+    if view.state.config.rules_flush == 0:
         settle_all(view.state)
     return rule(view)
 
@@ -72,20 +59,20 @@ def ask(state, point, instance, slot, count, hook):
 
     The candidates are State.picks[:count]. Returns the answer, or ASK where the loop must return to its caller.
     """
-    counters = state.counters
-    if counters[ANSWERED] == 1 and counters[PENDING] == point:
-        counters[ANSWERED] = 0
-        counters[PENDING] = NO_POINT
-        counters[DECISIONS] += 1
-        return counters[ANSWER]
+    pending = state.pending
+    if pending.answered == 1 and pending.point == point:
+        pending.answered = 0
+        pending.point = NO_POINT
+        state.totals.decisions += 1
+        return pending.answer
     answer = ask_rule(hook, View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
     if answer == ASK:
-        counters[PENDING] = point
-        counters[PENDING_INSTANCE] = instance
-        counters[PENDING_REQUEST] = slot
-        counters[PENDING_COUNT] = count
+        pending.point = point
+        pending.instance = instance
+        pending.request = slot
+        pending.count = count
         return answer
-    counters[DECISIONS] += 1
+    state.totals.decisions += 1
     return answer
 
 
@@ -163,20 +150,20 @@ def _compose(state, instance, compose):
 def _pull(state, instance, pull):
     """Asks a strict instance whom it pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
     spec = state.instances[instance]
-    if spec.pull_due == 0 and state.counters[NOW] < spec.pull_wake_ps:
+    if spec.pull_due == 0 and state.clock.now_ps < spec.pull_wake_ps:
         return DONE
     answer = ask(state, PULL, instance, -1, 0, pull)
     if answer == ASK:
         return UNANSWERED
     spec.pull_due = 0
-    if spec.pull_wake_ps <= state.counters[NOW]:
+    if spec.pull_wake_ps <= state.clock.now_ps:
         spec.pull_wake_ps = NEVER  # a rule that wants to be asked again by the clock sets a later time
     spec.hungry = 1 if answer == 0 else 0
     accepted = 0
     for i in range(min(answer, state.picks.size)):
         accepted += accept_pull(state, state.picks[i], instance)
     if accepted > 0:
-        spec.last_pull_ps = state.counters[NOW]
+        spec.last_pull_ps = state.clock.now_ps
     return DONE
 
 
@@ -187,8 +174,8 @@ def _rest(state, instance):
     spec.stage = CHOOSE
     spec.running, spec.unwritten = 0, WRITTEN
     if spec.role == RELAXED and spec.hold == HOLD and spec.offline_waiting > 0:
-        schedule(state, instance, state.counters[NOW] + state.counters[GATE_POLL_PS])
-    elif spec.role == STRICT and state.counters[NOW] < spec.pull_wake_ps < NEVER:
+        schedule(state, instance, state.clock.now_ps + state.config.gate_poll_ps)
+    elif spec.role == STRICT and state.clock.now_ps < spec.pull_wake_ps < NEVER:
         schedule(state, instance, spec.pull_wake_ps)
     else:
         cancel(state, instance)
@@ -312,7 +299,7 @@ def place(state, slot, queued, route, evict_hook):
 
 @inlined
 def _choose_target(state, slot, route):
-    relaxed, instances = state.counters[RELAXED_COUNT], state.instances.size
+    relaxed, instances = state.config.relaxed_count, state.instances.size
     if state.requests[slot].urgent and instances - relaxed == 1:
         return relaxed
     answer = ask(state, ROUTE, -1, slot, 0, route)
@@ -326,7 +313,7 @@ def _choose_target(state, slot, route):
 @inlined
 def _tell_hungry(state):
     """A new offline request decodes on a relaxed instance: strict ones that found nobody to pull look again."""
-    for instance in range(state.counters[RELAXED_COUNT], state.instances.size):
+    for instance in range(state.config.relaxed_count, state.instances.size):
         if state.instances[instance].hungry:
             state.instances[instance].hungry = 0
             state.instances[instance].pull_due = 1
@@ -337,17 +324,17 @@ def _tell_hungry(state):
 def retry_pushes(state, queue, route, evict_hook):
     """Tries the heads of a queue for decode instances again, until one has to wait on."""
     placed = DONE
-    while state.counters[queue] >= 0 and placed == DONE:
-        placed = place(state, state.counters[queue], True, route, evict_hook)
+    while state.push_queues[queue].head >= 0 and placed == DONE:
+        placed = place(state, state.push_queues[queue].head, True, route, evict_hook)
     return UNANSWERED if placed == UNANSWERED else DONE
 
 
 @inlined
 def place_new(state, slot, route, evict_hook):
     """First try of a request that has just been prefilled: it queues where it cannot be placed."""
-    queue = PUSH_HEAD if state.requests[slot].urgent else OFFLINE_PUSH_HEAD
+    queue = URGENT if state.requests[slot].urgent else OFFLINE
     placed = -1
-    if state.counters[queue] < 0:  # first come, first served
+    if state.push_queues[queue].head < 0:  # first come, first served
         placed = place(state, slot, False, route, evict_hook)
     if placed == UNANSWERED:
         return UNANSWERED

@@ -22,10 +22,6 @@ from ooco_gym.sim.reference import Handle
 from ooco_gym.workload import Trace, merge
 
 LOG_ENTRIES = 65_536
-SUMS = {name: getattr(s, name.upper()) for name in (
-    "online_arrived", "online_finished", "ttft_misses", "tpot_misses", "violations", "offline_arrived",
-    "offline_finished", "service_ps", "offline_output_tokens", "offline_prompt_tokens", "wasted_tokens", "wasted_ps",
-    "evictions", "migrations", "interruptions", "decisions", "events")}
 
 
 @dataclass(frozen=True)
@@ -39,7 +35,7 @@ class Run:
     instances: np.ndarray  # INSTANCE[m]
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests (`itl_edges_s`)
     window_s: tuple[float, float]
-    counters: dict[str, int]
+    counters: dict[str, int]  # `sim.state.Totals`
     samples: dict[str, np.ndarray]
     log: np.ndarray  # LOG[events], empty where logging was off
     simulated_s: float
@@ -146,7 +142,7 @@ class Simulation:
                                  log_capacity=LOG_ENTRIES if self.log else 0)
         self.rules = self.policy.hooks()
         if self.outside:
-            self.state.counters[s.RULES_SETTLE] = 0  # who is asked need not settle anybody
+            self.state.config.rules_flush = 0  # who is asked need not settle anybody
         names = [point.name for point in POINTS]
         for name in self.outside:
             if name not in names:
@@ -172,14 +168,14 @@ class Simulation:
     @property
     def now_s(self) -> float:
         """The clock, in seconds since the start of the warm-up."""
-        return int(self.state.counters[s.NOW]) / s.PS_PER_S
+        return int(self.state.clock.now_ps) / s.PS_PER_S
 
     @property
     def finished(self) -> bool:
         """Whether the window is over and every counted online request is settled, or the drain has run out."""
-        counters = self.state.counters
-        over = counters[s.NOW] >= counters[s.WINDOW_END] and counters[s.OPEN_ONLINE] <= 0
-        return bool(over or counters[s.NOW] >= self.end_ps)
+        clock = self.state.clock
+        over = clock.now_ps >= clock.window_end_ps and self.state.gauges.open_online <= 0
+        return bool(over or clock.now_ps >= self.end_ps)
 
     def advance(self, until_s: float | None = None) -> bool:
         """Runs until a decision is open (True), or until `until_s` or the end (False)."""
@@ -198,15 +194,15 @@ class Simulation:
     @property
     def pending(self) -> str | None:
         """Name of the decision point that is open."""
-        index = int(self.state.counters[s.PENDING])
+        index = int(self.state.pending.point)
         return POINTS[index - 1].name if index != s.NO_POINT else None
 
     def rule_answer(self, policy: Policy | None = None) -> int:
         """What the policy's own rule (or another policy's) answers to the open decision."""
-        counters = self.state.counters
+        pending = self.state.pending
         hooks = self.rules if policy is None else policy.hooks()
-        return int(call_rule(self.state, hooks[int(counters[s.PENDING]) - 1], int(counters[s.PENDING_INSTANCE]),
-                             int(counters[s.PENDING_REQUEST]), int(counters[s.PENDING_COUNT])))
+        return int(call_rule(self.state, hooks[int(pending.point) - 1], int(pending.instance), int(pending.request),
+                             int(pending.count)))
 
     def events(self) -> np.ndarray:
         """The events logged so far: LOG[n]."""
@@ -214,10 +210,10 @@ class Simulation:
         return np.concatenate(self._logged) if self._logged else np.zeros(0, s.LOG)
 
     def _take_log(self) -> None:
-        used = int(self.state.counters[s.LOG_USED])
+        used = int(self.state.queues.log_used)
         if used:
             self._logged.append(self.state.log[:used].copy())
-            self.state.counters[s.LOG_USED] = 0
+            self.state.queues.log_used = 0
 
 
 def _check_architecture(policy: Policy, machines: Sequence[Machine], cluster: str) -> None:
@@ -273,8 +269,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
         until_s += sample_s
     state = simulation.state
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
-              state.itl, simulation.window_s, {name: int(state.counters[slot]) for name, slot in SUMS.items()},
-              sampler.arrays(), simulation.events(), simulation.now_s, time.perf_counter() - begun, simulation.notes)
+              state.itl, simulation.window_s, state.totals.as_dict(), sampler.arrays(), simulation.events(),
+              simulation.now_s, time.perf_counter() - begun, simulation.notes)
     warn_once(run.range_warnings)
     return run
 
@@ -305,7 +301,7 @@ class Sampler:
         row["looked"], row["cached"] = instances["looked_tokens"].copy(), instances["cached_tokens"].copy()
         row["online_waiting"] = instances["online_waiting"].copy()
         row["offline_waiting"] = instances["offline_waiting"].copy()
-        seen, finished = int(self.state.counters[s.NEXT_ARRIVAL]), float(self.state.stats[s.OFFLINE_SEEN])
+        seen, finished = int(self.state.clock.next_arrival), float(self.state.observed.offline_seen)
         row["online_arrivals_per_s"] = np.count_nonzero(self.state.requests["online"][self._seen:seen]) / self.sample_s
         row["offline_finished_per_s"] = (finished - self._finished) / self.sample_s
         self._seen, self._finished = seen, finished

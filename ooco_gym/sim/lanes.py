@@ -18,7 +18,7 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.front import close_gap
 from ooco_gym.sim.reference import CACHE_LINE, bring
-from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, DECODE, GAP_PS, NEVER, OFFLINE, RESIDENT, URGENT
+from ooco_gym.sim.state import BATCH, DECODE, NEVER, OFFLINE, RESIDENT, URGENT
 
 FINISH, BASE = 0, 2  # rows of State.lanes[instance]: each two, for URGENT and OFFLINE members
 GAP, LATEST = range(2)  # rows of State.gaps[instance], of urgent members
@@ -49,7 +49,7 @@ def may_run_on_lanes(state, instance):
     """Whether the batch just composed is every member, in the order of the lists."""
     spec = state.instances[instance]
     return spec.whole == 1 and spec.running == spec.urgent_members + spec.offline_members and (
-        state.counters[GAP_PS] >= NEVER)
+        state.config.inter_token_slo_ps >= NEVER)
 
 
 @inner
@@ -71,7 +71,7 @@ def lay(state, instance, row, place, slot):
     lanes[FINISH + row, place] = finish
     base = request.prompt_tokens + generated - spec.lane_steps
     lanes[BASE + row, place] = base
-    state.ends[instance, base % state.counters[BLOCK_TOKENS]] += 1
+    state.ends[instance, base % state.config.block_tokens] += 1
     spec.lane_first = min(spec.lane_first, finish)
     if row == URGENT:
         state.gaps[instance, GAP, place] = request.max_gap_ps
@@ -83,7 +83,7 @@ def lay(state, instance, row, place, slot):
 @inlined
 def hold_until(state, instance, step):
     """Lets every member with lanes hold the memory of its tokens up to a step. Returns the blocks that it takes."""
-    spec, taken, size = state.instances[instance], 0, state.counters[BLOCK_TOKENS]
+    spec, taken, size = state.instances[instance], 0, state.config.block_tokens
     steps, ends = step - spec.lane_held, state.ends[instance]
     if steps <= 0:
         return taken
@@ -257,7 +257,7 @@ def leave_lanes(state, instance, row, place, request):
     last = laned(spec, row) - 1
     if lanes[FINISH + row, place] == spec.lane_first:
         spec.lane_first = UNKNOWN
-    state.ends[instance, lanes[BASE + row, place] % state.counters[BLOCK_TOKENS]] -= 1
+    state.ends[instance, lanes[BASE + row, place] % state.config.block_tokens] -= 1
     close_gap(lanes[FINISH + row], place, last)
     close_gap(lanes[BASE + row], place, last)
     if row == OFFLINE:

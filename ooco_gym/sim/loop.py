@@ -15,64 +15,38 @@ from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle_all, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
-from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, count
+from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
 from ooco_gym.sim.reference import CACHE_LINE, bring
 from ooco_gym.sim.state import (
-    ANSWER,
-    ANSWERED,
     ARRIVE,
     ASK,
     ASKED,
     DECODE,
     DONE,
-    EVENTS,
-    HEAP_SIZE,
     HORIZON,
     IDLE,
     INTERRUPT,
     INTERRUPT_FOR,
     LOG_FULL,
-    LOG_USED,
     MIXED,
     MIXING,
     NEVER,
-    NEXT_ARRIVAL,
-    NEXT_ARRIVAL_PS,
-    NEXT_DEADLINE,
-    NEXT_DEADLINE_PS,
     NO_POINT,
-    NOW,
-    OFFLINE_ARRIVED,
-    ONLINE_ARRIVED,
-    ONLINE_RATE_FAST,
-    ONLINE_RATE_HALF_HOUR,
-    ONLINE_RATE_MINUTE,
-    ONLINE_RATE_SLOW,
-    OPEN_ONLINE,
-    PENDING,
     PLACE,
     PREFILL_OFFLINE,
     PREFILL_ONLINE,
     PS_PER_S,
-    RATE_PS,
     REJECTED,
     RELAXED,
-    RELAXED_COUNT,
-    RESERVED_BLOCKS,
     RETRY_PUSHES,
     ROUTE,
     RULES_TYPE,
-    SETTLED_PS,
-    SOURCE,
     STOP,
-    TASK_HEAD,
-    TASK_TAIL,
     TASKS,
     WAITING,
-    WINDOW_END,
     rule_at,
     state_at,
 )
@@ -86,53 +60,54 @@ LOG_MARGIN = 4096  # entries that one event may write at most
 @inlined
 def end_of_episode(state):
     """When the window is over and every counted online request has finished or certainly missed; NEVER if open yet."""
-    if state.counters[OPEN_ONLINE] > 0:
+    if state.gauges.open_online > 0:
         return NEVER
-    return max(state.counters[WINDOW_END], state.counters[SETTLED_PS])
+    return max(state.clock.window_end_ps, state.gauges.last_closed_ps)
 
 
 @inlined
 def sweep_deadlines(state, time_ps):
     """Charges the TTFT misses of all deadlines before `time_ps`, or before the end of the episode."""
-    counters = state.counters
-    while counters[NEXT_DEADLINE_PS] < time_ps and counters[NEXT_DEADLINE] < state.deadlines.size:
-        slot = state.deadlines[counters[NEXT_DEADLINE]]
+    clock = state.clock
+    while clock.next_deadline_ps < time_ps and clock.next_deadline < state.deadlines.size:
+        slot = state.deadlines[clock.next_deadline]
         request = state.requests[slot]
         deadline_ps = request.arrival_ps + request.ttft_slo_ps
-        counters[NEXT_DEADLINE_PS] = deadline_ps
+        clock.next_deadline_ps = deadline_ps
         if deadline_ps >= min(time_ps, end_of_episode(state)):
             return
         if request.first_token_ps == 0:
             charge_miss(state, slot, TTFT_BIT, deadline_ps + 1)
-        counters[NEXT_DEADLINE] += 1
+        clock.next_deadline += 1
 
 
 @inlined
 def _observe_arrival(state):
     """Moving averages of the online arrival rate, in requests a second."""
-    elapsed = (state.counters[NOW] - state.counters[RATE_PS]) / PS_PER_S
-    state.counters[RATE_PS] = state.counters[NOW]
-    _fade(state.stats, ONLINE_RATE_FAST, elapsed, FAST_S)
-    _fade(state.stats, ONLINE_RATE_MINUTE, elapsed, MINUTE_S)
-    _fade(state.stats, ONLINE_RATE_SLOW, elapsed, SLOW_S)
-    _fade(state.stats, ONLINE_RATE_HALF_HOUR, elapsed, HALF_HOUR_S)
+    clock, observed = state.clock, state.observed
+    elapsed = (clock.now_ps - clock.last_online_arrival_ps) / PS_PER_S
+    clock.last_online_arrival_ps = clock.now_ps
+    observed.online_rate_fast = _fade(observed.online_rate_fast, elapsed, FAST_S)
+    observed.online_rate_minute = _fade(observed.online_rate_minute, elapsed, MINUTE_S)
+    observed.online_rate_slow = _fade(observed.online_rate_slow, elapsed, SLOW_S)
+    observed.online_rate_half_hour = _fade(observed.online_rate_half_hour, elapsed, HALF_HOUR_S)
 
 
 @inlined
-def _fade(stats, slot, elapsed, horizon_s):
-    stats[slot] = stats[slot] * math.exp(-elapsed / horizon_s) + 1.0 / horizon_s
+def _fade(rate, elapsed, horizon_s):
+    return rate * math.exp(-elapsed / horizon_s) + 1.0 / horizon_s
 
 
 @inlined
 def _arrive(state, slot, route):
     """A request arrives: it is routed to a relaxed instance and queues there for prefill."""
-    request, counters = state.requests[slot], state.counters
+    request, clock = state.requests[slot], state.clock
     instance = 0
-    if counters[RELAXED_COUNT] > 1:
+    if state.config.relaxed_count > 1:
         answer = ask(state, ROUTE, -1, slot, 0, route)
         if answer == ASK:
             return UNANSWERED
-        instance = answer if 0 <= answer < counters[RELAXED_COUNT] else 0
+        instance = answer if 0 <= answer < state.config.relaxed_count else 0
     request.instance = instance
     request.origin = instance
     request.target = -1
@@ -140,15 +115,15 @@ def _arrive(state, slot, route):
     if request.online:
         _observe_arrival(state)
         if request.counted:
-            counters[ONLINE_ARRIVED] += 1
-    else:
-        count(state, OFFLINE_ARRIVED, 1)
+            state.totals.online_arrived += 1
+    elif measured(state):
+        state.totals.offline_arrived += 1
     if _too_large(state, request):
         request.status = REJECTED
         if request.online:
-            charge_miss(state, slot, TTFT_BIT, counters[NOW])
+            charge_miss(state, slot, TTFT_BIT, clock.now_ps)
             if request.counted:
-                change_late(state, -1, counters[NOW])  # it is late for ever, and nothing can be done about it
+                change_late(state, -1, clock.now_ps)  # it is late for ever, and nothing can be done about it
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)
@@ -161,7 +136,7 @@ def _arrive(state, slot, route):
         add_task(state, INTERRUPT_FOR, instance, slot)
     elif spec.role == MIXED:
         if spec.activity == IDLE:  # its next iteration sees all that arrives at this very time
-            schedule(state, instance, counters[NOW])
+            schedule(state, instance, clock.now_ps)
     else:
         wake(state, instance)
     return TASK_DONE
@@ -170,7 +145,7 @@ def _arrive(state, slot, route):
 @inlined
 def _too_large(state, request):
     """Whether a request could not even run alone, on some instance that it may come to."""
-    blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1) + state.counters[RESERVED_BLOCKS]
+    blocks = blocks_for(state, request.prompt_tokens + request.output_tokens + 1) + state.config.reserved_blocks
     for instance in range(state.instances.size):
         if blocks > state.instances[instance].total_blocks:
             return True
@@ -217,9 +192,9 @@ def _end_iteration(state, instance):
 @inlined
 def _work(state, route, interrupt, gate, compose, evict, pull):
     """Works off the open tasks. Returns UNANSWERED where one waits for an answer."""
-    counters = state.counters
-    while counters[TASK_HEAD] < counters[TASK_TAIL]:
-        entry = counters[TASK_HEAD] % TASKS
+    queues = state.queues
+    while queues.task_head < queues.task_tail:
+        entry = queues.task_head % TASKS
         kind, instance, slot = state.tasks[entry, 0], state.tasks[entry, 1], state.tasks[entry, 2]
         if kind == ARRIVE:
             done = _arrive(state, slot, route)
@@ -235,45 +210,45 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
                 state.instances[instance].queued = 0
         if done == UNANSWERED:
             return UNANSWERED
-        counters[TASK_HEAD] += 1
-    counters[TASK_HEAD], counters[TASK_TAIL] = 0, 0  # always the same few lines of memory
+        queues.task_head += 1
+    queues.task_head, queues.task_tail = 0, 0  # always the same few lines of memory
     return TASK_DONE
 
 
 @inner
 def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
     """Advances the episode; see `run`."""
-    counters = state.counters
-    if counters[PENDING] != NO_POINT and answer != ASK:
-        counters[ANSWERED] = 1
-        counters[ANSWER] = answer
+    pending, clock = state.pending, state.clock
+    if pending.point != NO_POINT and answer != ASK:
+        pending.answered = 1
+        pending.answer = answer
     while True:
         if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
             return ASKED
-        if state.log.size > 0 and counters[LOG_USED] + LOG_MARGIN > state.log.size:
+        if state.log.size > 0 and state.queues.log_used + LOG_MARGIN > state.log.size:
             return LOG_FULL
-        if counters[NEXT_ARRIVAL_PS] == UNKNOWN:
-            counters[NEXT_ARRIVAL_PS] = _next_arrival(state)
-        arrival_ps = counters[NEXT_ARRIVAL_PS]
-        event_ps = state.heap[0, state.heap[1, 0]] if counters[HEAP_SIZE] > 0 else NEVER
+        if clock.next_arrival_ps == UNKNOWN:
+            clock.next_arrival_ps = _next_arrival(state)
+        arrival_ps = clock.next_arrival_ps
+        event_ps = state.heap[0, state.heap[1, 0]] if state.queues.heap_size > 0 else NEVER
         time_ps = min(arrival_ps, event_ps)
         sweep_deadlines(state, min(time_ps, until_ps))
         stop_ps = min(until_ps, end_of_episode(state))
         if time_ps > stop_ps or time_ps >= NEVER:
-            counters[NOW] = max(counters[NOW], stop_ps)
-            counters[SOURCE] = state.heap.shape[1]  # all events up to now are dealt with
+            clock.now_ps = max(clock.now_ps, stop_ps)
+            clock.source = state.heap.shape[1]  # all events up to now are dealt with
             settle_all(state)
             return HORIZON if stop_ps < end_of_episode(state) else DONE
-        counters[NOW] = time_ps
-        counters[EVENTS] += 1
+        clock.now_ps = time_ps
+        state.totals.events += 1
         if arrival_ps <= event_ps:
-            counters[SOURCE] = -1
-            add_task(state, ARRIVE, -1, counters[NEXT_ARRIVAL])
-            counters[NEXT_ARRIVAL] += 1
-            counters[NEXT_ARRIVAL_PS] = UNKNOWN
+            clock.source = -1
+            add_task(state, ARRIVE, -1, clock.next_arrival)
+            clock.next_arrival += 1
+            clock.next_arrival_ps = UNKNOWN
             continue
         source = state.heap[1, 0]
-        counters[SOURCE] = source
+        clock.source = source
         if source < state.instances.size:
             cancel(state, source)
             _end_iteration(state, source)
@@ -284,7 +259,7 @@ def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answ
 @inner
 def _next_arrival(state):
     """When the next request arrives; NEVER where none does. It and its neighbour are then on their way."""
-    following = state.counters[NEXT_ARRIVAL]
+    following = state.clock.next_arrival
     if following >= state.requests.size:
         return np.int64(NEVER)
     bring(state.requests[following], 0)
@@ -310,7 +285,7 @@ def run(handle, rules, until_ps, answer):
         answer: the answer to the decision at which the last call returned, or ASK.
 
     Returns:
-        ASKED: a decision is open (State.counters[PENDING] …). HORIZON: nothing more happens until `until_ps`.
+        ASKED: a decision is open (State.pending). HORIZON: nothing more happens until `until_ps`.
         LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
         or missed its SLO.
     """

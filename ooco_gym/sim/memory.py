@@ -17,38 +17,12 @@ from ooco_gym.sim.queues import (
     remove_member,
 )
 from ooco_gym.sim.state import (
-    EVICTIONS,
     FINISHED,
-    LATE_OPEN,
-    LATE_TIMES,
     NEVER,
-    NOW,
-    OFFLINE_EVICTED_SHARE,
-    OFFLINE_FINISHED,
-    OFFLINE_OUTPUT_MEAN,
-    OFFLINE_OUTPUT_TOKENS,
-    OFFLINE_PROMPT_TOKENS,
-    OFFLINE_SEEN,
-    ONLINE_FINISHED,
-    ONLINE_OUTPUT_MEAN,
-    ONLINE_SEEN,
-    OPEN_ONLINE,
-    OUTSTANDING_PS,
-    OUTSTANDING_SINCE_PS,
     PS_PER_S,
     PUSH_WAITING,
     RESIDENT,
-    SERVICE_PS,
-    SETTLED_PS,
-    TPOT_FROM_DECODE,
-    TPOT_MIN_TOKENS,
-    TPOT_MISSES,
-    TTFT_MISSES,
-    VIOLATIONS,
     WAITING,
-    WAITING_AREA,
-    WINDOW_END,
-    WINDOW_START,
 )
 
 TTFT_BIT, TPOT_BIT = 1, 2
@@ -58,21 +32,20 @@ MEAN_WEIGHT = 0.01  # of the newest request in the moving means of output length
 
 
 @inlined
-def count(state, counter, amount):
-    """Adds to a sum that is kept over the measured window only."""
-    counters = state.counters
-    if counters[WINDOW_START] <= counters[NOW] < counters[WINDOW_END]:
-        counters[counter] += amount
+def measured(state):
+    """Whether it is the measured window now: some sums are kept over it only."""
+    clock = state.clock
+    return clock.window_start_ps <= clock.now_ps < clock.window_end_ps
 
 
 @inlined
 def change_outstanding(state, service_ps):
     """Adds to the offline work that is in the system, and keeps the integral of it over time."""
-    counters = state.counters
-    span = (counters[NOW] - counters[OUTSTANDING_SINCE_PS]) / PS_PER_S
-    state.stats[WAITING_AREA] += counters[OUTSTANDING_PS] / PS_PER_S * span
-    counters[OUTSTANDING_SINCE_PS] = counters[NOW]
-    counters[OUTSTANDING_PS] += service_ps
+    gauges = state.gauges
+    span = (state.clock.now_ps - gauges.outstanding_since_ps) / PS_PER_S
+    state.integrals.waiting_area += gauges.outstanding_ps / PS_PER_S * span
+    gauges.outstanding_since_ps = state.clock.now_ps
+    gauges.outstanding_ps += service_ps
 
 
 @inner
@@ -82,15 +55,14 @@ def change_late(state, requests, time_ps):
     Misses are found when the books are brought up to date. So their times are summed, in whole microseconds, rather
     than their number over time: that sum is exact, and does not hang on when they are found.
     """
-    state.counters[LATE_OPEN] += requests
-    state.stats[LATE_TIMES] -= requests * (time_ps // PS_PER_US)
+    state.gauges.late_online += requests
+    state.integrals.late_times_us -= requests * (time_ps // PS_PER_US)
 
 
 @inlined
 def late_area(state):
     """Counted online requests past an SLO and unfinished, times seconds, so far."""
-    counters = state.counters
-    return (state.stats[LATE_TIMES] + counters[LATE_OPEN] * (counters[NOW] // PS_PER_US)) / 1e6
+    return (state.integrals.late_times_us + state.gauges.late_online * (state.clock.now_ps // PS_PER_US)) / 1e6
 
 
 @inlined
@@ -98,8 +70,8 @@ def take_blocks(state, instance, blocks):
     """Takes free blocks (negative: gives them back) and keeps the integral of memory in use."""
     spec = state.instances[instance]
     used = spec.total_blocks - spec.free_blocks
-    spec.kv_area += used * ((state.counters[NOW] - spec.kv_since_ps) / PS_PER_S)
-    spec.kv_since_ps = state.counters[NOW]
+    spec.kv_area += used * ((state.clock.now_ps - spec.kv_since_ps) / PS_PER_S)
+    spec.kv_since_ps = state.clock.now_ps
     spec.free_blocks -= blocks
 
 
@@ -140,9 +112,9 @@ def cancel_reservation(state, slot):
 @inlined
 def finish_deadline(state, slot, first_decode):
     """Latest finish that meets the TPOT SLO (PROTOCOL, online quality), in ps; `first_decode` picks its definition."""
-    request, counters = state.requests[slot], state.counters
+    request = state.requests[slot]
     tokens = request.output_tokens - 1
-    if request.output_tokens < counters[TPOT_MIN_TOKENS]:
+    if request.output_tokens < state.config.tpot_min_tokens:
         return request.arrival_ps + request.ttft_slo_ps + tokens * request.tpot_slo_ps
     if first_decode and request.first_decode_ps > 0:
         return request.first_decode_ps + tokens * request.tpot_slo_ps
@@ -152,15 +124,15 @@ def finish_deadline(state, slot, first_decode):
 @inner
 def settle_online(state, time_ps):
     """One counted online request less is open: it has finished in time, or its miss is certain since `time_ps`."""
-    counters = state.counters
-    counters[OPEN_ONLINE] -= 1
-    counters[SETTLED_PS] = max(counters[SETTLED_PS], time_ps)
+    gauges = state.gauges
+    gauges.open_online -= 1
+    gauges.last_closed_ps = max(gauges.last_closed_ps, time_ps)
 
 
 @inlined
 def charge_miss(state, slot, bit, time_ps):
     """Marks an SLO miss that is certain since `time_ps`; counts it where the request counts."""
-    request, counters = state.requests[slot], state.counters
+    request, totals = state.requests[slot], state.totals
     if request.violated & bit:
         return
     clean = request.violated == 0
@@ -170,11 +142,11 @@ def charge_miss(state, slot, bit, time_ps):
     if not (request.counted and request.online):
         return
     if bit == TTFT_BIT:
-        counters[TTFT_MISSES] += 1
+        totals.ttft_misses += 1
     else:
-        counters[TPOT_MISSES] += 1
+        totals.tpot_misses += 1
     if clean:
-        counters[VIOLATIONS] += 1
+        totals.violations += 1
         settle_online(state, time_ps)
         change_late(state, 1, time_ps)
 
@@ -185,26 +157,28 @@ def check_token(state, slot, time_ps):
     request = state.requests[slot]
     if request.violated & TPOT_BIT:
         return
-    if time_ps > finish_deadline(state, slot, state.counters[TPOT_FROM_DECODE]):
+    if time_ps > finish_deadline(state, slot, state.config.tpot_from_decode):
         charge_miss(state, slot, TPOT_BIT, time_ps)
 
 
 @inlined
 def _observe_output(state, request):
     """Running means of what has finished: all that a policy may know of output lengths."""
-    stats = state.stats
-    place, seen = (ONLINE_OUTPUT_MEAN, ONLINE_SEEN) if request.online else (OFFLINE_OUTPUT_MEAN, OFFLINE_SEEN)
-    stats[place] += MEAN_WEIGHT * (request.output_tokens - stats[place])
-    stats[seen] += 1.0
-    if not request.online:
-        stats[OFFLINE_EVICTED_SHARE] *= 1.0 - SHARE_WEIGHT
+    observed = state.observed
+    if request.online:
+        observed.online_output_mean += MEAN_WEIGHT * (request.output_tokens - observed.online_output_mean)
+        observed.online_seen += 1.0
+    else:
+        observed.offline_output_mean += MEAN_WEIGHT * (request.output_tokens - observed.offline_output_mean)
+        observed.offline_seen += 1.0
+        state.observed.offline_evicted_share *= 1.0 - SHARE_WEIGHT
 
 
 @inlined
 def finish(state, slot):
     """A request has its last token: its memory goes, its service counts. It must be in no member list any more."""
-    request, counters = state.requests[slot], state.counters
-    now = counters[NOW]
+    request = state.requests[slot]
+    now = state.clock.now_ps
     if not request.online:
         want(state, slot, -1)
     release(state, slot)
@@ -216,17 +190,19 @@ def finish(state, slot):
         if request.output_tokens > 1:
             check_token(state, slot, now)
         if request.counted:
-            counters[ONLINE_FINISHED] += 1
+            state.totals.online_finished += 1
             if request.violated == 0:
                 settle_online(state, now)
             else:
                 change_late(state, -1, now)
     else:
         change_outstanding(state, -request.service_ps)
-        count(state, OFFLINE_FINISHED, 1)
-        count(state, SERVICE_PS, request.service_ps)
-        count(state, OFFLINE_OUTPUT_TOKENS, request.output_tokens)
-        count(state, OFFLINE_PROMPT_TOKENS, request.prompt_tokens)
+        if measured(state):
+            totals = state.totals
+            totals.offline_finished += 1
+            totals.service_ps += request.service_ps
+            totals.offline_output_tokens += request.output_tokens
+            totals.offline_prompt_tokens += request.prompt_tokens
 
 
 @inner
@@ -248,8 +224,9 @@ def evict(state, slot):
     request.kv_lost = 1
     request.evictions += 1
     request.instance = request.origin
-    count(state, EVICTIONS, 1)
+    if measured(state):
+        state.totals.evictions += 1
     if not request.online:
-        state.stats[OFFLINE_EVICTED_SHARE] += SHARE_WEIGHT * (1.0 - state.stats[OFFLINE_EVICTED_SHARE])
+        state.observed.offline_evicted_share += SHARE_WEIGHT * (1.0 - state.observed.offline_evicted_share)
     enqueue(state, request.origin, slot, True)
 

@@ -12,7 +12,7 @@ from ooco_gym.sim.iteration import iteration_sums, sums_latency
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish
 from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
-from ooco_gym.sim.state import BATCH, GAP_PS, HOST_BYTES_PER_S, IDLE, MIXING, NEVER, NOW, PS_PER_S, SWAP_OVERLAP
+from ooco_gym.sim.state import BATCH, IDLE, MIXING, NEVER, PS_PER_S
 from ooco_gym.sim.tokens import first_step, itl_bin
 from ooco_gym.sim.verbs import leave_running
 
@@ -20,16 +20,16 @@ from ooco_gym.sim.verbs import leave_running
 @inner
 def start_mixed(state, instance):
     """Starts the composed iteration, or lets the instance rest until something arrives or its alarm rings."""
-    spec, counters = state.instances[instance], state.counters
+    spec = state.instances[instance]
     sums = iteration_sums(state, instance, spec.table)
     if sums[0] == 0:
-        if counters[NOW] < spec.pull_wake_ps < NEVER:
+        if state.clock.now_ps < spec.pull_wake_ps < NEVER:
             schedule(state, instance, spec.pull_wake_ps)
         else:
             cancel(state, instance)
         return
     spec.activity = MIXING
-    spec.start_ps = counters[NOW]
+    spec.start_ps = state.clock.now_ps
     latency = sums_latency(state, spec.table, sums)
     if spec.swap_tokens > 0:
         latency = _with_swap(state, instance, latency)
@@ -46,10 +46,10 @@ def _with_swap(state, instance, latency):
     """Latency of an iteration that also moves memory to and from the host: before it, or beside it."""
     spec = state.instances[instance]
     moved = spec.swap_tokens * state.tables[spec.table].kv_bytes_per_token
-    swap_ps = np.int64(moved / state.counters[HOST_BYTES_PER_S] * PS_PER_S)
+    swap_ps = np.int64(moved / state.config.host_bytes_per_s * PS_PER_S)
     spec.swapped_tokens += spec.swap_tokens
     spec.swap_tokens = 0
-    return max(latency, swap_ps) if state.counters[SWAP_OVERLAP] else latency + swap_ps
+    return max(latency, swap_ps) if state.config.swap_overlap else latency + swap_ps
 
 
 @inner
@@ -57,7 +57,7 @@ def end_mixed(state, instance):
     """An iteration is over: contexts have grown, tokens are made, requests finish."""
     spec = state.instances[instance]
     spec.activity = IDLE
-    begun, now, batch = spec.start_ps, state.counters[NOW], state.members[BATCH, instance]
+    begun, now, batch = spec.start_ps, state.clock.now_ps, state.members[BATCH, instance]
     gap_ps = now - begun
     spec.online_tokens, spec.offline_tokens = 0, 0
     usual, place = 0, 0
@@ -84,7 +84,7 @@ def end_mixed(state, instance):
         place += 1
     if usual > 0:
         state.itl[itl_bin(gap_ps)] += usual
-    if gap_ps > state.counters[GAP_PS]:
+    if gap_ps > state.config.inter_token_slo_ps:
         _charge_gaps(state, instance)
     _share_time(state, instance)
 
@@ -94,8 +94,8 @@ def _charge_gaps(state, instance):
     """Charges the online requests that this iteration, longer than any gap may be, kept waiting."""
     for i in range(state.instances[instance].running):
         slot = state.members[BATCH, instance, i]
-        if state.requests[slot].online and state.requests[slot].max_gap_ps > state.counters[GAP_PS]:
-            charge_miss(state, slot, TPOT_BIT, state.counters[NOW])
+        if state.requests[slot].online and state.requests[slot].max_gap_ps > state.config.inter_token_slo_ps:
+            charge_miss(state, slot, TPOT_BIT, state.clock.now_ps)
 
 
 @inner
@@ -115,7 +115,7 @@ def _share_time(state, instance):
 @inner
 def _computed(state, instance, slot):
     """One request's part of an iteration is over. Whether it has finished."""
-    spec, request, now = state.instances[instance], state.requests[slot], state.counters[NOW]
+    spec, request, now = state.instances[instance], state.requests[slot], state.clock.now_ps
     new, elapsed, tokens = np.int64(request.scheduled_tokens), spec.end_ps - spec.start_ps, spec.new_tokens
     request.scheduled_tokens = 0
     request.computed_tokens += new

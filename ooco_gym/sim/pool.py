@@ -16,13 +16,13 @@ from ooco_gym.workload import Trace
 BY_PREFIX, BY_BUCKET = 1, 2  # values of the setting WAITING_ORDER; 0: by arrival
 
 
-def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, int], max_batch: int,
+def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], max_batch: int,
              block_tokens: int) -> s.Pool:
     """Sizes of the arrays that a policy's settings ask for; all 0 where they ask for none."""
-    caching, order = bool(settings.get(s.PREFIX_CACHING)), settings.get(s.WAITING_ORDER, 0)
+    caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
     hashes = trace.prefix_hashes
-    sizes = {"front": min(settings.get(s.GATE_WINDOW, s.DEFAULT_GATE_WINDOW), max_batch)}
+    sizes = {"front": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), max_batch)}
     if n and hashes is not None and (caching or order):
         sizes |= {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
     if order and n:
@@ -33,7 +33,7 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, i
         blocks = max(table.kv_blocks for table in tables)
         rows, row_size, index = _kv_sizes(trace, blocks, settings, max_batch, block_tokens)
         sizes |= {"blocks": blocks, "entries": index + 2 * s.LEVELS + rows + rows * row_size}
-    if settings.get(s.BIDIRECTIONAL):
+    if settings.get("bidirectional"):
         if caching:
             raise UserError("bidirectional blocks hold no prefixes for others: give prefix_caching=off or "
                             "bidirectional=off")
@@ -42,19 +42,17 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[int, i
     return s.Pool(**sizes)
 
 
-def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[int, int], max_batch: int,
+def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch: int,
               block_tokens: int) -> tuple[int, int, int]:
     """(Block tables, blocks in each, entries of the index: a power of two at least twice the blocks)."""
-    rows = min(settings.get(s.MIXED_SEQUENCES, max_batch), max_batch) + 1
+    rows = min(settings.get("max_num_seqs", max_batch), max_batch) + 1
     longest = int((trace.prompt_tokens.astype(np.int64) + trace.output_tokens).max()) if len(trace) else 1
     row_size = min(blocks, -(-(longest + 1) // block_tokens) + 1)
     return rows, row_size, 1 << int(2 * blocks - 1).bit_length()
 
 
 def fill_pool(state: s.State, trace: Trace, max_batch: int) -> None:
-    """Fills the arrays that `pool_for` made room for; settings are in the state's counters by now."""
-    counters = state.counters
-    settings = {slot: int(counters[slot]) for slot in (s.PREFIX_CACHING, s.WAITING_ORDER, s.MIXED_SEQUENCES)}
+    """Fills the arrays that `pool_for` made room for; settings are in State.config by now."""
     state.requests["row"] = -1
     state.requests["cached_tokens"] = -1
     first_seen = None
@@ -64,9 +62,9 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int) -> None:
         state.hash_ids[: len(trace) + 1] = offsets + len(trace) + 1
         state.hash_ids[len(trace) + 1 :] = first_seen
     if state.order.size:
-        _fill_order(state, trace, first_seen, settings[s.WAITING_ORDER] == BY_BUCKET)
+        _fill_order(state, trace, first_seen, state.config.waiting_order == BY_BUCKET)
     if state.blocks.shape[1]:
-        _fill_blocks(state, trace, settings, max_batch)
+        _fill_blocks(state, trace, max_batch)
     if state.pairs.shape[1]:
         fill_pairs(state)
 
@@ -98,12 +96,13 @@ def _fill_order(state: s.State, trace: Trace, ids: np.ndarray | None, by_bucket:
     state.order[2 * n :] = np.searchsorted(np.array([bucket for bucket, _, _ in walk]), np.arange(s.BUCKETS + 1))
 
 
-def _fill_blocks(state: s.State, trace: Trace, settings: Mapping[int, int], max_batch: int) -> None:
+def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:
     """All blocks wait in the lowest queue, in order; those that the engine keeps for itself in none."""
-    counters = state.counters
-    rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], settings, max_batch, int(counters[s.BLOCK_TOKENS]))
-    counters[s.INDEX_SIZE], counters[s.ROWS], counters[s.ROW_SIZE] = index, rows, row_size
-    reserved = int(counters[s.RESERVED_BLOCKS])
+    config = state.config
+    settings = {"max_num_seqs": int(config.max_num_seqs)}
+    rows, row_size, index = _kv_sizes(trace, state.blocks.shape[1], settings, max_batch, int(config.block_tokens))
+    config.index_size, config.block_tables, config.blocks_per_table = index, rows, row_size
+    reserved = int(config.reserved_blocks)
     state.instances["rows_free"] = rows
     for instance, spec in enumerate(state.instances):
         usable = np.arange(reserved, int(spec["total_blocks"]))

@@ -4,7 +4,7 @@
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.lanes import WRITTEN
-from ooco_gym.sim.memory import TPOT_BIT, charge_miss, count, finish, release, take_blocks
+from ooco_gym.sim.memory import TPOT_BIT, charge_miss, finish, measured, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_INTERRUPT,
     LOG_PREFILL_END,
@@ -20,22 +20,15 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
-    GAP_PS,
     IDLE,
-    INTERRUPTIONS,
-    LAYER_RESUME,
-    NOW,
     PLACE,
     PREFILL_OFFLINE,
     PREFILL_ONLINE,
-    PREFILL_TOKENS,
     PREFILLING,
     PUSH_WAITING,
     STOP,
     SUSPENDED,
     WAITING,
-    WASTED_PS,
-    WASTED_TOKENS,
 )
 from ooco_gym.sim.tokens import itl_bin
 
@@ -72,10 +65,10 @@ def start_prefill(state, instance, chosen):
     _admit(state, instance, chosen, 0)
     size = 1
     slot = spec.online_head if urgent else spec.offline_head
-    while slot >= 0 and tokens < state.counters[PREFILL_TOKENS]:
+    while slot >= 0 and tokens < state.config.prefill_tokens:
         following = state.requests[slot].next
         more = length(state, slot)
-        if tokens + more > state.counters[PREFILL_TOKENS]:
+        if tokens + more > state.config.prefill_tokens:
             break
         lists_full = size + spec.urgent_members + spec.offline_members + 2 > state.members.shape[2]
         if lists_full or not prefill_fits(state, instance, slot):
@@ -99,7 +92,7 @@ def start_prefill(state, instance, chosen):
 def _time_prefill(state, instance, latency):
     spec = state.instances[instance]
     spec.interrupted = 0
-    spec.start_ps = state.counters[NOW]
+    spec.start_ps = state.clock.now_ps
     spec.end_ps = spec.start_ps + jittered(state, instance, spec.steps_begun, latency)
     spec.steps_begun += 1
     spec.natural_end_ps = spec.end_ps
@@ -167,7 +160,8 @@ def _give_back(state, instance, layers_done, layers):
         request = state.requests[slot]
         lost = length(state, slot) * layers_done // layers
         request.wasted_tokens += lost
-        count(state, WASTED_TOKENS, lost)
+        if measured(state):
+            state.totals.wasted_tokens += lost
         release(state, slot)
         request.status = WAITING
         enqueue(state, instance, slot, True)
@@ -175,14 +169,15 @@ def _give_back(state, instance, layers_done, layers):
 
 @inner
 def _end_interrupted(state, instance):
-    spec, counters = state.instances[instance], state.counters
+    spec = state.instances[instance]
     elapsed, layers = spec.end_ps - spec.start_ps, state.tables[spec.table].layers
     spec.offline_prefill_ps += elapsed
-    count(state, INTERRUPTIONS, 1)
+    if measured(state):
+        state.totals.interruptions += 1
     for i in range(spec.running):
         state.requests[state.members[BATCH, instance, i]].interruptions += 1
     log_event(state, LOG_INTERRUPT, instance, state.members[BATCH, instance, 0], spec.steps)
-    if counters[LAYER_RESUME]:
+    if state.config.layer_resume:
         for i in range(spec.running):
             state.members[SUSPENDED, instance, i] = state.members[BATCH, instance, i]
         spec.suspended = spec.running
@@ -209,15 +204,17 @@ def charge_waste(state, slot, tokens, time_ps):
     request = state.requests[slot]
     request.wasted_tokens += tokens
     request.wasted_ps += time_ps
-    count(state, WASTED_TOKENS, tokens)
-    count(state, WASTED_PS, time_ps)
+    if measured(state):
+        state.totals.wasted_tokens += tokens
+    if measured(state):
+        state.totals.wasted_ps += time_ps
 
 
 @inlined
 def end_prefill(state, instance):
     """A prefill is over, or stopped: first tokens, and a place to decode is asked for."""
-    spec, counters = state.instances[instance], state.counters
-    now, online = counters[NOW], spec.activity == PREFILL_ONLINE
+    spec = state.instances[instance]
+    now, online = state.clock.now_ps, spec.activity == PREFILL_ONLINE
     spec.activity = IDLE
     if spec.interrupted:
         _end_interrupted(state, instance)
@@ -257,7 +254,7 @@ def new_token(state, slot, now):
     elif request.online:
         gap = now - request.last_token_ps
         request.max_gap_ps = max(request.max_gap_ps, gap)
-        if gap > state.counters[GAP_PS]:
+        if gap > state.config.inter_token_slo_ps:
             charge_miss(state, slot, TPOT_BIT, now)
         if request.counted:
             state.itl[itl_bin(gap)] += 1

@@ -11,17 +11,10 @@ from ooco_gym.sim.lanes import leave_lanes, member_count
 from ooco_gym.sim.order import ordered, set_waiting
 from ooco_gym.sim.state import (
     DISPATCH,
-    HEAP_SIZE,
-    LOG_USED,
-    NOW,
-    OFFLINE_PUSH_HEAD,
-    OFFLINE_PUSH_TAIL,
-    PUSH_HEAD,
-    PUSH_TAIL,
+    OFFLINE,
     RETRY_PUSHES,
-    TASK_HEAD,
-    TASK_TAIL,
     TASKS,
+    URGENT,
 )
 
 NONE = -1
@@ -148,20 +141,18 @@ def dequeue(state, instance, slot):
 @inner
 def join_push_queue(state, slot, front):
     """Puts a prefilled request into the queue for a decode instance; online work has its own, served first."""
-    counters = state.counters
-    head, tail = (PUSH_HEAD, PUSH_TAIL) if state.requests[slot].urgent else (OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL)
+    queue = state.push_queues[URGENT if state.requests[slot].urgent else OFFLINE]
     if front:
-        counters[head], counters[tail] = prepend(state.requests, counters[head], counters[tail], slot)
+        queue.head, queue.tail = prepend(state.requests, queue.head, queue.tail, slot)
     else:
-        counters[head], counters[tail] = append(state.requests, counters[head], counters[tail], slot)
+        queue.head, queue.tail = append(state.requests, queue.head, queue.tail, slot)
 
 
 @inner
 def leave_push_queue(state, slot):
     """Takes a request out of the queue for a decode instance."""
-    counters = state.counters
-    head, tail = (PUSH_HEAD, PUSH_TAIL) if state.requests[slot].urgent else (OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL)
-    counters[head], counters[tail] = unlink(state.requests, counters[head], counters[tail], slot)
+    queue = state.push_queues[URGENT if state.requests[slot].urgent else OFFLINE]
+    queue.head, queue.tail = unlink(state.requests, queue.head, queue.tail, slot)
 
 
 # --- Members: who holds KV memory on an instance --------------------------------------------------------------------
@@ -272,11 +263,11 @@ def schedule(state, source, time_ps):
     heap = state.heap
     heap[0, source] = time_ps
     if heap[2, source] < 0:
-        place = state.counters[HEAP_SIZE]
-        state.counters[HEAP_SIZE] += 1
+        place = state.queues.heap_size
+        state.queues.heap_size += 1
         heap[1, place] = source
         heap[2, source] = place
-    _sift(heap, state.counters[HEAP_SIZE], heap[2, source])
+    _sift(heap, state.queues.heap_size, heap[2, source])
 
 
 @inlined
@@ -286,9 +277,9 @@ def cancel(state, source):
     place = heap[2, source]
     if place < 0:
         return
-    last = state.counters[HEAP_SIZE] - 1
+    last = state.queues.heap_size - 1
     _swap(heap, place, last)
-    state.counters[HEAP_SIZE] = last
+    state.queues.heap_size = last
     heap[2, source] = NONE
     if place < last:
         _sift(heap, last, place)
@@ -298,7 +289,7 @@ def cancel(state, source):
 def stop_at_layer(state, instance, layers):
     """Lets the iteration in progress end at the next boundary of its `layers` layers. Returns how many it then has
     done, or -1 where it ends as early by itself."""
-    spec, now = state.instances[instance], state.counters[NOW]
+    spec, now = state.instances[instance], state.clock.now_ps
     duration = spec.end_ps - spec.start_ps
     done = -((spec.start_ps - now) * layers // duration)
     stop_ps = spec.start_ps + done * duration // layers
@@ -314,13 +305,13 @@ def stop_at_layer(state, instance, layers):
 @inlined
 def add_task(state, kind, instance, slot):
     """Appends a task to the ring."""
-    tail = state.counters[TASK_TAIL]
-    if tail - state.counters[TASK_HEAD] >= TASKS:
+    tail = state.queues.task_tail
+    if tail - state.queues.task_head >= TASKS:
         raise RuntimeError("the ring of tasks is full")
     state.tasks[tail % TASKS, 0] = kind
     state.tasks[tail % TASKS, 1] = instance
     state.tasks[tail % TASKS, 2] = slot
-    state.counters[TASK_TAIL] = tail + 1
+    state.queues.task_tail = tail + 1
 
 
 @inlined
@@ -337,8 +328,8 @@ def retry_waiting(state):
 
     (In one task, an answer from outside for the second queue would be taken by the first one's decision, asked again.)
     """
-    for queue in (PUSH_HEAD, OFFLINE_PUSH_HEAD):
-        if state.counters[queue] >= 0:
+    for queue in (URGENT, OFFLINE):
+        if state.push_queues[queue].head >= 0:
             add_task(state, RETRY_PUSHES, queue, NONE)
 
 
@@ -346,12 +337,12 @@ def retry_waiting(state):
 @inlined
 def log_event(state, kind, instance, slot, value):
     """Writes an event where logging is on; costs one comparison where it is off."""
-    used = state.counters[LOG_USED]
+    used = state.queues.log_used
     if used < state.log.size:
         entry = state.log[used]
-        entry.time_ps = state.counters[NOW]
+        entry.time_ps = state.clock.now_ps
         entry.kind = kind
         entry.instance = instance
         entry.request = slot
         entry.value = value
-        state.counters[LOG_USED] = used + 1
+        state.queues.log_used = used + 1

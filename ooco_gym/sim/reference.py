@@ -7,19 +7,73 @@ only its address crosses. Attributes of a reference are read where they are used
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from llvmlite import ir
+from numba import from_dtype
 from numba.core import cgutils, types
 from numba.core.datamodel import models
 from numba.core.imputils import lower_getattr_generic
 from numba.core.typing.templates import AttributeTemplate
-from numba.extending import infer_getattr, intrinsic, register_model
+from numba.extending import NativeValue, infer_getattr, intrinsic, register_model, typeof_impl, unbox
 
 from ooco_gym.compile import jit
 
 CACHE_LINE = 64
+
+
+class RecordType(types.Record):
+    """Numba's type of a `Record`: a pointer to its numbers."""
+
+
+register_model(RecordType)(models.RecordModel)
+
+
+class Record(np.ndarray):
+    """Numbers of one type with a name each: `record.name` reads and writes one, also in compiled code.
+
+    A subclass declares the names: `class Clock(Record): now_ps: int`. In Python it is an array of as many numbers, to
+    copy and to compare; compiled code has a numba record of it, a pointer, and finds each at a constant offset.
+    """
+
+    fields: tuple[str, ...]
+    compiled: Any  # numba's type
+
+    def __init_subclass__(cls, number: type = np.int64) -> None:
+        cls.fields = tuple(cls.__annotations__)
+        size, kind = np.dtype(number).itemsize, from_dtype(np.dtype(number))
+        fields = [(name, {"type": kind, "offset": size * index}) for index, name in enumerate(cls.fields)]
+        cls.compiled = RecordType(fields, size * len(fields), True)
+        cls.number = number
+        for index, name in enumerate(cls.fields):
+            setattr(cls, name, _field(index))
+
+    @classmethod
+    def zeros(cls) -> Self:
+        """A record of zeros."""
+        return aligned_zeros(len(cls.fields), np.dtype(cls.number)).view(cls)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name."""
+        return dict(zip(self.fields, self.tolist(), strict=True))
+
+
+def _field(index: int) -> property:
+    return property(lambda record: record[index], lambda record, value: record.__setitem__(index, value))
+
+
+@typeof_impl.register(Record)
+def _typeof_record(value, context):
+    return type(value).compiled
+
+
+@unbox(RecordType)
+def _unbox_record(kind, value, c):
+    array = c.context.make_array(types.Array(types.int64, 1, "C"))(c.context, c.builder)
+    failed = c.pyapi.numba_array_adaptor(value, c.builder.bitcast(array._getpointer(), c.pyapi.voidptr))
+    pointer = c.builder.bitcast(array.data, c.context.get_value_type(kind))
+    return NativeValue(pointer, is_error=cgutils.is_not_null(c.builder, failed))
 
 
 class Reference(types.Type):
@@ -142,7 +196,7 @@ class Handle:
 
     def __init__(self, value: NamedTuple, lay: Any) -> None:
         self.value = value  # its arrays must live as long as the address is used
-        words = sum(5 + 2 * array.ndim for array in value)
+        words = sum(5 + 2 * array.ndim for array in value)  # more than enough where it is a record: that is a pointer
         self._room = np.zeros(words, np.int64)
         self.address = int(self._room.ctypes.data)
         lay(value, self.address)
@@ -166,6 +220,6 @@ def bytes_of(array: np.ndarray) -> np.ndarray:
 
 def copy_of(array: np.ndarray) -> np.ndarray:
     """Copies a contiguous array as bytes: NumPy copies records field by field, some thirty times slower."""
-    copy = np.empty(array.shape, array.dtype)
+    copy = np.empty_like(array)
     bytes_of(copy)[:] = bytes_of(array)
     return copy

@@ -12,7 +12,7 @@ from numba import typeof, types
 from ooco_gym.compile import function_at
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
 from ooco_gym.sim.records import BLOCK, INSTANCE, LINK, LOG, PAIR, REQUEST, TABLE
-from ooco_gym.sim.reference import Handle, Reference, aligned_zeros, copy_of, layer, reference_at
+from ooco_gym.sim.reference import Handle, Record, Reference, aligned_zeros, copy_of, layer, reference_at
 
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
@@ -52,28 +52,6 @@ ASKED, HORIZON, LOG_FULL, DONE = range(4)
 # --- Tasks: work that an event left behind, each resumable at its decision ------------------------------------------
 ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
-# --- Slots of State.counters ----------------------------------------------------------------------------------------
-(NOW, NEXT_ARRIVAL, NEXT_ARRIVAL_PS, SOURCE, TASK_HEAD, TASK_TAIL, PENDING, PENDING_INSTANCE, PENDING_REQUEST,
- PENDING_COUNT, NEXT_DEADLINE, NEXT_DEADLINE_PS, OPEN_ONLINE, LOG_USED, HEAP_SIZE, PUSH_HEAD, PUSH_TAIL,
- OFFLINE_PUSH_HEAD, OFFLINE_PUSH_TAIL,
- SEED, WINDOW_START, WINDOW_END,
- # settings of the run
- BULK, CLASS_BLIND, GATE_WINDOW, PREFILL_TOKENS, LAYER_RESUME, BLOCK_TOKENS, TPOT_MIN_TOKENS, TPOT_FROM_DECODE,
- GATE_POLL_PS, JITTER, RELAXED_COUNT, ROUTE_STEP, ANSWER, ANSWERED, RATE_PS, OUTSTANDING_PS, OUTSTANDING_SINCE_PS,
- GAP_PS, MIXED_TOKENS, MIXED_SEQUENCES, RESERVED_BLOCKS, PREFIX_CACHING, KV_PRIORITY, WAITING_ORDER, SWAP_OVERLAP,
- HOST_BYTES_PER_S, INDEX_SIZE, ROWS, ROW_SIZE, BIDIRECTIONAL,
- DEFAULT_TTFT_PS, DEFAULT_TPOT_PS, OWN_TPOT, SETTLED_PS, RULES_SETTLE,  # 0: all is settled before a rule
- # sums since the beginning: rewards and progress are differences of these
- ONLINE_ARRIVED, ONLINE_FINISHED, TTFT_MISSES, TPOT_MISSES, VIOLATIONS, OFFLINE_ARRIVED, OFFLINE_FINISHED,
- SERVICE_PS, OFFLINE_OUTPUT_TOKENS, OFFLINE_PROMPT_TOKENS, WASTED_TOKENS, WASTED_PS, EVICTIONS, MIGRATIONS,
- INTERRUPTIONS, DECISIONS, EVENTS, LATE_OPEN, COUNTERS) = range(76)
-
-# --- Slots of State.stats (float64): what a policy may have observed so far, WAITING_AREA (reference GPU-seconds of
-# offline work in the system, times seconds), LATE_TIMES (microseconds at which counted online requests that missed an
-# SLO finished, less those at which they missed it) --------------------------------------------------------------------
-(OFFLINE_EVICTED_SHARE, OFFLINE_OUTPUT_MEAN, ONLINE_OUTPUT_MEAN, ONLINE_RATE_FAST, ONLINE_RATE_SLOW, OFFLINE_SEEN,
- ONLINE_SEEN, WAITING_AREA, ONLINE_RATE_MINUTE, ONLINE_RATE_HALF_HOUR, LATE_TIMES, STATS) = range(12)
-
 DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at, where its policy does not say
 PARAMS = 48  # room for a policy's own parameters
 MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next
@@ -84,11 +62,142 @@ TASKS = 4096  # tasks that may be open at once: a ring
 ITL_BINS = 512  # inter-token times, logarithmic bins from 0.1 ms, 2 % wide
 
 
+class Clock(Record):
+    """Where the episode stands in time."""
+
+    now_ps: int
+    source: int  # of the event at this time that was the last one: -1 an arrival, then instances and links by index
+    next_arrival: int  # slot of the request that arrives next
+    next_arrival_ps: int  # 0: to be looked up
+    next_deadline: int  # index in State.deadlines of the TTFT deadline that passes next
+    next_deadline_ps: int
+    last_online_arrival_ps: int
+    window_start_ps: int  # the measured window
+    window_end_ps: int
+
+
+class Config(Record):
+    """Settings of the run: nothing writes them once an episode has begun."""
+
+    seed: int
+    bulk: int  # many decode steps at once
+    class_blind: int  # offline requests are scheduled as online ones
+    gate_window: int  # waiting requests that a gate looks at
+    prefill_tokens: int  # budget of one prefill batch
+    layer_resume: int  # an interrupted prefill goes on at the layer reached
+    block_tokens: int
+    tpot_min_tokens: int
+    tpot_from_decode: int
+    gate_poll_ps: int
+    relaxed_count: int  # instances that arrivals are routed to: the first ones
+    inter_token_slo_ps: int  # NEVER: none
+    max_num_batched_tokens: int  # of an iteration of a mixed instance
+    max_num_seqs: int
+    reserved_blocks: int
+    prefix_caching: int
+    kv_priority: int
+    waiting_order: int  # `sim.pool`: 0 by arrival, BY_PREFIX, BY_BUCKET
+    swap_overlap: int
+    host_bytes_per_s: int
+    index_size: int  # of the index of keys of blocks (`sim.blocks`)
+    block_tables: int
+    blocks_per_table: int
+    bidirectional: int
+    default_ttft_ps: int  # the scenario's SLOs; requests may have their own
+    default_tpot_ps: int
+    own_tpot: int  # some online request has one of its own
+    rules_flush: int  # 0: all records are flushed before each rule
+
+
+class Pending(Record):
+    """The decision that is open, and its answer."""
+
+    point: int  # NO_POINT: none is
+    instance: int
+    request: int
+    count: int  # candidates, in State.picks
+    answered: int
+    answer: int
+    route_step: int  # of rules that go round, from one decision to the next
+
+
+class Queues(Record):
+    """How far the task ring, the event heap and the log are filled."""
+
+    task_head: int
+    task_tail: int
+    heap_size: int
+    log_used: int
+
+
+class Gauges(Record):
+    """What is in the system now."""
+
+    open_online: int  # counted online requests that have neither finished nor missed an SLO
+    last_closed_ps: int  # when the last of these did
+    late_online: int  # counted online requests past an SLO and unfinished
+    outstanding_ps: int  # reference GPU time of unfinished offline requests
+    outstanding_since_ps: int
+
+
+class Totals(Record):
+    """Sums since the beginning: rewards and progress are differences of these."""
+
+    online_arrived: int
+    online_finished: int
+    ttft_misses: int
+    tpot_misses: int
+    violations: int
+    offline_arrived: int
+    offline_finished: int
+    service_ps: int
+    offline_output_tokens: int
+    offline_prompt_tokens: int
+    wasted_tokens: int
+    wasted_ps: int
+    evictions: int
+    migrations: int
+    interruptions: int
+    decisions: int
+    events: int
+
+
+class Observed(Record, number=np.float64):
+    """What a policy may have observed so far. Rates are requests a second, over horizons of 10, 60, 300 and 1800 s."""
+
+    offline_evicted_share: float
+    offline_output_mean: float
+    online_output_mean: float
+    online_rate_fast: float
+    online_rate_minute: float
+    online_rate_slow: float
+    online_rate_half_hour: float
+    offline_seen: float
+    online_seen: float
+
+
+class Integrals(Record, number=np.float64):
+    """Integrals over time that the reward is made of."""
+
+    waiting_area: float  # reference GPU-seconds of offline work in the system, times seconds
+    late_times_us: float  # when counted online requests that missed an SLO finished, less when they missed it
+
+
+QUEUE = np.dtype([("head", np.int64), ("tail", np.int64)])  # of a linked list of requests; -1: empty
+
+
 class State(NamedTuple):
     """The state of one episode. Shapes: n requests, m instances, l links, t cost tables, B largest batch."""
 
-    counters: np.ndarray  # int64[COUNTERS]
-    stats: np.ndarray  # float64[STATS]
+    clock: Clock
+    config: Config
+    pending: Pending
+    queues: Queues
+    gauges: Gauges
+    totals: Totals
+    observed: Observed
+    integrals: Integrals
+    push_queues: np.ndarray  # QUEUE[2], rows URGENT, OFFLINE: prefilled requests that wait for a decode instance
     params: np.ndarray  # float64[PARAMS], the policy's own
     requests: np.ndarray  # REQUEST[n], sorted by arrival
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
@@ -147,7 +256,8 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
                 prefill_entries: int, log_capacity: int = 0, pool: Pool = NO_POOL, block_tokens: int = 16) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return State(
-        np.zeros(COUNTERS, np.int64), np.zeros(STATS), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
+        Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),
+        Observed.zeros(), Integrals.zeros(), np.zeros(2, QUEUE), np.zeros(PARAMS), aligned_zeros(n_requests, REQUEST),
         np.zeros(n_online, np.int32), np.zeros(n_instances, INSTANCE),
         np.zeros((4, n_instances, max_batch), np.int32), np.zeros((n_instances, 4, max_batch), np.int32),
         np.zeros((n_instances, block_tokens), np.int32),

@@ -23,7 +23,7 @@ from ooco_gym.sim.lanes import (
     write_down,
 )
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish_deadline, take_blocks
-from ooco_gym.sim.state import BATCH, BLOCK_TOKENS, GAP_PS, ITL_BINS, NEVER, NOW, OFFLINE, TPOT_FROM_DECODE, URGENT
+from ooco_gym.sim.state import BATCH, ITL_BINS, NEVER, OFFLINE, URGENT
 
 ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
 ITL_WIDTH = math.log(1.02)
@@ -41,11 +41,11 @@ def itl_bin(gap_ps):
 @inlined
 def first_step(state, slot, time_ps):
     """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished."""
-    request, counters = state.requests[slot], state.counters
+    request = state.requests[slot]
     request.first_decode_ps = time_ps
     request.latest_ps = NEVER
     if request.online and request.violated & TPOT_BIT == 0:
-        request.latest_ps = finish_deadline(state, slot, counters[TPOT_FROM_DECODE])
+        request.latest_ps = finish_deadline(state, slot, state.config.tpot_from_decode)
 
 
 @inner
@@ -56,7 +56,7 @@ def look_at(state, batch, size):
     their `latest_ps`, blocks taken).
     """
     context, urgent, left, miss_ps, taken = 0, 0, MAX_STEPS, NEVER, 0
-    now, block_tokens = state.counters[NOW], state.counters[BLOCK_TOKENS]
+    now, block_tokens = state.clock.now_ps, state.config.block_tokens
     for i in range(size):
         request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
         generated = np.int64(request.generated_tokens)
@@ -74,7 +74,7 @@ def look_at(state, batch, size):
 @inlined
 def lay_lanes(state, instance):
     """Every member gets lanes, and the memory of its next token. Returns as `look_at`, from the third on."""
-    spec, now = state.instances[instance], state.counters[NOW]
+    spec, now = state.instances[instance], state.clock.now_ps
     if spec.lanes and spec.lane_steps > MOST_LANE_STEPS:
         drop_lanes(state, instance)
     if spec.lanes == 0:
@@ -87,7 +87,7 @@ def lay_lanes(state, instance):
             if request.first_decode_ps == 0:
                 first_step(state, slot, now)
             taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
-                                 state.counters[BLOCK_TOKENS])
+                                 state.config.block_tokens)
             lay(state, instance, row, place, slot)
     spec.laned_urgent, spec.laned_offline = spec.urgent_members, spec.offline_members
     return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
@@ -169,8 +169,8 @@ def _advance_records(state, instance, steps, end_ps, ahead, first, last):
     """As `_advance_lanes`, of requests without lanes."""
     spec = state.instances[instance]
     continuing, usual, taken = 0, 0, 0
-    batch, block_tokens = state.members[BATCH, instance], state.counters[BLOCK_TOKENS]
-    first_ps, worst_ps = spec.start_ps + first, state.counters[GAP_PS]
+    batch, block_tokens = state.members[BATCH, instance], state.config.block_tokens
+    first_ps, worst_ps = spec.start_ps + first, state.config.inter_token_slo_ps
     grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
     for i in range(spec.running):
         request = state.requests[np.uint64(batch[i])]

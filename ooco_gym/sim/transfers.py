@@ -10,7 +10,7 @@ from ooco_gym.sim.batch import fits_for_sure
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import cut, settle_books, wake
 from ooco_gym.sim.lanes import write_batch, write_slot
-from ooco_gym.sim.memory import count, release, take_blocks
+from ooco_gym.sim.memory import measured, release, take_blocks
 from ooco_gym.sim.queues import (
     LOG_TRANSFER_END,
     LOG_TRANSFER_START,
@@ -28,14 +28,10 @@ from ooco_gym.sim.queues import (
 )
 from ooco_gym.sim.state import (
     BATCH,
-    BLOCK_TOKENS,
     DECODE,
     LEAVING,
-    MIGRATIONS,
     MOVING,
-    NOW,
     PS_PER_S,
-    RELAXED_COUNT,
     RESIDENT,
     STRICT,
 )
@@ -44,7 +40,7 @@ from ooco_gym.sim.state import (
 @inlined
 def link_of(state, source, target):
     """Index of the link from a relaxed to a strict instance (relaxed instances come first)."""
-    relaxed = state.counters[RELAXED_COUNT]
+    relaxed = state.config.relaxed_count
     return source * (state.instances.size - relaxed) + (target - relaxed)
 
 
@@ -77,7 +73,7 @@ def surely_reservable(state, slot, target):
     spec = state.instances[target]
     if spec.activity != DECODE or spec.steps <= 1:
         return False
-    growth = spec.running * (spec.steps // state.counters[BLOCK_TOKENS] + 1)
+    growth = spec.running * (spec.steps // state.config.block_tokens + 1)
     return blocks_there(state, slot) + growth <= spec.free_blocks and has_room(state, target)
 
 
@@ -122,7 +118,7 @@ def _next_transfer(state, index):
     duration = max(1, int(kv_bytes / link.bytes_per_s * PS_PER_S))
     link.busy_ps += duration
     log_event(state, LOG_TRANSFER_START, link.source, slot, link.target)
-    schedule(state, source, state.counters[NOW] + duration)
+    schedule(state, source, state.clock.now_ps + duration)
 
 
 @inlined
@@ -144,7 +140,8 @@ def end_transfer(state, index):
     if not request.urgent:
         target.arriving_pulls -= 1
         request.migrations += 1
-        count(state, MIGRATIONS, 1)
+        if measured(state):
+            state.totals.migrations += 1
     add_member(state, link.target, slot)
     join_decodable(state, link.target, slot)
     target.all_included = 0

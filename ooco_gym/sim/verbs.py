@@ -11,17 +11,10 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim.bidirectional import change_host, pair_fits, pair_grow, paired
 from ooco_gym.sim.blocks import append_blocks, hits, name_full, open_table, share, told_apart, unname
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.memory import count, let_go, take_blocks
+from ooco_gym.sim.memory import let_go, measured, take_blocks
 from ooco_gym.sim.queues import LOG_EVICT, add_member, dequeue, enqueue, enqueue_by_arrival, log_event, remove_member
 from ooco_gym.sim.state import (
     BATCH,
-    BIDIRECTIONAL,
-    BLOCK_TOKENS,
-    EVICTIONS,
-    MIXED_SEQUENCES,
-    NOW,
-    PREFIX_CACHING,
-    RESERVED_BLOCKS,
     RESIDENT,
     SWAP,
     WAITING,
@@ -38,7 +31,7 @@ def lacking(state, slot):
 @inner
 def free_blocks(state, instance):
     """Free blocks that may be taken."""
-    return state.instances[instance].free_blocks - state.counters[RESERVED_BLOCKS]
+    return state.instances[instance].free_blocks - state.config.reserved_blocks
 
 
 @inner
@@ -46,7 +39,7 @@ def blocks_for_more(state, slot, tokens):
     """Blocks beyond those held that a running request needs to compute `tokens` more."""
     request = state.requests[slot]
     reach = request.computed_tokens + request.scheduled_tokens + tokens
-    if reach <= request.blocks * state.counters[BLOCK_TOKENS]:
+    if reach <= request.blocks * state.config.block_tokens:
         return np.int64(0)
     return blocks_for(state, reach) - request.blocks
 
@@ -57,9 +50,9 @@ def found(state, instance, slot):
     request = state.requests[slot]
     if request.host_tokens > 0:
         return np.int64(request.host_tokens), np.int64(0), np.int64(0)
-    if state.counters[PREFIX_CACHING] == 0:
+    if state.config.prefix_caching == 0:
         return np.int64(0), np.int64(0), np.int64(0)
-    size = state.counters[BLOCK_TOKENS]
+    size = state.config.block_tokens
     shared, idle = hits(state, instance, slot, (length(state, slot) - 1) // size)
     return np.int64(shared * size), np.int64(shared), np.int64(idle)
 
@@ -73,7 +66,7 @@ def cached(state, instance, slot):
 @inner
 def has_seat(state, instance):
     """Whether one more request may run."""
-    return state.instances[instance].running < state.counters[MIXED_SEQUENCES]
+    return state.instances[instance].running < state.config.max_num_seqs
 
 
 @inner
@@ -107,10 +100,10 @@ def place_of(state, instance, slot):
 @inlined
 def give(state, instance, slot, tokens):
     """Gives a running request `tokens` tokens in the next iteration; False, and nothing else, where memory lacks."""
-    request, size = state.requests[np.uint64(slot)], state.counters[BLOCK_TOKENS]
+    request, size = state.requests[np.uint64(slot)], state.config.block_tokens
     reach = np.int64(request.computed_tokens) + request.scheduled_tokens + tokens
-    if reach <= request.blocks * size and state.counters[BIDIRECTIONAL] == 0 and (
-            state.counters[PREFIX_CACHING] == 0 or (tokens == 1 and reach % size > 0)):
+    if reach <= request.blocks * size and state.config.bidirectional == 0 and (
+            state.config.prefix_caching == 0 or (tokens == 1 and reach % size > 0)):
         request.scheduled_tokens += tokens
         return True
     return _give_blocks(state, instance, slot, tokens)
@@ -131,8 +124,8 @@ def _give_blocks(state, instance, slot, tokens):
         take_blocks(state, instance, more)
     request = state.requests[slot]
     request.scheduled_tokens += tokens
-    if state.counters[PREFIX_CACHING]:
-        size, reach = state.counters[BLOCK_TOKENS], request.computed_tokens + request.scheduled_tokens
+    if state.config.prefix_caching:
+        size, reach = state.config.block_tokens, request.computed_tokens + request.scheduled_tokens
         name_full(state, instance, slot, (reach - tokens) // size, reach // size)
     return True
 
@@ -158,8 +151,8 @@ def take_back(state, slot):
     request = state.requests[slot]
     tokens = np.int64(request.scheduled_tokens)
     request.scheduled_tokens = 0
-    if tokens > 0 and state.counters[PREFIX_CACHING]:
-        size, computed = state.counters[BLOCK_TOKENS], np.int64(request.computed_tokens)
+    if tokens > 0 and state.config.prefix_caching:
+        size, computed = state.config.block_tokens, np.int64(request.computed_tokens)
         unname(state, request.instance, slot, computed // size, (computed + tokens) // size)
     return tokens
 
@@ -211,7 +204,7 @@ def preempt_front(state, instance, place, how):
 def wake_at(state, instance, time_ps):
     """Has the policy asked again at `time_ps`, though nothing may have happened."""
     spec = state.instances[instance]
-    spec.pull_wake_ps = min(spec.pull_wake_ps, max(time_ps, state.counters[NOW] + 1))
+    spec.pull_wake_ps = min(spec.pull_wake_ps, max(time_ps, state.clock.now_ps + 1))
 
 
 # --- The books ------------------------------------------------------------------------------------------------------
@@ -248,7 +241,8 @@ def _lose(state, instance, place, how):
     request.scheduled_tokens = 0
     request.status = WAITING
     request.evictions += 1
-    count(state, EVICTIONS, 1)
+    if measured(state):
+        state.totals.evictions += 1
 
 
 @inner

@@ -89,7 +89,7 @@ def test_a_drawn_future_keeps_the_past_and_nothing_else():
     env.reset(**WINDOW)
     true = env.simulation.state
     before = s.copy_state(true)
-    past = int(true.counters[s.NEXT_ARRIVAL])
+    past = int(true.clock.next_arrival)
     futures = Futures(env.episodes, 3, 4)
     drawn = [s.copy_state(state) for state in futures.draw(true, 4)]
     for field, one, other in zip(s.State._fields, before, true, strict=True):
@@ -104,10 +104,10 @@ def test_a_drawn_future_keeps_the_past_and_nothing_else():
         old = true.requests["output_tokens"][:past]
         assert np.array_equal(requests["output_tokens"][~unfinished], old[~unfinished])
         arrivals = state.requests["arrival_ps"][past:]
-        assert (np.diff(arrivals) >= 0).all() and arrivals[0] > true.counters[s.NOW]
+        assert (np.diff(arrivals) >= 0).all() and arrivals[0] > true.clock.now_ps
         assert not coming & set(arrivals[state.requests["online"][past:] == 1].tolist())
         due = state.requests["arrival_ps"] + state.requests["ttft_slo_ps"]
-        left = state.deadlines[int(state.counters[s.NEXT_DEADLINE]) :]
+        left = state.deadlines[int(state.clock.next_deadline) :]
         assert (np.diff(due[left]) >= 0).all()
     assert len({state.requests["output_tokens"].tobytes() for state in drawn}) == 4
 
@@ -119,7 +119,7 @@ def test_a_drawn_length_is_priced_as_the_simulator_prices_it():
     scenario = env.simulation.scenario
     tables = [build._table(one, scenario.cluster.max_batch) for _, one in scenario.deployments]
     for state in futures.draw(env.simulation.state, 2):
-        asked, past = s.copy_state(state), int(state.counters[s.NEXT_ARRIVAL])
+        asked, past = s.copy_state(state), int(state.clock.next_arrival)
         asked.requests["output_tokens"] = np.maximum(1, asked.requests["output_tokens"])
         build._price_requests(asked, tables[0], tables[1])
         assert np.abs(asked.requests["service_ps"][:past] - state.requests["service_ps"][:past]).max() <= 1
@@ -135,8 +135,8 @@ def test_drawn_futures_play_out_to_their_end(name):
     clone, window = honest._clones._states[0], env.simulation.window_s
     arrival_s = clone.requests["arrival_ps"] / s.PS_PER_S
     counted = (clone.requests["online"] == 1) & (arrival_s >= window[0]) & (arrival_s < window[1])
-    assert clone.counters[s.OPEN_ONLINE] == 0
-    assert clone.counters[s.ONLINE_ARRIVED] == np.count_nonzero(counted) > 0
+    assert clone.gauges.open_online == 0
+    assert clone.totals.online_arrived == np.count_nonzero(counted) > 0
     done = clone.requests["status"] == s.FINISHED
     assert (clone.requests["generated_tokens"] == clone.requests["output_tokens"])[done].all()
     assert (clone.requests["generated_tokens"] <= clone.requests["output_tokens"]).all()
@@ -162,7 +162,7 @@ def test_the_honest_one_is_deterministic_and_blind_to_the_true_future():
     env.reset(**WINDOW)
     state = env.simulation.state
     seen = Rollout(env, samples=2, seed=4).values()[2]
-    later = state.requests[int(state.counters[s.NEXT_ARRIVAL]) :]
+    later = state.requests[int(state.clock.next_arrival) :]
     later["prompt_tokens"], later["output_tokens"] = 7, 5  # another truth: what is drawn must not change
     assert np.array_equal(Rollout(env, samples=2, seed=4).values()[2], seen)
     assert not np.array_equal(Rollout(env, samples=2, seed=5).values()[2], seen)

@@ -40,10 +40,10 @@ def episode_of(rows: Any, kv_tokens: int | None = None, tpot_s: float = 0.05, tt
 
 def restated(episode: Episode) -> Scheduler:
     state, values = episode.state, dict(episode.policy.values)
-    counters = state.counters
-    link = float(state.tables[0]["kv_bytes_per_token"]) / counters[s.HOST_BYTES_PER_S]
-    slo = int(min(counters[s.DEFAULT_TTFT_PS], counters[s.DEFAULT_TPOT_PS]))
-    return Scheduler(values, int(state.instances[0]["total_blocks"]), int(counters[s.BLOCK_TOKENS]),
+    config = state.config
+    link = float(state.tables[0]["kv_bytes_per_token"]) / config.host_bytes_per_s
+    slo = int(min(config.default_ttft_ps, config.default_tpot_ps))
+    return Scheduler(values, int(state.instances[0]["total_blocks"]), int(config.block_tokens),
                      link * s.PS_PER_S, slo)
 
 
@@ -69,7 +69,7 @@ def test_every_iteration_is_as_restated(rows: Any, kv_tokens: int | None, tpot_s
     for found in iterations(episode):
         now = int(spec["start_ps"])
         other.end(last, now if span is None else int(span[1]))
-        while arrived < state.counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= now:
+        while arrived < state.clock.next_arrival and requests[arrived]["arrival_ps"] <= now:
             row = requests[arrived]
             if row["status"] != s.REJECTED:
                 other.arrive(Request(arrived, bool(row["online"]), int(row["prompt_tokens"]),
@@ -103,7 +103,7 @@ def test_no_slot_is_leaked_or_owned_twice(rows: Any, kv_tokens: int, values: Any
     """Owners' slots add up in every block all the while; at the end all requests are done and all slots free."""
     episode = episode_of(rows, kv_tokens, **{**values, "bidirectional": "on"})
     state = episode.state
-    size = int(state.counters[s.BLOCK_TOKENS])
+    size = int(state.config.block_tokens)
     for _ in iterations(episode):
         pairs, held = state.pairs[0], np.zeros(len(state.requests), int)
         assert (pairs["online_used"] + pairs["offline_used"] <= size).all()

@@ -42,7 +42,7 @@ def slack_of(state, slot):
 
 @jit
 def note(state, time_ps, blocks):
-    state.counters[s.NOW] = time_ps
+    state.clock.now_ps = time_ps
     e.remember(state, 0, blocks)
     return e.expected_blocks(state, 0)
 
@@ -142,14 +142,14 @@ def test_slack_builds_up() -> None:
     one = episode(rows=((0.0, 100, 50, True), (0.0, 100, 50, False)))
     state, request = one.state, one.state.requests[0]
     state.requests["ttft_slo_ps"], state.requests["tpot_slo_ps"] = s.PS_PER_S, s.PS_PER_S // 20
-    state.counters[s.NOW] = 7 * s.PS_PER_S // 10
+    state.clock.now_ps = 7 * s.PS_PER_S // 10
     assert slack_of(state, 0) == 3 * s.PS_PER_S // 10
     request["generated_tokens"], request["first_token_ps"] = 4, 6 * s.PS_PER_S // 10
     assert slack_of(state, 0) == s.PS_PER_S // 2
     assert slack_of(state, 1) == s.NEVER, "offline requests promise nothing"
     set_params(one, due_from=1)
     assert slack_of(state, 0) == s.PS_PER_S // 10, "0.6 s + 4 x 50 ms - 0.7 s"
-    state.counters[s.NOW] = s.PS_PER_S
+    state.clock.now_ps = s.PS_PER_S
     assert slack_of(state, 0) == -s.PS_PER_S // 5
     set_params(one, late=1)
     assert slack_of(state, 0) == s.NEVER

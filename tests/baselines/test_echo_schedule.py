@@ -48,7 +48,7 @@ def setups(draw: st.DrawFn, **fixed: Any) -> Setup:
 
 def restated(episode: Episode) -> Schedule:
     """The restatement with the episode's memory, parameters and coefficients."""
-    usable = int(episode.state.instances[0]["total_blocks"] - episode.state.counters[s.RESERVED_BLOCKS])
+    usable = int(episode.state.instances[0]["total_blocks"] - episode.state.config.reserved_blocks)
     return Schedule(usable, dict(episode.policy.values))
 
 
@@ -60,7 +60,7 @@ def test_every_iteration_is_the_restated_one(setup: Setup) -> None:
     requests = state.requests
     for spec in steps(episode):
         now = int(spec["start_ps"])
-        while arrived < state.counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= now:
+        while arrived < state.clock.next_arrival and requests[arrived]["arrival_ps"] <= now:
             row = requests[arrived]
             if row["status"] != s.REJECTED:
                 rank = int(state.order[arrived]) if state.order.size else arrived
@@ -72,7 +72,7 @@ def test_every_iteration_is_the_restated_one(setup: Setup) -> None:
         assert given_tokens(episode) == expected
         assert running.tolist() == [one.slot for one in other.running]
         assert requests["evictions"].sum() == other.preemptions
-        assert spec["free_blocks"] - state.counters[s.RESERVED_BLOCKS] == other.free
+        assert spec["free_blocks"] - state.config.reserved_blocks == other.free
         other.end(int(spec["end_ps"]))
 
 

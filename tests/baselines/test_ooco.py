@@ -153,13 +153,13 @@ def test_the_gate_weighs_latency_saved_against_recomputation() -> None:
     desk = Desk("ooco", lengths)
     waiting = desk.slots["waiting"]
     assert desk.ask("gate", waiting, RELAXED) == 0, "weights are read once for a larger batch, nothing is ever evicted"
-    desk.state.stats[s.OFFLINE_EVICTED_SHARE] = 1.0
-    desk.state.stats[s.OFFLINE_OUTPUT_MEAN] = 2.0
+    desk.state.observed.offline_evicted_share = 1.0
+    desk.state.observed.offline_output_mean = 2.0
     assert desk.ask("gate", waiting, RELAXED) == s.HOLD, "two tokens each save less than a prefill costs"
-    desk.state.stats[s.OFFLINE_OUTPUT_MEAN] = 2000.0
+    desk.state.observed.offline_output_mean = 2000.0
     assert desk.ask("gate", waiting, RELAXED) == 0
     empty = Desk("ooco", {"waiting": [900]})
-    empty.state.stats[s.OFFLINE_EVICTED_SHARE] = 1.0
+    empty.state.observed.offline_evicted_share = 1.0
     assert empty.ask("gate", empty.slots["waiting"], RELAXED) == 0, "nothing to decode: always prefill"
 
 
@@ -183,28 +183,28 @@ def test_an_online_arrival_stops_offline_prefill_at_the_next_layer() -> None:
     assert int(state.requests["wasted_tokens"][0]) == 8000 * done // layers, "the layers done, not the whole prompt"
     assert int(state.requests["wasted_ps"][0]) == stop_ps
     assert int(state.requests["interruptions"][0]) == 1
-    assert int(state.counters[s.INTERRUPTIONS]) == 1
+    assert int(state.totals.interruptions) == 1
     assert state.requests["first_token_ps"][1] < state.requests["first_token_ps"][0]
 
 
 def test_never_interrupting_lets_offline_prefill_end() -> None:
     state = play(Setup(ROWS, window_s=(0.0, 5.0), values=(("interrupt", "never"),))).state
-    assert state.counters[s.INTERRUPTIONS] == 0
+    assert state.totals.interruptions == 0
     assert state.requests["first_token_ps"][0] < state.requests["first_token_ps"][1]
 
 
 def test_slack_interrupts_only_where_the_first_token_needs_it() -> None:
     for ttft_s, interrupted in ((5.0, 0), (0.3, 1)):
         state = play(Setup(ROWS, window_s=(0.0, 5.0), values=(("interrupt", "slack"),), rules={"ttft_s": ttft_s})).state
-        assert state.counters[s.INTERRUPTIONS] == interrupted
+        assert state.totals.interruptions == interrupted
 
 
 def test_resuming_at_the_layer_reached_wastes_nothing() -> None:
     setup = Setup(ROWS, window_s=(0.0, 5.0), values=(("layer_resume", 1),))
     state = play(setup).state
     alone = play(setup.with_(requests=ROWS[:1])).state
-    assert state.counters[s.INTERRUPTIONS] == 1
-    assert state.counters[s.WASTED_TOKENS] == 0 == state.counters[s.WASTED_PS]
+    assert state.totals.interruptions == 1
+    assert state.totals.wasted_tokens == 0 == state.totals.wasted_ps
     spent = int(state.instances["offline_prefill_ps"][RELAXED]) - int(alone.instances["offline_prefill_ps"][RELAXED])
     assert abs(spent) <= 2, "no layer is computed twice (rounded to a picosecond)"
 
@@ -216,5 +216,5 @@ def test_offline_decode_is_interrupted_too() -> None:
         setup = Setup(rows, window_s=(0.0, 5.0), values=(("interrupt_decode", interrupt_decode), ("pull_margin", 0.9)))
         state = play(setup).state
         waits.append(int(state.requests["first_token_ps"][1]))
-        assert (state.counters[s.WASTED_PS] > 0) == (interrupt_decode == 1)
+        assert (state.totals.wasted_ps > 0) == (interrupt_decode == 1)
     assert waits[1] < waits[0]

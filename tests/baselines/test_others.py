@@ -57,7 +57,7 @@ def test_engine_pulls_one_at_a_time_and_no_faster_than_every_100_ms() -> None:
         assert answer in (s.FULL, 0, 1)
         if answer == 1:
             assert episode.state.instances[STRICT]["arriving_pulls"] == 0
-            pulls.append(int(episode.state.counters[s.NOW]))
+            pulls.append(int(episode.state.clock.now_ps))
     assert len(pulls) > 10
     assert np.diff(pulls).min() >= s.PS_PER_S // 10
 
@@ -90,7 +90,7 @@ def test_base_pd_serves_in_order_of_arrival_whatever_the_class() -> None:
     first = state.requests["first_token_ps"]
     assert (np.diff(first) >= 0).all()
     assert (state.requests["urgent"] == 1).all()
-    assert state.counters[s.INTERRUPTIONS] == 0
+    assert state.totals.interruptions == 0
     assert state.instances["decode_steps"][RELAXED] == 0, "roles are fixed"
 
 
@@ -98,7 +98,7 @@ def test_everybody_decodes_in_base_pd_whatever_the_step_takes() -> None:
     rows = tuple((0.0, 1000, 60, False) for _ in range(60))
     state = play(Setup(rows, policy="base_pd", window_s=(0.0, 30.0), rules={"tpot_s": 0.016})).state
     assert (state.requests["status"] == s.FINISHED).all()
-    assert state.counters[s.MIGRATIONS] == 0 or (state.requests["migrations"] <= 1).all()
+    assert state.totals.migrations == 0 or (state.requests["migrations"] <= 1).all()
 
 
 # --- Online priority ------------------------------------------------------------------------------------------------

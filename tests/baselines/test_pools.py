@@ -70,7 +70,7 @@ def test_hygen_holds_prefill_back_where_the_request_could_not_go_on() -> None:
         desk = Desk("hygen_pd", lengths, tpot_s=tpot_s)
         assert desk.ask("gate", desk.slots["waiting"], RELAXED) == answer
     queued = Desk("hygen_pd", lengths)
-    queued.state.counters[s.OFFLINE_PUSH_HEAD] = queued.slots["waiting"][1]
+    queued.state.push_queues[s.OFFLINE]["head"] = queued.slots["waiting"][1]
     assert queued.ask("gate", queued.slots["waiting"][:1], RELAXED) == s.HOLD, "somebody prefilled waits already"
 
 
@@ -103,9 +103,9 @@ def test_a_long_offline_prefill_makes_room_within_the_budget_and_loses_nothing(p
     for how in ("chunks", "idle"):
         state = play(Setup(rows, policy=policy, window_s=(0.0, 30.0), values=(("long_prefill", how),))).state
         waits[how] = (int(state.requests["first_token_ps"][1]) - int(state.requests["arrival_ps"][1])) / s.PS_PER_S
-        assert state.counters[s.WASTED_TOKENS] == 0
+        assert state.totals.wasted_tokens == 0
         assert (state.requests["status"] == s.FINISHED).all()
-        assert state.counters[s.INTERRUPTIONS] == (how == "chunks")
+        assert state.totals.interruptions == (how == "chunks")
     assert waits["chunks"] < 0.5 * 2.0 < waits["idle"]
 
 
@@ -182,16 +182,16 @@ def test_echo_takes_the_tightest_slack_of_the_online_requests() -> None:
     step_ps = echo_ps(Desk("echo_pd", lengths), [MEAN, MEAN, 2000])
     for late in ("tpot", "hold"):
         desk = Desk("echo_pd", lengths, late=late, stop="feasible")
-        requests, counters = desk.state.requests, desk.state.counters
+        requests = desk.state.requests
         requests["ttft_slo_ps"] = 2 * s.PS_PER_S
         requests["generated_tokens"] = 10
         requests["prompt_tokens"] -= 10
         line_ps = 2 * s.PS_PER_S + round(10 * 0.9 * 0.05 * s.PS_PER_S)
         for now_ps, count in ((line_ps - round(1.001 * step_ps), 3), (line_ps - round(0.999 * step_ps), 2)):
-            counters[s.NOW] = now_ps
+            desk.state.clock.now_ps = now_ps
             assert desk.ask("compose") == (3 if late == "tpot" else count)
         requests["tpot_slo_ps"] = round(0.999 * step_ps / 0.9)
-        counters[s.NOW] = 5 * s.PS_PER_S
+        desk.state.clock.now_ps = 5 * s.PS_PER_S
         assert desk.ask("compose") == 2
 
 
@@ -201,7 +201,7 @@ def test_echo_keeps_memory_free_for_bursts() -> None:
     for rate, free_blocks, answer in ((0.0, 101, 0), (4.0, 101, s.HOLD), (4.0, None, 0)):
         desk = Desk("echo_pd", lengths, reserve_tokens=MEAN, slo_share=1.0)
         state = desk.state
-        state.stats[s.ONLINE_RATE_SLOW], state.stats[s.ONLINE_OUTPUT_MEAN] = rate, 100.0
+        state.observed.online_rate_slow, state.observed.online_output_mean = rate, 100.0
         at_a_time = rate * 100.0 * 0.05
         reserve = max(0, int((at_a_time + 2.0 * math.sqrt(at_a_time)) * 63) - 63 - 1)
         state.instances["free_blocks"][STRICT] = 101 + reserve if free_blocks is None else free_blocks
@@ -260,5 +260,5 @@ def test_offline_work_leaves_the_tpot_of_online_work_alone(policy: str) -> None:
     rows = tuple(sorted([(0.2 * i, 700, 200, True) for i in range(60)] + [(0.0, 900, 600, False)] * 120))
     episode = Episode(Setup(rows, policy=policy, window_s=(0.0, 12.0), rules={"tpot_s": 0.03, "max_batch": 512}))
     state = episode.play().state
-    assert state.counters[s.TPOT_MISSES] == 0
+    assert state.totals.tpot_misses == 0
     assert state.requests["generated_tokens"][state.requests["online"] == 0].sum() > 2000

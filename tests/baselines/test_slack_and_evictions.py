@@ -34,7 +34,7 @@ def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
     simulation = Simulation(Scenario(**TIGHT), "slack", outside=("pull",))
     plain, state, seen, cut = get_policy("slack:growth=0"), simulation.state, 0, 0
     while simulation.advance() and (seen < 30 or not cut):
-        instance = state.instances[int(state.counters[s.PENDING_INSTANCE])]
+        instance = state.instances[int(state.pending.instance)]
         state.params[:] = plain.vector()
         before = simulation.rule_answer()
         state.params[:] = simulation.policy.vector()
@@ -43,8 +43,8 @@ def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
         cut += 0 < answer < before or (before > 0 and answer == s.FULL)
         if answer > 0:
             seen += 1
-            block = int(state.counters[s.BLOCK_TOKENS])
-            offline, online = (float(state.stats[slot]) for slot in (s.OFFLINE_OUTPUT_MEAN, s.ONLINE_OUTPUT_MEAN))
+            block = int(state.config.block_tokens)
+            offline, online = float(state.observed.offline_output_mean), float(state.observed.online_output_mean)
             residents = instance["urgent_decodable"] * min(offline, online)
             residents += (instance["decodable"] - instance["urgent_decodable"]) * offline
             pulled = [state.requests[slot] for slot in state.picks[:answer]]
@@ -56,8 +56,8 @@ def test_a_pull_fits_when_all_have_grown_to_mean_lengths() -> None:
 
 def test_who_is_pulled_counts_with_all_that_it_has_generated() -> None:
     late, always = Simulation(Scenario(**TIGHT), "slack"), Simulation(Scenario(**TIGHT), "slack")
-    assert late.state.counters[s.RULES_SETTLE] == 1
-    always.state.counters[s.RULES_SETTLE] = 0  # every record is written before each decision
+    assert late.state.config.rules_flush == 1
+    always.state.config.rules_flush = 0  # every record is written before each decision
     for simulation in (late, always):
         simulation.advance()
     assert np.array_equal(late.state.requests["finish_ps"], always.state.requests["finish_ps"])
@@ -71,7 +71,7 @@ def test_steps_beyond_the_bound_are_banked_and_nobody_joins_after_them() -> None
     simulation = Simulation(scenario, f"slack:bank=2,slo_margin={margin},pull_margin=0", outside=("compose",))
     state, beyond, kept = simulation.state, 0, 0
     while simulation.advance() and (beyond < 200 or kept < 20):
-        answer, place = simulation.rule_answer(), int(state.counters[s.PENDING_INSTANCE])
+        answer, place = simulation.rule_answer(), int(state.pending.instance)
         spec = state.instances[place]
         if spec["role"] == s.STRICT:
             members = [state.members[row, place, : spec[f"{name}_members"]]
@@ -82,8 +82,8 @@ def test_steps_beyond_the_bound_are_banked_and_nobody_joins_after_them() -> None
             latency = max(base + slope * context, other_base + other_slope * context)
             online = rows[rows["online"] == 1]
             due = online["first_token_ps"] + online["generated_tokens"] * online["tpot_slo_ps"]
-            ahead = min(due - state.counters[s.NOW], default=float(s.NEVER))
-            joins = spec["arriving"] > spec["arriving_pulls"] or state.counters[s.PUSH_HEAD] >= 0
+            ahead = min(due - state.clock.now_ps, default=float(s.NEVER))
+            joins = spec["arriving"] > spec["arriving_pulls"] or state.push_queues[s.URGENT]["head"] >= 0
             banked = 0.0 if joins else margin * min(2.0 * tpot_ps, ahead)
             assert latency <= max(margin * tpot_ps, banked) or len(online) == len(rows)
             beyond += latency > margin * tpot_ps and len(online) < len(rows)
@@ -102,7 +102,7 @@ def test_the_least_urgent_is_who_arrived_last() -> None:
     seen = 0
     while simulation.advance() and seen < 50:
         state = simulation.state
-        candidates = state.picks[: int(state.counters[s.PENDING_COUNT])]
+        candidates = state.picks[: int(state.pending.count)]
         answer = simulation.rule_answer()
         arrivals = state.requests["arrival_ps"][candidates]
         assert arrivals[answer] == arrivals.max()

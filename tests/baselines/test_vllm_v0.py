@@ -38,14 +38,14 @@ def check_against_restatement(setup: Setup) -> Schedule:
     """Plays an episode of one instance beside the restated scheduler; returns that."""
     episode = Episode(setup)
     state, values = episode.state, episode.policy.values
-    requests, counters = state.requests, state.counters
+    requests = state.requests
     other = Schedule(int(state.instances[0]["total_blocks"]), values["max_num_batched_tokens"],
                      values["max_num_seqs"], values["watermark"], values["preemption"] == "swap",
-                     not counters[s.CLASS_BLIND])
+                     not state.config.class_blind)
     arrived, last = 0, {}
     for spec in steps(episode):
         other.end(last)
-        while arrived < counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= spec["start_ps"]:
+        while arrived < state.clock.next_arrival and requests[arrived]["arrival_ps"] <= spec["start_ps"]:
             row = requests[arrived]
             if row["status"] != s.REJECTED:
                 other.add(Request(arrived, int(row["prompt_tokens"]), int(row["output_tokens"]), bool(row["urgent"])))
@@ -148,9 +148,9 @@ def test_swapping_takes_time_on_the_link_to_the_host() -> None:
     setup = Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="vllm_v0", kv_tokens=2800,
                   values=(("max_num_seqs", 63), ("preemption", "swap")))
     alone, beside = (play(setup.with_(values=(*setup.values, ("swap_overlap", overlap)))).state for overlap in (0, 1))
-    assert alone.counters[s.EVICTIONS] > 0 == alone.counters[s.WASTED_TOKENS]
+    assert alone.totals.evictions > 0 == alone.totals.wasted_tokens
     assert alone.instances["swapped_tokens"].sum() > 0
     assert alone.requests["finish_ps"].max() > beside.requests["finish_ps"].max()
     again = play(setup.with_(values=(("max_num_seqs", 63), ("preemption", "recompute")))).state
-    assert again.counters[s.WASTED_TOKENS] > 0 == again.instances["swapped_tokens"].sum()
+    assert again.totals.wasted_tokens > 0 == again.instances["swapped_tokens"].sum()
     assert np.array_equal(again.requests["generated_tokens"], alone.requests["generated_tokens"])

@@ -30,7 +30,7 @@ WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
                    "online_prefill_ps", "offline_prefill_ps", "decode_ps", "wasted_ps", "decoded_tokens")
-SUMS = tuple(slot for slot in range(s.ONLINE_ARRIVED, s.COUNTERS) if slot not in (s.DECISIONS, s.EVENTS))
+SUMS = tuple(name for name in s.Totals.fields if name not in ("decisions", "events"))
 
 
 def arguments(name: str, scenario: Any = None, **changes: Any) -> dict[str, Any]:
@@ -91,7 +91,8 @@ def differences(a: s.State, b: s.State) -> list[str]:
     found = [f"requests.{name}" for name in REQUEST_FIELDS if not np.array_equal(a.requests[name], b.requests[name])]
     found += [f"instances.{name}" for name in INSTANCE_FIELDS
               if not np.array_equal(a.instances[name], b.instances[name])]
-    found += [f"counters[{slot}]" for slot in SUMS if a.counters[slot] != b.counters[slot]]
+    found += [f"totals.{name}" for name in SUMS if getattr(a.totals, name) != getattr(b.totals, name)]
+    found += ["gauges.late_online"] if a.gauges.late_online != b.gauges.late_online else []
     return found if np.array_equal(a.itl, b.itl) else [*found, "itl"]
 
 

@@ -126,7 +126,7 @@ def test_the_future_is_not_seen(name):
 
     def change(state):
         future = np.flatnonzero(state.requests["status"] == s.FUTURE)
-        late = future[state.requests["arrival_ps"][future] > state.counters[s.NOW] + LATER_S * s.PS_PER_S]
+        late = future[state.requests["arrival_ps"][future] > state.clock.now_ps + LATER_S * s.PS_PER_S]
         assert len(late) > 0
         state.requests["output_tokens"][late] += 500
 

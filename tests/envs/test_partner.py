@@ -13,7 +13,6 @@ from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.gating import GatingEnv
 from ooco_gym.policy import list_policies, policy_of
 from ooco_gym.resources import load_yaml
-from ooco_gym.sim import state as s
 
 POOLS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "base_pd", "ooco:slo_margin=0.8,max_pull=3")
 HYGEN = "hygen:latency_budget_s=0.045"
@@ -150,7 +149,7 @@ def test_looking_at_what_the_partner_would_pull_does_not_turn_its_wheel(name):
         "rate_scale": 0.8, "offline": {"mode": "rate", "rate": 20.0}})
     play(env, partner)
     assert differences(env.simulation.state, run_whole(env, 1, 0)) == []
-    assert env.simulation.state.counters[s.MIGRATIONS] > 0
+    assert env.simulation.state.totals.migrations > 0
 
 
 @pytest.mark.parametrize(("changes", "words"), [

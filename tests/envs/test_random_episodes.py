@@ -80,7 +80,7 @@ def check_state(state):
     """What no action may break: memory within bounds, each request at one place, no token too many."""
     requests, instances = state.requests, state.instances
     assert ((instances["free_blocks"] >= 0) & (instances["free_blocks"] <= instances["total_blocks"])).all()
-    arrived = int(state.counters[s.NEXT_ARRIVAL])
+    arrived = int(state.clock.next_arrival)
     assert (requests["status"][:arrived] != s.FUTURE).all() and (requests["status"][arrived:] == s.FUTURE).all()
     assert ((requests["generated_tokens"] >= 0) & (requests["generated_tokens"] <= requests["output_tokens"])).all()
     done = requests["status"] == s.FINISHED

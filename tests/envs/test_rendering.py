@@ -206,7 +206,7 @@ def test_the_live_view_says_what_is_going_on() -> None:
     state = env.simulation.state
     for part in ("0: relaxed", "1: strict", "KV memory", "next deadlines", "evictions", "last: "):
         assert part in text
-    assert f"of {int(state.counters[s.ONLINE_ARRIVED])} online requests missed an SLO" in text
+    assert f"of {int(state.totals.online_arrived)} online requests missed an SLO" in text
     view.close()  # twice is once
 
 
@@ -226,8 +226,8 @@ def test_slack_is_that_of_the_nearest_deadline() -> None:
     for _ in range(40):
         env.step(1)
         state = env.simulation.state
-        now = int(state.counters[s.NOW])
-        waiting = [row for row in state.requests[: int(state.counters[s.NEXT_ARRIVAL])]
+        now = int(state.clock.now_ps)
+        waiting = [row for row in state.requests[: int(state.clock.next_arrival)]
                    if row["online"] and not row["first_token_ps"] and row["status"] < s.FINISHED
                    and not row["violated"] & 1]
         ttft = slack_s(state)[0]

@@ -30,7 +30,7 @@ def asked_of(env: Any) -> list[int]:
     chosen = [int(one) for one in episodes.buffers.chosen[0] if one >= 0]
     if kind == s.EVICT:
         return [int(state.picks[one]) for one in chosen]
-    return chosen if kind in (s.GATE, s.PULL, s.INTERRUPT) else [int(state.counters[s.PENDING_REQUEST])] * len(chosen)
+    return chosen if kind in (s.GATE, s.PULL, s.INTERRUPT) else [int(state.pending.request)] * len(chosen)
 
 
 @pytest.mark.parametrize("name", ["Gating", "Eviction", "Migration", "Preemption", "Routing", "Colocation", "Packing"])

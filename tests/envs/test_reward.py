@@ -32,7 +32,7 @@ class Expected:
 
     def __init__(self, state, begin, end):
         requests, self.begin, self.end = state.requests, begin, end
-        self.now = float(seconds(state.counters[s.NOW]))
+        self.now = float(seconds(state.clock.now_ps))
         self.offline = requests[(requests["online"] == 0) & (requests["status"] != s.REJECTED)]
         self.online = requests[(requests["online"] == 1) & (requests["counted"] == 1)]
 
@@ -63,7 +63,7 @@ def played(name, seed, choose, **changes):
     env = make(name, reward=WEIGHTS, scenario=OVERLOADED[name], **changes)
     steps = play(env, choose, seed)
     state = env.simulation.state
-    return env, steps, Expected(state, *seconds(state.counters[[s.WINDOW_START, s.WINDOW_END]]).tolist())
+    return env, steps, Expected(state, *env.simulation.window_s)
 
 
 @pytest.mark.parametrize("name", IDS)
@@ -74,7 +74,7 @@ def test_parts_are_the_reward_and_totals_the_protocols_figures(name, seed, draws
     for step in steps[1:]:
         assert step.reward == pytest.approx(sum(step.info[f"reward/{part}"] for part in PARTS), abs=1e-9)
     total = {part: sum(step.info[f"reward/{part}"] for step in steps[1:]) for part in PARTS}
-    summary, counters = steps[-1].info["summary"], env.simulation.state.counters
+    summary, totals = steps[-1].info["summary"], env.simulation.state.totals
     assert summary["reward_total"] == pytest.approx(sum(step.reward for step in steps), abs=1e-6)
     for part in PARTS:
         assert summary[f"reward/{part}"] == pytest.approx(total[part], abs=1e-6)
@@ -82,8 +82,8 @@ def test_parts_are_the_reward_and_totals_the_protocols_figures(name, seed, draws
     assert total["service"] == pytest.approx(WEIGHTS["service"] * expected.service(), abs=1e-6)
     assert total["service"] == pytest.approx(summary["offline_reference_gpu_s_per_s"] * window_s, abs=1e-6)
     assert total["waiting"] == pytest.approx(-WEIGHTS["waiting"] * expected.waiting(), rel=1e-6, abs=1e-6)
-    assert total["ttft"] == -WEIGHTS["ttft"] * expected.misses(1) == -WEIGHTS["ttft"] * counters[s.TTFT_MISSES]
-    assert total["tpot"] == -WEIGHTS["tpot"] * expected.misses(2) == -WEIGHTS["tpot"] * counters[s.TPOT_MISSES]
+    assert total["ttft"] == -WEIGHTS["ttft"] * expected.misses(1) == -WEIGHTS["ttft"] * totals.ttft_misses
+    assert total["tpot"] == -WEIGHTS["tpot"] * expected.misses(2) == -WEIGHTS["tpot"] * totals.tpot_misses
     least, most = expected.late()
     assert least - 1e-3 <= total["late"] / -WEIGHTS["late"] <= most + 1e-3
     assert total["waste"] == pytest.approx(-WEIGHTS["waste"] * summary["wasted_gpu_s_per_s"] * window_s, abs=1e-6)
@@ -124,7 +124,7 @@ def test_the_warm_up_does_not_count():
     long, short = (make("ooco_gym/Gating-v0", reward=WEIGHTS, warmup_s=warmup) for warmup in (60.0, 20.0))
     for env in (long, short):
         steps = play(env, partner)
-        begin = float(seconds(env.simulation.state.counters[s.WINDOW_START]))
+        begin = float(seconds(env.simulation.state.clock.window_start_ps))
         expected = Expected(env.simulation.state, begin, begin + 60.0)
         assert steps[-1].info["summary"]["reward/service"] == pytest.approx(expected.service(), abs=1e-6)
 
@@ -132,7 +132,7 @@ def test_the_warm_up_does_not_count():
 def test_waiting_ends_with_the_window():
     """The drain sees online requests through; what is left of offline work then costs nothing more."""
     env, steps, expected = played("ooco_gym/Gating-v0", 1, partner)
-    assert seconds(env.simulation.state.counters[s.NOW]) > expected.end
+    assert seconds(env.simulation.state.clock.now_ps) > expected.end
     total = sum(step.info["reward/waiting"] for step in steps[1:])
     assert total == pytest.approx(-WEIGHTS["waiting"] * expected.waiting(), rel=1e-6)
 

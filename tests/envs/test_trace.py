@@ -71,8 +71,8 @@ def test_it_says_what_has_happened(tmp_path: Path) -> None:
     assert len(decisions) == len(env._watch.recorder.recording(0).answers)
     assert {event["name"].partition(":")[0] for event in decisions} <= {one.name for one in env.decisions}
     missed = sum(event["args"]["requests"] for event in events if event["name"] == "TTFT missed")
-    assert missed == int(state.counters[s.TTFT_MISSES])
-    rows = state.requests[: int(state.counters[s.NEXT_ARRIVAL])]
+    assert missed == int(state.totals.ttft_misses)
+    rows = state.requests[: int(state.clock.next_arrival)]
     begin_ps = round(env.simulation.window_s[0] * s.PS_PER_S)
     ended = {event["id"]: event["ts"] for event in events if event["ph"] == "e" and event["name"].split()[0] in
              ("online", "offline")}
@@ -82,7 +82,7 @@ def test_it_says_what_has_happened(tmp_path: Path) -> None:
         checked += 1
     assert checked > 20
     evicted = [event for event in events if event["ph"] == "b" and event["name"] == "evicted"]
-    assert bool(evicted) == bool(state.counters[s.EVICTIONS])
+    assert bool(evicted) == bool(state.totals.evictions)
 
 
 def test_a_step_with_more_events_than_are_kept_ends_where_it_would(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,8 +31,8 @@ def test_parameters_reach_the_rules_as_numbers() -> None:
     assert vector.shape == (s.PARAMS,) and vector.dtype == np.float64
     assert vector[names.index("slo_margin")] == 0.8
     assert vector[names.index("interrupt")] == 2.0, "the position of a choice"
-    assert policy.settings()[s.LAYER_RESUME] == 1
-    assert get_policy("ooco").settings()[s.PREFILL_TOKENS] == 2048
+    assert policy.settings()["layer_resume"] == 1
+    assert get_policy("ooco").settings()["prefill_tokens"] == 2048
 
 
 @given(value=st.floats(0.0, 1e6), low=st.floats(1e-300, 1e-4), kind=st.sampled_from(["always", "slack", "never"]),

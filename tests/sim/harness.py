@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("p
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",
                    "arriving", "leaving", "suspended", "online_prefill_ps", "offline_prefill_ps", "decode_ps",
                    "wasted_ps", "decode_steps", "decoded_tokens", "steps_begun")
-SUMS = tuple(slot for slot in range(s.ONLINE_ARRIVED, s.COUNTERS) if slot not in (s.DECISIONS, s.EVENTS))
+SUMS = tuple(name for name in s.Totals.fields if name not in ("decisions", "events"))
 
 
 @dataclass(frozen=True)
@@ -101,10 +102,10 @@ class Episode:
 
     def rule_answer(self) -> int:
         """What the policy's own rule answers to the open decision."""
-        counters = self.state.counters
-        rule = self.hooks[int(counters[s.PENDING]) - 1]
-        return call_rule(self.state, rule, int(counters[s.PENDING_INSTANCE]), int(counters[s.PENDING_REQUEST]),
-                         int(counters[s.PENDING_COUNT]))
+        pending = self.state.pending
+        rule = self.hooks[int(pending.point) - 1]
+        return call_rule(self.state, rule, int(pending.instance), int(pending.request),
+                         int(pending.count))
 
     def play(self, until_ps: int | None = None) -> Episode:
         """Runs to the end, or to `until_ps`, answering what is asked by the policy's own rules."""
@@ -120,10 +121,10 @@ class Episode:
         """When the next event happens."""
         state = self.state
         times = [int(s.NEVER)]
-        if state.counters[s.HEAP_SIZE] > 0:
+        if state.queues.heap_size > 0:
             times.append(int(state.heap[0, state.heap[1, 0]]))
-        if state.counters[s.NEXT_ARRIVAL] < state.requests.size:
-            times.append(int(state.requests[state.counters[s.NEXT_ARRIVAL]]["arrival_ps"]))
+        if state.clock.next_arrival < state.requests.size:
+            times.append(int(state.requests[state.clock.next_arrival]["arrival_ps"]))
         return min(times)
 
 
@@ -144,8 +145,11 @@ def differences(a: s.State, b: s.State) -> list[str]:
             found.append(f"instances.{name}: {a.instances[name]} {b.instances[name]}")
     if not np.array_equal(a.itl, b.itl):
         found.append("itl")
-    found += [f"counters[{slot}]: {a.counters[slot]} {b.counters[slot]}" for slot in (*SUMS, s.NOW, s.OPEN_ONLINE)
-              if a.counters[slot] != b.counters[slot]]
-    if not np.array_equal(a.stats, b.stats):
-        found.append(f"stats: {a.stats} {b.stats}")
+    names = ("clock.now_ps", "gauges.open_online", "gauges.late_online", *(f"totals.{name}" for name in SUMS))
+    values = {name: [attrgetter(name)(state) for state in (a, b)] for name in names}
+    found += [f"{name}: {mine} {other}" for name, (mine, other) in values.items() if mine != other]
+    for name in ("observed", "integrals"):
+        mine, other = attrgetter(name)(a), attrgetter(name)(b)
+        if not np.array_equal(mine, other):
+            found.append(f"{name}: {mine} {other}")
     return found

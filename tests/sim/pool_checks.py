@@ -9,14 +9,14 @@ from ooco_gym.sim import state as s
 
 def table_of(state: s.State, instance: int, slot: int) -> list[int]:
     """The blocks that a request reads, in order."""
-    counters, request = state.counters, state.requests[slot]
-    place = int(counters[s.INDEX_SIZE] + 2 * s.LEVELS + counters[s.ROWS] + request["row"] * counters[s.ROW_SIZE])
+    config, request = state.config, state.requests[slot]
+    place = int(config.index_size + 2 * s.LEVELS + config.block_tables + request["row"] * config.blocks_per_table)
     return state.kv[instance, place : place + request["blocks"]].tolist()
 
 
 def free_queue(state: s.State, instance: int) -> list[int]:
     """The blocks that may be taken, in the order in which they would be."""
-    found, index = [], int(state.counters[s.INDEX_SIZE])
+    found, index = [], int(state.config.index_size)
     for level in range(s.LEVELS):
         block, before = int(state.kv[instance, index + 2 * level]), -1
         while block >= 0:
@@ -39,13 +39,13 @@ def check_pool(state: s.State, instance: int) -> None:
         np.add.at(references, table, 1)
     assert np.array_equal(references, blocks["references"])
     queue = free_queue(state, instance)
-    reserved = int(state.counters[s.RESERVED_BLOCKS])
+    reserved = int(state.config.reserved_blocks)
     assert sorted(queue) == [b for b in range(reserved, int(spec["total_blocks"])) if references[b] == 0]
     assert len(queue) == spec["free_blocks"] - reserved
     assert len(set(state.requests["row"][slots])) == len(slots)
-    assert spec["rows_free"] == state.counters[s.ROWS] - len(slots)
+    assert spec["rows_free"] == state.config.block_tables - len(slots)
     indexed = []
-    for entry in state.kv[instance, : state.counters[s.INDEX_SIZE]]:
+    for entry in state.kv[instance, : state.config.index_size]:
         block, key = int(entry) - 1, 0
         while block >= 0:
             assert key in (0, blocks["key"][block]), "blocks of two contents in one chain"

@@ -11,7 +11,6 @@ from ooco_gym.sim.state import (
     KEEP,
     NEVER,
     OFFLINE,
-    RELAXED_COUNT,
     RESIDENT,
     STAY,
     STOP,
@@ -28,7 +27,7 @@ STREAM = 900
 def route(view):
     """Any instance; offline requests also stay or, where somebody decodes on a strict instance, wait."""
     state, request = view.state, view.state.requests[view.request]
-    relaxed = state.counters[RELAXED_COUNT]
+    relaxed = state.config.relaxed_count
     if request.status < WAITING:
         return random_below(state, STREAM, view.request, 0, 0, relaxed)
     strict = relaxed + random_below(state, STREAM, view.request, request.evictions, 1, state.instances.size - relaxed)
@@ -91,7 +90,7 @@ def pull(view):
     step = state.instances[view.instance].steps_begun
     if random_below(state, STREAM + 5, view.instance, step, 0, 4) == 0:
         return FULL
-    source, count = random_below(state, STREAM + 5, view.instance, step, 1, state.counters[RELAXED_COUNT]), 0
+    source, count = random_below(state, STREAM + 5, view.instance, step, 1, state.config.relaxed_count), 0
     settle(state, source)
     for i in range(state.instances[source].offline_members):
         slot = state.members[OFFLINE, source, i]

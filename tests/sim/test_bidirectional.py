@@ -11,14 +11,16 @@ from two_way_blocks import Blocks
 from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries, pair_fits, pair_grow, pair_release
+from ooco_gym.sim.reference import refer
 
 REQUESTS = 8  # the even ones are online
 GROW, RELEASE = 0, 1
 
 
 @jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64))
-def act(state, what, slot, reach):
+def act(episode, what, slot, reach):
     """Grows or releases a request on instance 0. Returns the free blocks, or -1 where it does not fit."""
+    state = refer(episode)
     spec = state.instances[0]
     if what == RELEASE:
         spec.free_blocks += pair_release(state, 0, slot)
@@ -35,7 +37,7 @@ def empty(blocks: int, size: int, join: bool) -> s.State:
     """One instance of so many free blocks, and requests that hold nothing."""
     state = s.empty_state(REQUESTS, 0, 1, 0, 1, 4, 2, pool=s.Pool(pairs=blocks, pair_entries=pair_entries(size),
                                                                   owners=REQUESTS))
-    state.counters[s.BLOCK_TOKENS], state.counters[s.BIDIRECTIONAL] = size, 1 if join else 2
+    state.config.block_tokens, state.config.bidirectional = size, 1 if join else 2
     state.instances["total_blocks"] = state.instances["free_blocks"] = blocks
     state.instances["host_free_blocks"] = 1 << 30
     state.requests["urgent"] = np.arange(REQUESTS) % 2 == 0

@@ -29,8 +29,8 @@ SETTLE = tuple(name for name in VALUES if get_policy(name).settles)
 @given(setups(SETTLE, random_rules=False))
 def test_records_written_late_equal_records_written_always(setup: Setup) -> None:
     late, always = Episode(setup), Episode(setup)
-    assert late.state.counters[s.RULES_SETTLE] == 1
-    always.state.counters[s.RULES_SETTLE] = 0
+    assert late.state.config.rules_flush == 1
+    always.state.config.rules_flush = 0
     assert differences(late.play().state, always.play().state) == []
 
 
@@ -115,7 +115,7 @@ def test_same_seed_same_bytes(setup: Setup) -> None:
 def test_the_log_changes_nothing(setup: Setup) -> None:
     logged = play(setup, log=200_000)
     assert differences(play(setup).state, logged.state) == []
-    log = logged.state.log[: logged.state.counters[s.LOG_USED]]
+    log = logged.state.log[: logged.state.queues.log_used]
     assert (np.diff(log["time_ps"]) >= 0).all()
 
 
@@ -127,7 +127,7 @@ def test_the_future_is_not_seen(setup: Setup, at_s: int) -> None:
         return
     whole, part = Episode(setup), Episode(later)
     for episode in (whole, part):
-        episode.state.counters[s.OPEN_ONLINE] = 10_000  # so that neither ends before
+        episode.state.gauges.open_online = 10_000  # so that neither ends before
         episode.play(at_s * s.PS_PER_S)
     n = part.state.requests.size
     for name in ("status", "generated_tokens", "first_token_ps", "finish_ps", "instance", "blocks"):

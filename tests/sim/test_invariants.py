@@ -39,7 +39,7 @@ def check_memory(state: s.State) -> None:
         assert held + reserved == spec["total_blocks"] - spec["free_blocks"]
         assert spec["free_blocks"] >= 0
         assert (requests["blocks"][holds & (requests["instance"] == i)] > 0).all()
-    size = state.counters[s.BLOCK_TOKENS]
+    size = state.config.block_tokens
     resident = np.isin(requests["status"], (s.RESIDENT, s.PUSH_WAITING))
     tokens = requests["prompt_tokens"] + requests["generated_tokens"]
     assert (requests["blocks"] * size >= tokens)[resident].all()
@@ -81,8 +81,8 @@ def check_lists(state: s.State) -> None:
         assert spec["leaving"] == np.count_nonzero((status == s.LEAVING) & (requests["instance"] == i))
         assert len(listed) + spec["arriving"] + spec["suspended"] <= state.members.shape[2]
     queued = []
-    for head, tail in ((s.PUSH_HEAD, s.PUSH_TAIL), (s.OFFLINE_PUSH_HEAD, s.OFFLINE_PUSH_TAIL)):
-        queued += chain(requests, int(state.counters[head]), int(state.counters[tail]))
+    for queue in state.push_queues:
+        queued += chain(requests, int(queue["head"]), int(queue["tail"]))
     assert sorted(queued) == sorted(np.flatnonzero(status == s.PUSH_WAITING).tolist())
     assert len(places) == len(set(places)), "a request in two places"
     assert sorted(places) == sorted(np.flatnonzero(np.isin(status, (s.WAITING, *LISTED))).tolist())
@@ -104,7 +104,7 @@ def check_front(state: s.State) -> None:
 
 def check_lanes(state: s.State) -> None:
     """What a run has begun with is true of its batch, and lanes say what the records say, which are up to date."""
-    requests, size = state.requests, state.counters[s.BLOCK_TOKENS]
+    requests, size = state.requests, state.config.block_tokens
     left = requests["output_tokens"] - requests["generated_tokens"]
     tokens = requests["prompt_tokens"].astype(np.int64) + requests["generated_tokens"]
     for i, spec in enumerate(state.instances):
@@ -159,9 +159,9 @@ def check_running(state: s.State) -> None:
 
 
 def check_tokens(state: s.State) -> None:
-    requests, now = state.requests, state.counters[s.NOW]
+    requests, now = state.requests, state.clock.now_ps
     status, made, asked = requests["status"], requests["generated_tokens"], requests["output_tokens"]
-    arrived = int(state.counters[s.NEXT_ARRIVAL])
+    arrived = int(state.clock.next_arrival)
     assert (status[:arrived] != s.FUTURE).all() and (status[arrived:] == s.FUTURE).all()
     assert (made <= asked).all() and (made >= 0).all()
     assert (made[status == s.FINISHED] == asked[status == s.FINISHED]).all()
@@ -215,7 +215,7 @@ def test_everything_ends(setup: Setup, late: bool) -> None:
     """Every request that could run has run once the load is over; nobody starves, nobody is forgotten."""
     end_s = max(row[0] for row in setup.requests) + (0.5 if late else 0.0)
     episode = Episode(setup.with_(window_s=(0.0, end_s + 1.0)))
-    episode.state.counters[s.OPEN_ONLINE] = 1 << 30
+    episode.state.gauges.open_online = 1 << 30
     episode.play(round((end_s + 3600.0) * s.PS_PER_S))
     status = episode.state.requests["status"]
     assert np.isin(status, (s.FINISHED, s.REJECTED)).all(), np.unique(status)
@@ -224,15 +224,15 @@ def test_everything_ends(setup: Setup, late: bool) -> None:
 
 def expected_misses(state: s.State) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(TTFT missed, TPOT missed, whether the latter is settled) from the times alone, in whole picoseconds."""
-    requests, counters = state.requests, state.counters
+    requests = state.requests
     deadline = requests["arrival_ps"] + requests["ttft_slo_ps"]
     first = requests["first_token_ps"]
-    ttft = np.where(first > 0, first > deadline, deadline < counters[s.NOW]) | (requests["status"] == s.REJECTED)
+    ttft = np.where(first > 0, first > deadline, deadline < state.clock.now_ps) | (requests["status"] == s.REJECTED)
     tokens, finish = requests["output_tokens"].astype(np.int64) - 1, requests["finish_ps"]
     begin = first
-    if counters[s.TPOT_FROM_DECODE]:
+    if state.config.tpot_from_decode:
         begin = np.where(requests["first_decode_ps"] > 0, requests["first_decode_ps"], first)
-    few = requests["output_tokens"] < counters[s.TPOT_MIN_TOKENS]
+    few = requests["output_tokens"] < state.config.tpot_min_tokens
     latest = np.where(few, deadline, begin) + tokens * requests["tpot_slo_ps"]
     return ttft, (finish > latest) & (tokens > 0), requests["status"] == s.FINISHED
 
@@ -247,31 +247,31 @@ def test_misses_are_charged_as_the_protocol_says(setup: Setup) -> None:
     assert (((requests["violated"] & 2) > 0) == tpot)[online & finished].all()
     assert (requests["violated"][~online & (requests["status"] != s.REJECTED)] == 0).all()
     counted = online & (requests["counted"] == 1)
-    assert state.counters[s.TTFT_MISSES] == np.count_nonzero(requests["violated"][counted] & 1)
-    assert state.counters[s.TPOT_MISSES] == np.count_nonzero(requests["violated"][counted] & 2)
-    assert state.counters[s.VIOLATIONS] == np.count_nonzero(requests["violated"][counted])
+    assert state.totals.ttft_misses == np.count_nonzero(requests["violated"][counted] & 1)
+    assert state.totals.tpot_misses == np.count_nonzero(requests["violated"][counted] & 2)
+    assert state.totals.violations == np.count_nonzero(requests["violated"][counted])
     done = (requests["status"] == s.FINISHED) | (requests["violated"] > 0)
-    assert state.counters[s.OPEN_ONLINE] == np.count_nonzero(counted & ~done)
+    assert state.gauges.open_online == np.count_nonzero(counted & ~done)
 
 
 @given(setups())
 def test_sums_are_those_of_the_requests(setup: Setup) -> None:
     state = play(setup).state
-    requests, counters = state.requests, state.counters
-    start, end = counters[s.WINDOW_START], counters[s.WINDOW_END]
+    requests, clock, totals = state.requests, state.clock, state.totals
+    start, end = clock.window_start_ps, clock.window_end_ps
     done = ((requests["online"] == 0) & (requests["status"] == s.FINISHED) & (requests["finish_ps"] >= start)
             & (requests["finish_ps"] < end))
-    assert counters[s.OFFLINE_FINISHED] == np.count_nonzero(done)
-    assert counters[s.OFFLINE_OUTPUT_TOKENS] == requests["output_tokens"][done].sum()
-    assert counters[s.SERVICE_PS] == requests["service_ps"][done].sum()
+    assert totals.offline_finished == np.count_nonzero(done)
+    assert totals.offline_output_tokens == requests["output_tokens"][done].sum()
+    assert totals.service_ps == requests["service_ps"][done].sum()
     counted = (requests["online"] == 1) & (requests["counted"] == 1)
-    assert counters[s.ONLINE_FINISHED] == np.count_nonzero(counted & (requests["status"] == s.FINISHED))
+    assert totals.online_finished == np.count_nonzero(counted & (requests["status"] == s.FINISHED))
     gaps = np.maximum(requests["generated_tokens"][counted] - 1, 0).sum()
     assert state.itl.sum() == gaps, "an inter-token time for each token after the first"
-    for key, slot in (("wasted_tokens", s.WASTED_TOKENS), ("evictions", s.EVICTIONS), ("migrations", s.MIGRATIONS)):
-        assert counters[slot] <= requests[key].sum()
+    for key in ("wasted_tokens", "evictions", "migrations"):
+        assert getattr(totals, key) <= requests[key].sum()
     busy = sum(state.instances[key] for key in ("online_prefill_ps", "offline_prefill_ps", "decode_ps"))
-    assert (busy <= counters[s.NOW]).all()
+    assert (busy <= clock.now_ps).all()
 
 
 @given(setups(), st.lists(st.integers(-5, 2**31 - 1) | st.integers(-5, 12), min_size=1, max_size=30))
@@ -298,7 +298,7 @@ def test_mixed_decoding_stays_within_the_bound(setup: Setup) -> None:
     """Algorithm 2: no strict step with an offline request in it is believed to take longer than slo_margin * S."""
     episode = Episode(setup)
     state, margin = episode.state, dict(setup.values)["slo_margin"]
-    bound_ps = int(margin * state.counters[s.DEFAULT_TPOT_PS])
+    bound_ps = int(margin * state.config.default_tpot_ps)
     for _ in range(MANY_EVENTS):
         at_ps = episode.next_event_ps()
         if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
@@ -322,11 +322,11 @@ def test_episodes_are_rich_enough() -> None:
     found = {policy: play(Setup(rows, policy=policy, kv_tokens=4000, window_s=(0.0, 20.0))).state
              for policy in BASELINES}
     for policy, state in found.items():
-        assert state.counters[s.EVICTIONS] > 0, policy
+        assert state.totals.evictions > 0, policy
         assert (state.requests["status"] == s.REJECTED).any(), policy
-    assert all(found[policy].counters[s.MIGRATIONS] > 0 for policy in ("ooco", "ooco_xllm"))
-    assert all(found[policy].counters[s.INTERRUPTIONS] > 0 for policy in ("ooco", "ooco_xllm"))
-    assert all(found[policy].counters[s.WASTED_TOKENS] > 0 for policy in BASELINES[:2])
+    assert all(found[policy].totals.migrations > 0 for policy in ("ooco", "ooco_xllm"))
+    assert all(found[policy].totals.interruptions > 0 for policy in ("ooco", "ooco_xllm"))
+    assert all(found[policy].totals.wasted_tokens > 0 for policy in BASELINES[:2])
 
 
 def test_promises_without_end_are_never_missed() -> None:

@@ -40,14 +40,14 @@ def mixed_setups(draw: st.DrawFn, instances: int = 1, **fixed: Any) -> Setup:
 def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
     """Tokens of each request and preemptions equal those of the restated scheduler, in every iteration."""
     episode = Episode(setup)
-    requests, counters = episode.state.requests, episode.state.counters
-    usable = int(episode.state.instances[0]["total_blocks"] - counters[s.RESERVED_BLOCKS])
-    other = Schedule(usable, int(counters[s.MIXED_TOKENS]), int(counters[s.MIXED_SEQUENCES]),
-                     not counters[s.CLASS_BLIND])
+    requests, config = episode.state.requests, episode.state.config
+    usable = int(episode.state.instances[0]["total_blocks"] - config.reserved_blocks)
+    other = Schedule(usable, int(config.max_num_batched_tokens), int(config.max_num_seqs),
+                     not config.class_blind)
     arrived, last = 0, {}
     for spec in steps(episode):
         other.end(last)
-        while arrived < counters[s.NEXT_ARRIVAL] and requests[arrived]["arrival_ps"] <= spec["start_ps"]:
+        while arrived < episode.state.clock.next_arrival and requests[arrived]["arrival_ps"] <= spec["start_ps"]:
             row = requests[arrived]
             if row["status"] != s.REJECTED:
                 other.add(Request(arrived, int(row["prompt_tokens"]), int(row["output_tokens"]),
@@ -60,7 +60,7 @@ def test_every_iteration_is_the_schedulers(setup: Setup) -> None:
         running = episode.state.members[s.BATCH, 0, : spec["running"]]
         assert running.tolist() == [request.slot for request in other.running]
         assert requests["evictions"].sum() == other.preemptions
-        assert spec["free_blocks"] - counters[s.RESERVED_BLOCKS] == other.free
+        assert spec["free_blocks"] - config.reserved_blocks == other.free
 
 
 @given(mixed_setups(instances=3))
@@ -75,7 +75,7 @@ def test_nothing_is_lost(setup: Setup) -> None:
     held = state.requests["blocks"][~done].sum()
     assert held == (state.instances["total_blocks"] - state.instances["free_blocks"]).sum()
     busy = sum(state.instances[key] for key in ("online_prefill_ps", "offline_prefill_ps", "decode_ps"))
-    assert (busy <= state.counters[s.NOW]).all()
+    assert (busy <= state.clock.now_ps).all()
     assert (state.instances["free_blocks"] >= 0).all()
 
 
@@ -121,8 +121,8 @@ def test_recomputed_tokens_are_waste() -> None:
     for policy in POLICIES:
         state = play(Setup(rows, relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy=policy,
                            kv_tokens=2800, values=(("max_num_seqs", 63),))).state
-        assert state.counters[s.EVICTIONS] > 0
-        assert state.counters[s.WASTED_TOKENS] == state.requests["wasted_tokens"].sum() > 0
+        assert state.totals.evictions > 0
+        assert state.totals.wasted_tokens == state.requests["wasted_tokens"].sum() > 0
         assert (state.requests["wasted_tokens"][state.requests["evictions"] == 0] == 0).all()
     assert (state.requests["evictions"][state.requests["online"] == 1] == 0).all(), "offline ones give way first"
 

@@ -48,7 +48,7 @@ def episodes(draw: st.DrawFn, name: str) -> tuple[Setup, Trace]:
 
 def check_memory(state: s.State) -> None:
     """Blocks are held once each, or as often as their tables say; the host's are those of what is swapped out."""
-    requests, size = state.requests, state.counters[s.BLOCK_TOKENS]
+    requests, size = state.requests, state.config.block_tokens
     waiting = requests["status"] == s.WAITING
     assert (requests["blocks"][requests["status"] != s.RESIDENT] == 0).all()
     assert (requests["host_tokens"][~waiting] == 0).all()
@@ -71,7 +71,7 @@ def check_running(state: s.State) -> None:
         running = state.members[s.BATCH, i, : spec["running"]].tolist()
         seen += running
         assert (requests["status"][running] == s.RESIDENT).all() and (requests["instance"][running] == i).all()
-        assert spec["running"] <= state.counters[s.MIXED_SEQUENCES]
+        assert spec["running"] <= state.config.max_num_seqs
         lacking = requests["prompt_tokens"] + requests["generated_tokens"] - requests["computed_tokens"]
         assert (lacking[running] >= 1).all()
         new = requests["scheduled_tokens"][running]
@@ -121,7 +121,7 @@ def test_everything_ends_and_nothing_is_held(policy: str, data: st.DataObject) -
     setup, trace = data.draw(episodes(policy))
     episode = Episode(setup, trace=trace)
     before = episode.state.instances["host_free_blocks"].copy()
-    episode.state.counters[s.OPEN_ONLINE] = 1 << 30
+    episode.state.gauges.open_online = 1 << 30
     episode.play(round(36_000.0 * s.PS_PER_S))
     state = episode.state
     assert np.isin(state.requests["status"], (s.FINISHED, s.REJECTED)).all(), np.unique(state.requests["status"])

@@ -131,14 +131,14 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
 def simulate(case: Case, tables: dict[str, Any] | None = None) -> dict[str, np.ndarray]:
     """Serves a case; returns what `Oracle.play` returns, made by the simulator."""
     state, rules = episode(case, tables)
-    requests, counters, steps = state.requests, state.counters, Steps()
+    requests, steps = state.requests, Steps()
     lost = requests["evictions"].copy()
     for spec in _iterations(state, rules):
         slots = state.members[s.BATCH, 0, : spec["running"]]
         tokens = requests["scheduled_tokens"][slots]
         given = {slot: new for slot, new in zip(slots.tolist(), tokens.tolist(), strict=True) if new}
         preempted: list[int] = []
-        if counters[s.EVICTIONS] > lost.sum():
+        if state.totals.evictions > lost.sum():
             now = requests["evictions"]
             preempted = np.repeat(np.arange(len(now)), now - lost).tolist()
             lost = now.copy()
@@ -161,9 +161,9 @@ def _iterations(state: s.State, rules: Any) -> Iterator[Any]:
 
 
 def _next_event_ps(state: s.State) -> int:
-    counters, at_ps = state.counters, int(s.NEVER)
-    if counters[s.HEAP_SIZE] > 0:
+    at_ps = int(s.NEVER)
+    if state.queues.heap_size > 0:
         at_ps = int(state.heap[0, state.heap[1, 0]])
-    if counters[s.NEXT_ARRIVAL] < state.requests.size:
-        at_ps = min(at_ps, int(state.requests["arrival_ps"][counters[s.NEXT_ARRIVAL]]))
+    if state.clock.next_arrival < state.requests.size:
+        at_ps = min(at_ps, int(state.requests["arrival_ps"][state.clock.next_arrival]))
     return at_ps
