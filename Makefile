@@ -29,7 +29,7 @@ ZOO_FLAGS ?=
 CHAIN ?=
 SERVEGEN ?=
 
-.PHONY: demo test test-oracle lint golden bench validity zoo wheel install engine clean distclean
+.PHONY: demo test test-oracle lint golden docs bench validity zoo wheel install engine clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -50,6 +50,10 @@ lint: $(VENV)/.all
 # Whether runs, trajectories, pages and shipped policies are what they were, digest by digest (tests/golden).
 golden: $(VENV)/.all
 	$(BIN)/python -m tests.golden
+
+# The documentation as a site, in site/; a broken link, or a page that the navigation lacks, is an error.
+docs: $(VENV)/.all
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --site-dir site
 
 bench: $(VENV)/.demo
 	$(BIN)/ooco-gym bench out=bench
@@ -93,7 +97,7 @@ $(ENGINE_VENV)/.done:
 	touch $@
 
 clean:
-	rm -rf build dist demo bench outputs .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist demo bench outputs site .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean

@@ -61,7 +61,7 @@ class Study:
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns its summary (`docs/results.md`)."""
+    """Runs the command; returns its summary (`docs/outputs.md`)."""
     from omegaconf import OmegaConf
 
     options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]

@@ -200,7 +200,7 @@ TITLE = "Online and offline requests on one cluster: what three policies make of
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns its summary (`docs/results.md`).
+    """Runs the command; returns its summary (`docs/outputs.md`).
 
     The comparison is simulated in a process of its own while this one trains; both wait until that process has
     compiled the simulator, which only a first start has to.

@@ -93,7 +93,7 @@ class Entry:
 
 
 def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Runs the comparison; returns its summary (`docs/results.md`)."""
+    """Runs the comparison; returns its summary (`docs/outputs.md`)."""
     begun = time.perf_counter()
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     baseline = baseline_of(options, policies)

@@ -19,7 +19,7 @@ EXAMPLE = "runs=[A,B], folders that 'ooco-gym simulate … out=A' wrote"
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns what the report holds (`docs/results.md`).
+    """Runs the command; returns what the report holds (`docs/outputs.md`).
 
     Raises:
         UserError: `runs` is empty or names a folder that is no run of `simulate`.

@@ -23,7 +23,7 @@ WASTE_SHARE = 0.2  # wasted over served tokens from which waste is pointed out
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Runs the command; returns its summary (`docs/results.md`)."""
+    """Runs the command; returns its summary (`docs/outputs.md`)."""
     from omegaconf import OmegaConf
     from rich.console import Console
 

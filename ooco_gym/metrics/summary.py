@@ -1,4 +1,4 @@
-"""The summary of a run: the machine-readable figures that scripts, tests and sweeps read (`docs/results.md`)."""
+"""The summary of a run: the machine-readable figures that scripts, tests and sweeps read (`docs/outputs.md`)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def summarise(run: Run) -> dict[str, Any]:
     has no value (no request, no second token) is None.
 
     Returns:
-        A mapping that JSON can hold, with the names of `docs/results.md`.
+        A mapping that JSON can hold, with the names of `docs/outputs.md`.
     """
     return {
         "policy": run.policy,
