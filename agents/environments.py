@@ -46,14 +46,12 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     spec = plain(config)
     if not spec.get("id"):
         raise UserError("env.id is missing: expected the Gymnasium id of an environment, such as ooco_gym/Gating-v0")
-    from ooco_gym.envs import register_all
+    from ooco_gym.envs import imported
     from ooco_gym.envs.config import NOT_ARGUMENTS
-
-    register_all()
 
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     try:
-        return make(spec["id"], **more, **arguments)
+        return make(imported(str(spec["id"])), **more, **arguments)
     except gym.error.Error as error:
         known = [name for name in gym.registry if name.startswith("ooco_gym/")]
         raise unknown("environment", spec["id"], known) from error
@@ -202,12 +200,12 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     Raises:
         UserError: groups of an environment that is not of this package.
     """
-    from ooco_gym.envs import ENVIRONMENTS
+    from ooco_gym.envs import is_ours
 
     config, seeds = plain(config), split_seeds(config, "train")
     if window_s is not None:
         config["window_s"] = window_s
-    if config.get("id") in ENVIRONMENTS:
+    if is_ours(config.get("id")):
         return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
                           train_stream=seed, train_group=group)
     if group > 1:

@@ -14,8 +14,8 @@ import yaml
 
 from ooco_gym.errors import UserError, unknown
 
-_PATHS = {"chip": ("tables",)}
-"""Keys of a group's files that hold paths, relative to the file."""
+_PATHS = {"chip": ("tables",), "env": ("id",)}
+"""Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
 _SUFFIXES = (".yaml", ".yml")
 Stamp = tuple[int, int] | None
 _KEPT: dict[tuple[str, Path], tuple[dict[Path, Stamp], dict[str, Any]]] = {}
@@ -107,7 +107,7 @@ def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any
     if not isinstance(value, dict):
         raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
     for key in _PATHS.get(group, ()):
-        if value.get(key):
+        if value.get(key) and (key != "id" or ".py:" in str(value[key])):
             value[key] = os.path.abspath(path.parent / str(value[key]))
     if "extends" not in value:
         return value

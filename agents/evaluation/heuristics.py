@@ -28,14 +28,14 @@ from agents.environments import Window, is_partner, make_env
 from agents.evaluation.players import Observations, play
 from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs.controls import pack_parameter
+from ooco_gym.envs.config import pack_parameter
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, list_policies, policy_of
 from ooco_gym.sim import state as s
 
 RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
 FORMERLY = {SAMPLED: "honest rollout"}  # names of before, by which results of then are found
-PARTNER = "partner"
+PARTNER, PACK = "partner", "pack"
 
 
 class Heuristic:
@@ -103,7 +103,7 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
             return seated(config, name, made)
     here = env.unwrapped
     kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
-    if not kinds or min(kinds) < b.PACK or not is_published(name) or is_partner(name, here):
+    if not kinds or min(kinds) < b.CLOCK or not is_published(name) or is_partner(name, here):
         return dict(config), name
     moved = {**config, "partner": name}
     make_env(moved).close()  # a policy without the settings that are turned here says so
@@ -134,7 +134,7 @@ def by_name(env: Any, name: str) -> Heuristic:
         policy_of(name)
         if is_partner(name, env):
             return Heuristic(name, plain[PARTNER].begin)
-        if min(kinds) >= b.PACK:
+        if min(kinds) >= b.CLOCK:
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
                             "the partner's seat (agents.evaluation.heuristics.seated)")
         return _published(name)
@@ -187,10 +187,10 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
     kinds = {decision.kind for decision in env.decisions}
     rules = rule_names(rules)
     plain = _plain(env, kinds)
-    if rules and min(kinds) >= b.PACK:
+    if rules and min(kinds) >= b.CLOCK:
         raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
                         "which are settings; leave rules=null")
-    if min(kinds) >= b.PACK:
+    if min(kinds) >= b.CLOCK:
         return plain
     return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
 
@@ -200,7 +200,7 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
     listed = [Heuristic(PARTNER, lambda env: env.partner_action)]
     if env.episodes.controls is not None:
         return listed + _constant_controls(env.episodes.controls)
-    if kinds == {b.PACK}:
+    if [decision.name for decision in env.decisions] == [PACK]:
         return listed + _constant_levels(env)
     listed.append(Heuristic("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
@@ -213,7 +213,7 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Pool policies that answer these decisions by rules of their own."""
-    points = [kind - 1 for kind in sorted(kinds) if kind < b.PACK]
+    points = [kind - 1 for kind in sorted(kinds) if kind < b.CLOCK]
     partner = policy_of(env.config.partner)
     seen: list[tuple[Any, ...]] = [tuple(partner.hooks()[point] for point in points)]
     names = []
@@ -230,7 +230,7 @@ def _published(rule: str) -> Heuristic:
     """A policy's rules at the decisions that the loop asks, and its own setting where packing is asked among them."""
     def begin(env: Any) -> Callable[[], Any]:
         turns, level = env.episodes.buffers.turns, _nearest_level(env, rule)
-        return lambda: level if turns[0, b.KIND] == b.PACK else env.rule_action(rule)
+        return lambda: level if turns[0, b.KIND] == b.CLOCK else env.rule_action(rule)
 
     return Heuristic(rule, begin)
 
@@ -238,7 +238,7 @@ def _published(rule: str) -> Heuristic:
 def _nearest_level(env: Any, rule: str) -> int:
     """The action that packs as a policy is set to; the partner's where it is set alike, or has no such setting."""
     own, partner = (policy_of(one) for one in (rule, env.config.partner))
-    if b.PACK not in {decision.kind for decision in env.decisions}:
+    if PACK not in {decision.name for decision in env.decisions}:
         return b.PARTNER_ACTION
     (place, scale), (there, unit) = (pack_parameter(policy, env.config) for policy in (own, partner))
     if place < 0 or there < 0:

@@ -30,7 +30,7 @@ from agents.explaining.rules import ANOTHER, BESIDE, NO, PARTNER, TREE_FILE, Tre
 from agents.explaining.rules import SCHEMA as TREE_SCHEMA
 from agents.settings import plain, require, whole
 from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
-from ooco_gym.envs.decision import WORDS, in_unit, is_flag
+from ooco_gym.envs.decision import in_unit, is_flag, kinds
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
@@ -372,7 +372,7 @@ def page(result: Mapping[str, Any], figures: Mapping[str, Sequence[Any]]) -> str
     ]
     for decision, table in by_decision.items():
         shown = list(figures.get(decision, ()))
-        words = WORDS.get(decision)
+        words = kinds().get(decision)
         sections.append(Section(
             f"What moves '{decision}'", [words.question] if words is not None else (), [replace(table, title="")],
             shown, "Lines: what the network answers on held-out decisions whose feature has that value. Dotted: the "

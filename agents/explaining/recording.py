@@ -21,7 +21,7 @@ from agents.environments import OBSERVATION_KEYS, Window, candidate_shape
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, Observations, play
 from agents.explaining.rules import names_of
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.features import DECISIONS
+from ooco_gym.envs.features import kind_name
 from ooco_gym.policy import policy_of
 
 UNKNOWN = -1  # the partner's answer where there is none
@@ -34,7 +34,7 @@ class Recording:
     """N decisions of one kind, over several windows.
 
     Attributes:
-        kind: place in `ooco_gym.envs.features.DECISIONS`.
+        kind: slot of the observation's `decision`.
         cluster, candidates, mask, decision: as observed: (N, H Fc), (N, K, F), (N, A), (N, D).
         window: (N,), which of the windows.
         partner: (N,), the action that says what the partner would do; `UNKNOWN` where it cannot be said.
@@ -61,7 +61,7 @@ class Recording:
     @property
     def name(self) -> str:
         """Of the kind of decision."""
-        return DECISIONS[self.kind]
+        return kind_name(self.kind)
 
     @property
     def parts(self) -> tuple[np.ndarray, ...]:
@@ -90,7 +90,7 @@ def record(config: Mapping[str, Any], policy: LearnedPolicy, windows: Sequence[W
         seed: keys which.
 
     Returns:
-        (one recording a kind of decision, in the order of `DECISIONS`; the records of `players.play`).
+        (one recording a kind of decision, in the order of their slots; the records of `players.play`).
     """
     recorder = _Recorder(policy, windows, max(1, most // max(1, len(windows))), seed)
     records = play(config, recorder, windows)

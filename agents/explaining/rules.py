@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
-from ooco_gym.envs.decision import WORDS, in_unit, is_flag
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
+from ooco_gym.envs.decision import in_unit, is_flag, kinds
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature, kind_name
 from ooco_gym.errors import UserError
 
 SCHEMA, TREE_FILE = "ooco-gym/tree/1", "tree.json"
@@ -121,7 +121,7 @@ class Tree:
         out: np.ndarray | None = None
         for kind in np.unique(kinds):
             rows = kinds == kind
-            said = answer(self.document["rules"][DECISIONS[kind]], cluster[rows], candidates[rows], action_mask[rows])
+            said = answer(self.document["rules"][kind_name(kind)], cluster[rows], candidates[rows], action_mask[rows])
             if out is None:
                 out = np.zeros((len(kinds), *said.shape[1:]), np.int64)
             out[rows] = said
@@ -154,7 +154,7 @@ def load_tree(folder: str | Path) -> Tree:
 # --- In words -------------------------------------------------------------------------------------------------------
 def words(decision: str, rule: Mapping[str, Any]) -> list[str]:
     """One kind's rule as lines of text, features in their units."""
-    text = WORDS.get(decision)
+    text = kinds().get(decision)
     head = [f"{decision}: {text.question}" if text is not None else decision]
     if "parameters" in rule:
         for part in rule["parameters"]:

@@ -20,8 +20,7 @@ from agents.learning.algorithms import recipe_of
 from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
 from ooco_gym.envs.buffers import FIXED
-from ooco_gym.envs.decision import PARTNER, WORDS, meaning
-from ooco_gym.envs.features import DECISIONS
+from ooco_gym.envs.decision import PARTNER, kinds, meaning
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy import policy_of
@@ -243,8 +242,6 @@ def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
     low, high = space.low.reshape(-1, width).min(0), space.high.reshape(-1, width).max(0)
     described = getattr(env.unwrapped, "feature_tables", None)
     tables = {} if described is None else dict(described())
-    if described is not None and key == "decision" and key not in tables:
-        tables[key] = [{"name": name, "meaning": f"1 where '{name}' is what is decided"} for name in DECISIONS]
     rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
     if len(rows) < len(low):  # the last vectors after the newest one
         rows = [*rows, *({**row, "name": f"{row['name']}, {back} decision{'s' if back > 1 else ''} ago"}
@@ -283,7 +280,7 @@ def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[s
     """
 
     def named(decision: str, action: int) -> str:
-        if decision in WORDS and fixed == FIXED:
+        if decision in kinds() and fixed == FIXED:
             return meaning(decision, action)
         before = (*_ANY, *(f"action {i}" for i in range(len(_ANY), fixed)))[:fixed]
         return before[action] if action < fixed else f"take candidate {action - fixed}"

@@ -24,7 +24,7 @@ from agents.settings import is_number, number, plain, whole
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import actual
-from ooco_gym.envs.features import CLUSTER, CLUSTER_SIZE, DECISIONS
+from ooco_gym.envs.features import CLUSTER, CLUSTER_SIZE, kind_name
 from ooco_gym.report.pages import GRID_COLOUR, LIMIT_COLOUR
 
 _NUMBERS_ONLY = ("csv",)  # progress.csv takes no pictures, tables and histograms
@@ -76,10 +76,10 @@ class Tracking(BaseCallback):
         for kind in np.unique(kinds):
             chosen = actions[kinds == kind]
             if chosen.ndim == 1:
-                self._histogram(DECISIONS[kind], chosen)
+                self._histogram(kind_name(kind), chosen)
                 continue
             for part, name in enumerate(self._parts(chosen.shape[1])):
-                self._histogram(f"{DECISIONS[kind]}/{name}", chosen[:, part])
+                self._histogram(f"{kind_name(kind)}/{name}", chosen[:, part])
 
     def _parts(self, count: int) -> list[str]:
         """What the parts of an action of several set."""
@@ -230,7 +230,7 @@ class Moment(NamedTuple):
 
     Attributes:
         at_s: simulated seconds since the window's start.
-        kind: place in `ooco_gym.envs.features.DECISIONS`.
+        kind: slot of the observation's `decision`.
         action: what was answered; of several parts, all of them.
         cluster: float32[C], what was seen of the cluster.
     """
@@ -324,7 +324,7 @@ class _Canvas:
         asked = np.array([moment.kind for moment in moments])
         for row, kind in enumerate(kinds):
             y = top + row * (STRIP + 6)
-            self.text(LEFT - 6, y + STRIP / 2, DECISIONS[kind], 11, anchor="rm")
+            self.text(LEFT - 6, y + STRIP / 2, kind_name(kind), 11, anchor="rm")
             for place in np.unique(bins[asked == kind]):
                 inside = marks[(asked == kind) & (bins == place)]
                 self._stack(LEFT + float(place) * BIN, y, np.bincount(inside, minlength=len(_MARKS)) / len(inside))

@@ -153,7 +153,7 @@ def bases_of(env: Any, names: Sequence[str] | None) -> list[int]:
             if name not in BASES:
                 raise unknown("base", name, BASES)
         return [PARTNER, *(base for base, name in enumerate(BASES) if name in names and base != PARTNER)]
-    if min(kinds) >= b.PACK:
+    if min(kinds) >= b.CLOCK:
         return [PARTNER, HOLD]
     return [PARTNER, DECLINE] + [SHORTEST, LONGEST] * bool(kinds & set(SIZED))
 

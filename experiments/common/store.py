@@ -26,13 +26,12 @@ PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisi
           "agents/evaluation/heuristics.py", "agents/environments.py", "agents/evaluation/players.py")
 NETWORKS = ("agents/explaining/rules.py", "agents/environments.py", "agents/evaluation/players.py",
             "agents/learning/runs.py", "agents/learning/networks.py", "agents/learning/ppo.py",
-            "agents/learning/dqn.py", "ooco_gym/runtime")
+            "agents/learning/dqn.py", "ooco_gym/runtime.py")
 PLAYED_BY_SEATS = (*NETWORKS, "ooco_gym/envs", "experiments/common/learned_player.py")
 PLAYED_GROUPS = (*GROUPS, "env", "reward")
 # No figure depends on them.
 _SKIPPED = tuple(f"ooco_gym/{name}.py" for name in (
-    "envs/document", "envs/picture", "envs/rule_agent", "envs/vector", "envs/words", "metrics/statistics",
-    "metrics/table"))
+    "envs/rule_agent", "envs/vector", "metrics/statistics", "metrics/table"))
 
 _PARSING = Lock()  # Python 3.11 parses in one thread at a time, or fails now and then (CPython's issue 106905)
 

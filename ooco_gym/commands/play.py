@@ -56,6 +56,10 @@ class Game:
         self.own, self.differing, self.over = 0, 0, False
         self.reward = 0.0
 
+    def asked(self) -> str:
+        """Which kind of decision is open; '' where none is."""
+        return asked(self.observation, self.env.decision_names)
+
     def counts(self) -> dict[str, int]:
         """Decisions in all, those that the person took, and those of them that differ from the partner's."""
         return {"all": len(self.actions), "yours": self.own, "different": self.differing}
@@ -63,7 +67,7 @@ class Game:
     def play(self, steps: int | None) -> None:
         """Asks until the window ends, the input does, or `steps` decisions were taken; the partner plays the rest."""
         left = 0  # decisions that the partner was told to take
-        while not self.over and (steps is None or len(self.actions) < steps) and asked(self.observation):
+        while not self.over and (steps is None or len(self.actions) < steps) and self.asked():
             if left:
                 left -= 1
                 self._step(self._as_partner())
@@ -75,7 +79,7 @@ class Game:
                 left = answer
             else:
                 self._own(answer[0])
-        if not asked(self.observation) and not self.actions:
+        if not self.asked() and not self.actions:
             self.console.print("no decision is asked in this window: take another one (window=, seed=, window_s=)")
         with progress(f"{self.partner} plays the rest"):
             while not self.over:
@@ -95,7 +99,7 @@ class Game:
     def _as_partner(self) -> Any:
         """The action that does what the partner would do: in the midst of picks, its next one."""
         action = self.env.partner_action()
-        if self.env.episodes.controls is None and asked(self.observation):
+        if self.env.episodes.controls is None and self.asked():
             if not self.observation["action_mask"][action]:
                 return self.wanted()
         return action
@@ -172,17 +176,16 @@ def _make(cfg: DictConfig) -> Any:
     import gymnasium as gym
     from omegaconf import OmegaConf
 
-    from ooco_gym.envs import ENVIRONMENTS, register_all
+    from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
     from ooco_gym.envs.config import NOT_ARGUMENTS
     from ooco_gym.errors import unknown
 
     spec = cfg.env if isinstance(cfg.env, str) else OmegaConf.to_container(cfg.env, resolve=True)
     if not isinstance(spec, Mapping):
         raise UserError(f"env={spec} is no configuration; expected a name from conf/env/ or a YAML file")
-    name = spec.get("id")
-    if name not in ENVIRONMENTS:
-        raise unknown("environment", str(name), list(ENVIRONMENTS))
-    register_all()
+    name = str(spec.get("id"))
+    if not is_ours(name):
+        raise unknown("environment", name, list(ENVIRONMENTS))
     arguments = {str(key): value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     arguments |= {key: cfg[key] for key in ("window_s", "warmup_s", "partner", "shift") if cfg[key] is not None}
-    return gym.make(name, disable_env_checker=True, **arguments).unwrapped
+    return gym.make(imported(name), disable_env_checker=True, **arguments).unwrapped

@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
-from ooco_gym.envs.decision import WORDS, actual, asked, figures_of, meaning
+from ooco_gym.envs.buffers import CLOCK, FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import actual, asked, figures_of, kinds, meaning
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.sim import state as s
 
 MOST_INSTANCES = 6  # shown one by one; of more, the sums of each role
 _PARTNER = [feature.name for feature in CANDIDATES].index("partner")
 _CLUSTER = {feature.name: place for place, feature in enumerate(CLUSTER)}
-BY_CLOCK = ("pack", "control")  # decisions of no instance
 SHARES = ("violation_rate",)  # of a summary: shown in percent
 
 
@@ -24,7 +23,7 @@ def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
     from rich.console import Group
     from rich.rule import Rule
 
-    name, simulation = asked(observation), env.simulation
+    name, simulation = asked(observation, env.decision_names), env.simulation
     now = simulation.now_s - simulation.window_s[0]
     day = int(env.episodes.buffers.days[0] + simulation.now_s) % 86_400
     clock = f"{day // 3600:02d}:{day // 60 % 60:02d}:{day % 60:02d}"
@@ -35,7 +34,7 @@ def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
         Rule(f"decision {number}: {name}", style="dim"),
         f"{now:.2f} s of {env.config.window_s:g} s, {clock}; {rates} online requests/s (10 s / 300 s), "
         f"{int(simulation.state.totals.violations)} of {int(simulation.state.totals.online_arrived)} missed an SLO",
-        _instances(simulation.state, -1 if name in BY_CLOCK else int(simulation.state.pending.instance)))
+        _instances(simulation.state, -1 if kinds()[name].kind >= CLOCK else int(simulation.state.pending.instance)))
 
 
 def _instances(state: s.State, here: int) -> Any:
@@ -81,10 +80,10 @@ def choices(env: Any, observation: Mapping[str, Any], partner: str, wanted: Any)
     from rich.console import Group
     from rich.text import Text
 
-    name = asked(observation)
+    name = asked(observation, env.decision_names)
     if env.episodes.controls is not None:
         return _levels(env)
-    lines, wanted = [Text(WORDS[name].question, style="bold")], _as_tuned(observation, wanted)
+    lines, wanted = [Text(kinds()[name].question, style="bold")], _as_tuned(observation, wanted)
     legal = np.flatnonzero(observation["action_mask"]).tolist()
     offered = [action for action in legal if action >= FIXED]
     for action in legal[: len(legal) - len(offered)]:
@@ -93,19 +92,19 @@ def choices(env: Any, observation: Mapping[str, Any], partner: str, wanted: Any)
     if not offered:
         return Group(*lines)
     span = f"{offered[0]}" if len(offered) == 1 else f"{offered[0]}-{offered[-1]}"
-    lines.append(Text(f"{span:>3}  {WORDS[name].take}:"))
+    lines.append(Text(f"{span:>3}  {kinds()[name].take}:"))
     return Group(*lines, _candidates(env, observation, offered, wanted, partner))
 
 
 def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wanted: Any, partner: str) -> Any:
     from rich.table import Table
 
-    name = asked(observation)
+    name = asked(observation, env.decision_names)
     table = Table(box=None, padding=(0, 1, 0, 0), header_style="dim")
     table.add_column("", justify="right", style="bold", min_width=3)
     rows = candidate_table(observation["candidates"])
     figures = [figures_of(name, rows[action - FIXED]) for action in offered]
-    instances = name == "route"
+    instances = kinds()[name].kind == s.ROUTE
     for head in (*(("instance",) if instances else ()), *figures[0]):
         table.add_column(head, justify="right")
     table.add_column("")
@@ -138,7 +137,7 @@ def _levels(env: Any) -> Any:
 
     controls, policy, now = env.episodes.controls, env.simulation.policy, standing(env)
     choices_of = {param.name: param.choices for param in policy.params}
-    table = Table(title=WORDS["control"].question, title_justify="left", title_style="bold", box=None,
+    table = Table(title=kinds()["control"].question, title_justify="left", title_style="bold", box=None,
                   padding=(0, 2, 0, 0), header_style="dim")
     for head in ("parameter", "levels", "stands at", f"{policy.name}'s"):
         table.add_column(head)

@@ -1,25 +1,97 @@
-"""Gymnasium environments on the simulator. Importing `ooco_gym` registers them; ids are `ooco_gym/<Name>-v<N>`."""
+"""Gymnasium environments on the simulator. Importing `ooco_gym` registers them; ids are `ooco_gym/<Name>-v<N>`.
+
+An environment is one file of this package, whose class names its `id`, and one YAML file in `conf/env`. The ids are
+found by reading the files' text: their code, which needs the compiled simulator, is imported when one is made. An
+environment elsewhere registers itself when its file is imported (`vector.register`).
+"""
 
 from __future__ import annotations
 
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
 import gymnasium as gym
 
-# Entry points are strings, so that a spec survives `EnvSpec.to_json`.
-ENVIRONMENTS = {
-    "ooco_gym/Eviction-v0": "ooco_gym.envs.eviction:EvictionEnv",
-    "ooco_gym/Gating-v0": "ooco_gym.envs.gating:GatingEnv",
-    "ooco_gym/Preemption-v0": "ooco_gym.envs.preemption:PreemptionEnv",
-    "ooco_gym/Migration-v0": "ooco_gym.envs.migration:MigrationEnv",
-    "ooco_gym/Packing-v0": "ooco_gym.envs.packing:PackingEnv",
-    "ooco_gym/Control-v0": "ooco_gym.envs.control:ControlEnv",
-    "ooco_gym/Colocation-v0": "ooco_gym.envs.colocation:ColocationEnv",
-    "ooco_gym/Routing-v0": "ooco_gym.envs.routing:RoutingEnv",
-}
+from ooco_gym.errors import UserError
+
+_ID = re.compile(r'^class (\w+)\(|^    id: ClassVar\[str\] = "([^"]+)"$', re.MULTILINE)
+
+
+def _found() -> dict[str, str]:
+    """Ids of this package's environments, each with its class as `module:class`."""
+    found = {}
+    for path in sorted(Path(__file__).parent.glob("*.py")):
+        owner = ""
+        for name, env_id in _ID.findall(path.read_text(encoding="utf-8")):
+            owner = name or owner
+            if env_id:
+                found[env_id] = f"{__name__}.{path.stem}:{owner}"
+    return found
+
+
+ENVIRONMENTS = _found()
 
 
 def register_all() -> None:
     """Registers every environment of this package, once; each also as a native vector environment."""
-    for name, entry_point in ENVIRONMENTS.items():
-        if name not in gym.registry:
-            vector = entry_point.split(":")[1].replace("Env", "VectorEnv")
-            gym.register(id=name, entry_point=entry_point, vector_entry_point=f"ooco_gym.envs.vector:{vector}")
+    for env_id, entry_point in ENVIRONMENTS.items():
+        add(env_id, entry_point)
+
+
+def add(env_id: str, entry_point: str) -> None:
+    """Registers an environment by its class as `module:class`: entry points are text, so that specs can be saved."""
+    if env_id not in gym.registry:
+        gym.register(id=env_id, entry_point=entry_point, vector_entry_point=vector_name(entry_point))
+
+
+def vector_name(name: str) -> str:
+    """Name of the class of N episodes of an environment's class: `GatingVectorEnv` of `GatingEnv`."""
+    return f"{name.removesuffix('Env')}VectorEnv"
+
+
+def imported(name: str) -> str:
+    """The id of an environment, after the file or module that registers it has been imported where `name` says which.
+
+    Args:
+        name: an id; after a module or the path of a Python file and a colon: `mine.py:mine/Throttle-v0`.
+
+    Raises:
+        UserError: no such file or module, or the file's name is that of another module.
+    """
+    register_all()
+    module, _, env_id = name.rpartition(":")
+    if module.endswith(".py"):
+        path = Path(module).resolve()
+        if not path.is_file():
+            raise UserError(f"environment '{name}': the file '{path}' does not exist")
+        if str(path.parent) not in sys.path:
+            sys.path.append(str(path.parent))  # entry points are looked up again by the module's name
+        module = path.stem
+        if Path(str(import_module(module).__file__)).resolve() != path:
+            raise UserError(f"environment '{name}': there is another module '{module}'; give the file another name")
+    elif module:
+        try:
+            import_module(module)
+        except ModuleNotFoundError as error:
+            raise UserError(f"the environment '{name}' cannot be made: no package named '{error.name}'") from error
+    return env_id
+
+
+def is_ours(name: Any) -> bool:
+    """Whether an environment, named as for `imported`, is simulated by this package: a `DecisionEnv`.
+
+    Raises:
+        UserError: as `imported`.
+    """
+    spec = gym.registry.get(imported(str(name)))
+    if spec is None or spec.id in ENVIRONMENTS:
+        return spec is not None
+    from ooco_gym.envs.base import DecisionEnv
+
+    entry: Any = spec.entry_point
+    if isinstance(entry, str):
+        entry = gym.envs.registration.load_env_creator(entry)
+    return isinstance(entry, type) and issubclass(entry, DecisionEnv)

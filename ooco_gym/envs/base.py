@@ -14,8 +14,7 @@ from gymnasium import spaces
 from ooco_gym.envs import features
 from ooco_gym.envs.buffers import FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
-from ooco_gym.envs.controls import LEVELS
-from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.decision import Decision, slot_names
 from ooco_gym.envs.episodes import Episodes, Snapshot, Snapshots
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.watching import Watch
@@ -87,6 +86,7 @@ class DecisionEnv(gym.Env):
     """
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}
+    id: ClassVar[str] = ""
     decisions: ClassVar[tuple[Decision, ...]] = ()
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
@@ -180,7 +180,8 @@ class DecisionEnv(gym.Env):
             parts = []
         if controls is None or len(parts) != len(self._actions):
             raise UserError(f"step({action!r}): expected an action of {self.action_space}")
-        self._actions[:] = controls.legal(np.clip(np.array(parts, object), ILLEGAL, LEVELS).astype(np.int64))
+        bounded = np.clip(np.array(parts, object), ILLEGAL, controls.levels.shape[1])
+        self._actions[:] = controls.legal(bounded.astype(np.int64))
 
     def action_masks(self) -> np.ndarray:
         """Legality of each action, bool (A,), as sb3-contrib asks for it."""
@@ -263,11 +264,19 @@ class DecisionEnv(gym.Env):
         """Names that `rule_action` knows."""
         return list_policies()
 
-    @staticmethod
-    def feature_tables() -> dict[str, list[dict[str, Any]]]:
-        """Name, unit, scale, bounds and meaning of every feature, by part of the observation."""
+    @property
+    def decision_names(self) -> tuple[str, ...]:
+        """The kinds of decisions that the slots of the observation's `decision` stand for."""
+        return slot_names(self.decisions)
+
+    def feature_tables(self) -> dict[str, list[dict[str, Any]]]:
+        """Name, unit, scale, bounds and meaning of every feature of the cluster and of a candidate; those of decisions.
+        """
+        own = {name: feature for decision in self.decisions for name, feature in decision.features.items()}
         return {"cluster": [f._asdict() for f in features.CLUSTER],
-                "candidates": [f._asdict() for f in features.CANDIDATES]}
+                "candidates": [own.get(f.name, f)._asdict() for f in features.CANDIDATES],
+                "decision": [{"name": name, "meaning": f"1 where '{name}' is what is decided"}
+                             for name in self.decision_names]}
 
     def summary(self) -> dict[str, float]:
         """The protocol's figures of the episode so far."""
@@ -288,12 +297,13 @@ def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
     buffers = episodes.buffers
     size, actions = buffers.candidates.shape[1], buffers.mask.shape[1]
     low, high = features.bounds(features.CLUSTER)
-    each_low, each_high = features.bounds(features.CANDIDATES)
+    own = {name: feature for decision in episodes.decisions for name, feature in decision.features.items()}
+    each_low, each_high = features.bounds(tuple(own.get(f.name, f) for f in features.CANDIDATES))
     observation = spaces.Dict({
         "cluster": spaces.Box(low, high, dtype=np.float32),
         "candidates": spaces.Box(np.tile(each_low, size), np.tile(each_high, size), dtype=np.float32),
         "action_mask": spaces.MultiBinary(actions),
-        "decision": spaces.Box(0.0, 1.0, (features.DECISION_SIZE,), dtype=np.float32),
+        "decision": spaces.Box(0.0, 1.0, buffers.decision[0].shape, dtype=np.float32),
     })
     if episodes.controls is not None:
         return observation, spaces.MultiDiscrete(episodes.controls.counts)

@@ -12,13 +12,10 @@ from ooco_gym.decisions import POINTS
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, PARTS
 from ooco_gym.sim.reference import Handle, Reference, layer, reference_at
-from ooco_gym.sim.state import EVICT, GATE, INTERRUPT, PULL, ROUTE, STATE_TYPE
+from ooco_gym.sim.state import STATE_TYPE
 
-# --- Kinds of decisions: the points of the simulator, and two by the clock ------------------------------------------
-NO_KIND, PACK, CONTROL, KINDS = 0, len(POINTS) + 1, len(POINTS) + 2, len(POINTS) + 3
-KIND_ORDER = np.zeros(KINDS, np.int64)  # place of a kind in features.DECISIONS
-for _place, _kind in enumerate((ROUTE, INTERRUPT, GATE, EVICT, PULL, PACK, CONTROL)):
-    KIND_ORDER[_kind] = _place
+# --- Kinds of decisions: the points of the simulator, and by the clock one of some levels, or a vector of levels -----
+NO_KIND, CLOCK, CONTROL, KINDS = 0, len(POINTS) + 1, len(POINTS) + 2, len(POINTS) + 3
 
 # --- Actions that every environment of one choice has; candidates come after them -----------------------------------
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
@@ -39,6 +36,8 @@ class StepBuffers(NamedTuple):
     rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the partner's
     offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the partner decides
     answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
+    partners: np.ndarray  # int64[KINDS], of CLOCK: address of the function that does what the partner would do
+    slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
     actions: np.ndarray  # int64[N, P]
     turns: np.ndarray  # int64[N, TURN], where each episode stands
     chosen: np.ndarray  # int32[N, K], what the candidates are: positions, requests, instances or levels; -1: none
@@ -54,22 +53,23 @@ class StepBuffers(NamedTuple):
     cluster: np.ndarray  # float32[N, CLUSTER_SIZE]
     candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
     mask: np.ndarray  # int8[N, A]
-    decision: np.ndarray  # float32[N, DECISION_SIZE]
+    decision: np.ndarray  # float32[N, slots of decisions], one hot
 
 
-def empty_buffers(episodes: int, candidates: int, parts: int = 1, levels: int = 1, actions: int | None = None
-                  ) -> StepBuffers:
+def empty_buffers(episodes: int, candidates: int, parts: int = 1, levels: int = 1, actions: int | None = None,
+                  decisions: int = DECISION_SIZE) -> StepBuffers:
     """Allocates buffers, zeroed."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
-        np.zeros(KINDS, np.int64), np.zeros((n, parts), np.int64), np.zeros((n, TURN), np.int64),
+        np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
+        np.zeros((n, parts), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros((parts, levels)), np.zeros(parts, np.int64),
         np.zeros(SETTINGS), np.zeros(len(PARTS)), np.zeros((n, ACCOUNT)), np.zeros(n),
         np.zeros(n), np.zeros((n, CLUSTER_SIZE), np.float32), np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
-        np.zeros((n, DECISION_SIZE), np.float32),
+        np.zeros((n, decisions), np.float32),
     )
 
 
@@ -81,7 +81,7 @@ buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's a
 _lay_buffers = layer(BUFFERS_TYPE)
 
 STEP_SIGNATURE = types.int64(Reference(STATE_TYPE), Reference(BUFFERS_TYPE), types.int64)
-offer_at = function_at(types.FunctionType(STEP_SIGNATURE))
+kernel_at = function_at(types.FunctionType(STEP_SIGNATURE))
 
 
 def buffers_handle(buffers: StepBuffers) -> Handle:

@@ -7,6 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs import eviction, gating, migration, packing, preemption, routing
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.vector import register
 
 
 class ColocationEnv(DecisionEnv):
@@ -25,6 +26,10 @@ class ColocationEnv(DecisionEnv):
     Those of the decision that is due.
     """
 
+    id: ClassVar[str] = "ooco_gym/Colocation-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (
         gating.DECISION, eviction.DECISION, preemption.DECISION, migration.DECISION, packing.DECISION, routing.DECISION)
     default_scenario: ClassVar[str] = "colocation"
+
+
+register(ColocationEnv)

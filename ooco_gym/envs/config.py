@@ -17,6 +17,7 @@ from ooco_gym.scenario import DAY_S, Scenario
 
 DRAIN_S = 120.0  # most that is played after a window, to see its online requests through
 MOST_CANDIDATES = 64
+PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they say what it is, and for whom
 _KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
@@ -255,3 +256,16 @@ def reward_weights(value: Any) -> np.ndarray:
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e9:
             raise UserError(f"reward.{key}={weight!r} must be a number of at least 0")
     return np.array([float(raw.get(part, 0.0)) for part in PARTS])
+
+
+def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:
+    """(Index in State.params of the setting that says how full steps are packed, its factor to a share of the SLO).
+
+    Index -1: the policy has none.
+    """
+    names = [param.name for param in policy.params]
+    if "slo_margin" in names:
+        return names.index("slo_margin"), 1.0
+    if "latency_budget_s" in names:
+        return names.index("latency_budget_s"), 1.0 / config.scenario.load_slo().tpot_s
+    return -1, 0.0

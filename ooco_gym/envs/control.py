@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+import math
+from typing import Any, ClassVar
+
+import numpy as np
 
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CONTROL, step_kernel
-from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.config import EpisodeConfig
+from ooco_gym.envs.decision import Controls, Decision
 from ooco_gym.envs.stepping import end_runs
+from ooco_gym.envs.vector import register
+from ooco_gym.errors import UserError, is_number, nearest
+from ooco_gym.policy.bundle import Param, Policy
 from ooco_gym.sim.state import ASK
+
+STEPS = 2  # levels above and below the tuned value
+LEVELS = 2 * STEPS + 1
 
 
 @step_kernel
@@ -40,7 +50,55 @@ def answer_controls(state, buffers, i):
     return ASK
 
 
-DECISION = Decision("control", CONTROL, offer_controls, answer_controls)
+def control_levels(policy: Policy, config: EpisodeConfig) -> Controls:
+    """Reads which parameters are turned, and how far.
+
+    A number says how far apart the levels are; `x2` that each is twice the one before; `choices` takes all choices.
+
+    Raises:
+        UserError: a parameter that the partner has not, or a step that is none.
+    """
+    controls, known = config.controls, {param.name: param for param in policy.params}
+    if not controls:
+        raise UserError("controls is empty: expected parameters of the partner, each with the size of a step")
+    rows, counts, tuned = [], [], []
+    for name, step in controls.items():
+        if name not in known:
+            raise UserError(f"controls: partner '{policy.name}' has no parameter '{name}'{nearest(name, known)}; it "
+                            f"has: {', '.join(known)}")
+        row = _levels(known[name], policy.values[name], step)
+        counts.append(len(row))
+        value = known[name].number(policy.values[name], "controls")
+        tuned.append(int(value) if known[name].choices else STEPS)
+        rows.append(row + [row[-1]] * (LEVELS - len(row)))
+    return Controls(list(controls), np.array(rows), np.array(counts), np.array(tuned))
+
+
+def _levels(param: Param, tuned: Any, step: Any) -> list[float]:
+    if param.choices:
+        if len(param.choices) > LEVELS:
+            raise UserError(f"controls: {param.name} has more than {LEVELS} choices")
+        if step != "choices":
+            raise UserError(f"controls.{param.name}={step!r} must be choices: its values are "
+                            f"{', '.join(param.choices)}, with no step between them")
+        return [float(index) for index in range(len(param.choices))]
+    centre, offsets = param.number(tuned, "controls"), range(-STEPS, STEPS + 1)
+    factor = isinstance(step, str) and step.startswith("x")
+    try:
+        size = float(step[1:] if factor else step) if isinstance(step, str) or is_number(step) else math.nan
+    except ValueError:
+        size = math.nan
+    if not 0.0 < size < 1e9 or (factor and size == 1.0):
+        raise UserError(f"controls.{param.name}={step!r} must be the size of a step, such as 0.05, or a factor, such "
+                        "as x2: a positive number, and no factor of 1")
+    row = [centre * size**offset if factor else centre + size * offset for offset in offsets]
+    return [float(min(max(value, param.low), param.high)) for value in row]
+
+
+DECISION = Decision(
+    "control", CONTROL, offer_controls, answer_controls, controls=control_levels,
+    question="Where do the partner's parameters stand in the next interval?", no="", candidates="parameters",
+    figures=("level",), marks=((354, 54),))
 
 
 class ControlEnv(DecisionEnv):
@@ -60,5 +118,9 @@ class ControlEnv(DecisionEnv):
     One a parameter: `level` is where it stands now among its levels.
     """
 
+    id: ClassVar[str] = "ooco_gym/Control-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "control"
+
+
+register(ControlEnv)

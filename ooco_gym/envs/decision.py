@@ -1,23 +1,30 @@
-"""What makes an environment: a decision point, who is offered there, and what an action means."""
+"""One kind of decision: where it is asked, what is offered, what an action means, and what it is called.
+
+An environment's file makes its `Decision` of these pieces; everything that shows or plays environments reads it there.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ooco_gym.compile import address_of, inlined, inner
-from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, STEP_SIGNATURE
+from ooco_gym.envs import ENVIRONMENTS
+from ooco_gym.envs.buffers import CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, STEP_SIGNATURE
+from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.features import CANDIDATES, DECISIONS, Feature
+from ooco_gym.policy.bundle import Policy
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.state import State
 
 
 class OpenDecision(NamedTuple):
-    """An open decision, and what a rule answers to it: for `Decision.action_of`."""
+    """A decision that waits for its answer, and what a rule answers to it: for `Decision.action_of`."""
 
     state: State
     answer: int
@@ -51,17 +58,43 @@ class OpenDecision(NamedTuple):
         return self.chosen[self.chosen >= 0]
 
 
+class Controls(NamedTuple):
+    """P parameters of the partner that one action sets, and their levels."""
+
+    names: list[str]
+    levels: np.ndarray  # float64[P, levels]
+    counts: np.ndarray  # int64[P], how many levels each has
+    tuned: np.ndarray  # int64[P], which of them the policy was tuned to
+
+    def legal(self, actions: np.ndarray) -> np.ndarray:
+        """Actions (..., P) with the tuned level in place of each that there is not."""
+        return np.where((actions >= 0) & (actions < self.counts), actions, self.tuned)
+
+
 @dataclass(frozen=True)
 class Decision:
     """One kind of decision.
 
     Attributes:
-        name: as in `features.DECISIONS`.
-        kind: a decision point of the simulator, or `buffers.PACK`, `buffers.CONTROL`.
-        offer, answer: compiled parts of a step (`buffers.step_kernel`).
+        name: of the kind, such as `gate`.
+        kind: a decision point of the simulator (`sim.state.GATE`, …); or, of a decision by the clock (once in
+            `interval_s`), `buffers.CLOCK`, or `buffers.CONTROL` where an action is a vector of levels.
+        offer, answer: step kernels (`buffers.step_kernel`).
         action_of: the action for what a rule answers, for heuristics; None: it comes by the clock, and rules have
             settings for it, but no answer.
         window: waiting requests that the simulator must look at, where the partner looks at fewer.
+        partner: of `CLOCK`: step kernel that does what the partner would do, and returns ASK.
+        levels: of `CLOCK`: the values to choose among, ascending, for `StepBuffers.levels`: float64[1, levels]; None:
+            there are as many candidates as the configuration says.
+        controls: of `CONTROL`: the parameters and their levels.
+        question: what is asked, as a sentence.
+        no: what action 0 does.
+        take: what action 2 + k does.
+        candidates: what the candidates are.
+        figures: features of a candidate that say something here, by name.
+        features: features of a candidate that mean something of their own here: the name in `features.CANDIDATES` of
+            the column, and the feature that is in it.
+        marks: where its marks are in the picture of a cluster, (x, y) in pixels.
     """
 
     name: str
@@ -70,18 +103,55 @@ class Decision:
     answer: Any
     action_of: Callable[[OpenDecision], int] | None = None
     window: int = 0
+    partner: Any = None
+    levels: Callable[[Policy, EpisodeConfig], np.ndarray] | None = None
+    controls: Callable[[Policy, EpisodeConfig], Controls] | None = None
+    question: str = ""
+    no: str = "(never legal)"
+    take: str = ""
+    candidates: str = "candidates"
+    figures: tuple[str, ...] = ()
+    features: Mapping[str, Feature] = field(default_factory=dict)
+    marks: tuple[tuple[float, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.kind == CLOCK and self.partner is None:
+            raise ValueError(f"decision '{self.name}' comes by the clock: `partner` must say what the partner does")
+        if unknown := set(self.features) - {feature.name for feature in CANDIDATES}:
+            raise ValueError(f"decision '{self.name}': candidates have no feature {', '.join(sorted(unknown))}")
+        _KNOWN[self.name] = self
+
+    @property
+    def columns(self) -> tuple[Feature, ...]:
+        """The features of a candidate, in the order of `features.CANDIDATES`."""
+        return tuple(self.features.get(feature.name, feature) for feature in CANDIDATES)
+
+
+_KNOWN: dict[str, Decision] = {}
+
+
+def kinds() -> Mapping[str, Decision]:
+    """Every kind of decision by name: those of this package, then those of environments that were imported."""
+    for entry_point in ENVIRONMENTS.values():
+        import_module(entry_point.partition(":")[0])
+    return {name: _KNOWN[name] for name in (*DECISIONS, *(name for name in _KNOWN if name not in DECISIONS))}
+
+
+def slot_names(decisions: Sequence[Decision]) -> tuple[str, ...]:
+    """What the slots of an observation's one-hot `decision` say: `features.DECISIONS`, then the other kinds' names."""
+    return (*DECISIONS, *(decision.name for decision in decisions if decision.name not in DECISIONS))
 
 
 @lru_cache(maxsize=64)
-def address(part: Any) -> int:
-    """Where a compiled part of a step is."""
-    return address_of(part, STEP_SIGNATURE)
+def address(kernel: Any) -> int:
+    """Where a step kernel is."""
+    return address_of(kernel, STEP_SIGNATURE)
 
 
 # --- Which of many are offered as candidates: what rules would pick, then quantiles of length ------------------------
 @inlined
 def add_choice(chosen, count, value):
-    """Adds a value to the `count` chosen ones, where it is new and there is room; returns how many there are."""
+    """Adds a value to the `count` chosen ones, where it is new and there is space; returns how many there are."""
     if value < 0 or count >= chosen.size:
         return count
     for k in range(count):
@@ -119,60 +189,30 @@ def add_spread(ordered, chosen, count, left, low, high):
         chosen: int32[K], written from `count` on.
         count: how many are chosen by now.
         left: entries to choose from.
-        low, high: places in `ordered` that are left out, the lower one first; `left` and beyond: nobody is.
+        low, high: indices in `ordered` that are left out, the lower one first; `left` and beyond: none is.
 
     Returns:
         How many are chosen.
     """
     offered = min(chosen.size - count, left)
-    gaps = max(1, offered - 1)
-    step, rest = (left - 1) // gaps, (left - 1) % gaps
-    place, beyond = 0, 0  # place + beyond / gaps is k (left - 1) / gaps
+    intervals = max(1, offered - 1)
+    step, rest = (left - 1) // intervals, (left - 1) % intervals
+    index, beyond = 0, 0  # index + beyond / intervals is k (left - 1) / intervals
     for k in range(offered):
-        at = place + (place >= low)
+        at = index + (index >= low)
         chosen[count + k] = ordered[at + (at >= high)]
-        place += step
+        index += step
         beyond += rest
-        if beyond >= gaps:
-            place += 1
-            beyond -= gaps
+        if beyond >= intervals:
+            index += 1
+            beyond -= intervals
     return count + offered
 
 
 # --- Words: what decisions and actions are called on pages, in pictures, in the game in the terminal -----------------
-class Words(NamedTuple):
-    """One kind of decision, in words."""
-
-    question: str
-    no: str  # action 0
-    take: str  # action 2 + k
-    who: str  # what the candidates are
-    figures: tuple[str, ...]  # features of a candidate that say something here
-
-
-WORDS: Mapping[str, Words] = {
-    "route": Words("Which instance takes the request?", "wait, or stay where the prefill ran (not for an arrival)",
-                   "send it to this instance", "instances", ("prefill", "backlog", "residents", "memory", "step")),
-    "interrupt": Words("An online request has arrived: stop the offline work that runs?", "let the iteration finish",
-                       "stop it at the next layer", "the request that has arrived",
-                       ("tokens", "prefill", "slack", "backlog")),
-    "gate": Words("Start an offline prefill?", "hold: decode what is resident", "start the prefill of this request",
-                  "waiting offline requests",
-                  ("tokens", "prefill", "wait", "evictions", "interruptions", "interrupt_risk")),
-    "evict": Words("Who gives way?", "let the newcomer wait (not where a running batch needs the memory)",
-                   "evict this request", "resident offline requests",
-                   ("tokens", "generated", "prefill", "wait", "evictions", "memory", "running", "step")),
-    "pull": Words("Whom does the strict instance pull?", "end the picks: nobody, or nobody more",
-                  "pull this request, and be asked again", "offline requests that decode on relaxed instances",
-                  ("tokens", "generated", "prefill", "wait", "evictions", "memory", "step")),
-    "pack": Words("How full may steps be in the next interval?", "(never legal)",
-                  "fill steps up to this share of the TPOT SLO", "levels", ("level", "step", "running")),
-    "control": Words("Where do the partner's parameters stand in the next interval?", "", "", "parameters", ("level",)),
-}
 _FLAG = "1 where"  # how the meaning of a feature begins that is 1 or 0
 _MOST_SHARE = 2.0  # limit above which a share is a count over its limit: evictions, interruptions
 PARTNER = "do what the partner would do"
-_FEATURES = {feature.name: (place, feature) for place, feature in enumerate(CANDIDATES)}
 
 
 def actual(feature: Feature, value: float) -> float:
@@ -216,32 +256,36 @@ def figures_of(decision: str, candidate: np.ndarray) -> dict[str, str]:
     """What a candidate's features say, by name.
 
     Args:
-        decision: one of `features.DECISIONS`.
+        decision: name of its kind.
         candidate: float32[CANDIDATE_SIZE].
     """
-    texts = {}
-    for name in WORDS[decision].figures:
-        place, feature = _FEATURES[name]
-        texts[name.replace("_", " ")] = shown(feature, float(candidate[place]))
-    return texts
+    kind = kinds()[decision]
+    columns = {feature.name: (column, feature) for column, feature in enumerate(kind.columns)}
+    shown_here = [columns[name] for name in kind.figures]
+    return {feature.name.replace("_", " "): shown(feature, float(candidate[column])) for column, feature in shown_here}
 
 
 def meaning(decision: str, action: int, partner: str = "the partner") -> str:
     """What an action of a choice means.
 
     Args:
-        decision: one of `features.DECISIONS`, but `control`.
+        decision: name of its kind, but `control`.
         action: 0, 1 or 2 + k.
         partner: its name.
     """
     if action == DECLINE_ACTION:
-        return WORDS[decision].no
+        return kinds()[decision].no
     if action == PARTNER_ACTION:
         return PARTNER.replace("the partner", partner)
-    return f"candidate {action - FIXED}: {WORDS[decision].take}"
+    return f"candidate {action - FIXED}: {kinds()[decision].take}"
 
 
-def asked(observation: Mapping[str, Any]) -> str:
-    """Which decision an observation is about, of `features.DECISIONS`; '' at the end of an episode."""
+def asked(observation: Mapping[str, Any], names: Sequence[str] = DECISIONS) -> str:
+    """Which kind of decision an observation is about; '' at the end of an episode.
+
+    Args:
+        observation: of any environment.
+        names: of its slots (`DecisionEnv.decision_names`), where it asks other kinds than `features.DECISIONS`.
+    """
     hot = np.flatnonzero(observation["decision"])
-    return DECISIONS[int(hot[0])] if len(hot) else ""
+    return names[int(hot[0])] if len(hot) else ""

@@ -14,9 +14,8 @@ from ooco_gym.compile import address_of
 from ooco_gym.decisions import addresses, ask_outside, call_rule
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.config import EpisodeConfig
-from ooco_gym.envs.controls import Controls, control_levels, pack_levels, pack_parameter
-from ooco_gym.envs.decision import Decision, OpenDecision, address
+from ooco_gym.envs.config import EpisodeConfig, pack_parameter
+from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, slot_names
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
@@ -85,19 +84,24 @@ class Episodes:
         config = self.config
         parts, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
         self.controls: Controls | None = None
-        if b.CONTROL in self._by_kind:
-            self.controls = control_levels(self._partner, config.controls)
-            levels, parts = self.controls.levels, len(self.controls.names)
-            size, actions = parts, int(self.controls.counts.sum())
-        elif b.PACK in self._by_kind:
-            levels = pack_levels(self._partner, config)
-            size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
-        self.buffers = b.empty_buffers(count, size, parts, levels.shape[1], actions)
+        for decision in self.decisions:
+            if decision.controls is not None:
+                self.controls = decision.controls(self._partner, config)
+                levels, parts = self.controls.levels, len(self.controls.names)
+                size, actions = parts, int(self.controls.counts.sum())
+            elif decision.levels is not None:
+                levels = decision.levels(self._partner, config)
+                size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
+        slots = slot_names(self.decisions)
+        self.buffers = b.empty_buffers(count, size, parts, levels.shape[1], actions, len(slots))
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
         for decision in self.decisions:
             self.buffers.offers[decision.kind] = address(decision.offer)
             self.buffers.answers[decision.kind] = address(decision.answer)
+            self.buffers.slots[decision.kind] = slots.index(decision.name)
+            if decision.partner is not None:
+                self.buffers.partners[decision.kind] = address(decision.partner)
         self._told = list(self.buffers.account[:, _INFO])  # views of its rows, which a step reads
         self._handle = b.buffers_handle(self.buffers)
         self._run = address_of(run, RUN_SIGNATURE)
@@ -116,7 +120,7 @@ class Episodes:
         turn = buffers.turns[i]
         turn[:] = 0
         turn[b.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
-        clocks = [kind for kind in self._by_kind if kind >= b.PACK]
+        clocks = [kind for kind in self._by_kind if kind >= b.CLOCK]
         turn[b.STEP_KIND] = clocks[0] if clocks else b.NO_KIND
         turn[b.OPEN] = 1
         begin(self._handle.address, self._run, i)
@@ -193,6 +197,10 @@ class Episodes:
     def address(self) -> int:
         """Of the step buffers, for compiled code."""
         return self._handle.address
+
+    def asked(self, i: int) -> Decision | None:
+        """The decision that the episode in place i waits for; None where it waits for none."""
+        return self._by_kind.get(int(self.buffers.turns[i, b.KIND]))
 
     def open(self, i: int) -> bool:
         """Whether the episode in place i goes on."""
@@ -304,7 +312,7 @@ class Episodes:
 
     def rule_action(self, i: int, name: str) -> int:
         """The action that expresses what a policy's rule answers to the decision that is open in episode i."""
-        decision = self._by_kind.get(int(self.buffers.turns[i, b.KIND])) if self.open(i) else None
+        decision = self.asked(i) if self.open(i) else None
         if decision is None or decision.action_of is None:
             return b.PARTNER_ACTION
         answer, picks = self.rule_answer(i, name)
@@ -336,7 +344,7 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
 
 def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) -> bool:
     """Whether a kind of decision can come up: `sim/dispatch.py` and `sim/loop.py` say where each is asked."""
-    if kind >= b.PACK:
+    if kind >= b.CLOCK:
         return True
     if kind == s.ROUTE:
         many_arrive = sum(pool.count for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1

@@ -9,6 +9,7 @@ from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_ke
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick, pending_view
+from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.decode import settle
@@ -63,7 +64,13 @@ def action_of_victim(opened: OpenDecision) -> int:
     return opened.closest(picks[opened.offered()], picks[opened.answer])
 
 
-DECISION = Decision("evict", EVICT, offer_victims, answer_victim, action_of_victim)
+DECISION = Decision(
+    "evict", EVICT, offer_victims, answer_victim, action_of_victim,
+    question="Which resident request is evicted?",
+    no="let the newcomer wait (not where a running batch needs the memory)", take="evict this request",
+    candidates="resident offline requests",
+    figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "running", "step"),
+    marks=((430, 272), (800, 272)))
 
 
 class EvictionEnv(DecisionEnv):
@@ -86,5 +93,9 @@ class EvictionEnv(DecisionEnv):
     quantiles of the residents; each once.
     """
 
+    id: ClassVar[str] = "ooco_gym/Eviction-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "eviction"
+
+
+register(EvictionEnv)

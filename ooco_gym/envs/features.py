@@ -47,7 +47,7 @@ CLUSTER = (
     _log("oldest_wait", "s", 3_600, "time since the head of the offline queue arrived"),
     _log("online_waiting", "requests", 256, "online requests waiting for prefill here"),
     _log("online_waiting_prefill", "ms", 10_000, "believed latency of prefilling them"),
-    _signed("online_slack", "s", 5.0, "until the TTFT deadline of the first of them; 1 where nobody waits"),
+    _signed("online_slack", "s", 5.0, "until the TTFT deadline of the first of them; 1 where none waits"),
     _log("busy", "ms", 10_000, "until the prefill or decode step in progress here ends"),
     _share("progress", 1.0, "how much of it is over"),
     _log("online_rate_10s", "requests/s", 100, "online arrivals, exponential average over 10 s"),
@@ -64,7 +64,7 @@ CLUSTER = (
     _share("strict_online", 1.0, "online requests decoding on strict instances over bs_sat, mean"),
     _share("strict_offline", 1.0, "offline requests decoding on strict instances over bs_sat, mean"),
     _share("strict_kv_free", 1.0, "free KV memory of the strict instances, mean"),
-    _share("strict_hungry", 1.0, "share of strict instances that look for somebody to pull"),
+    _share("strict_hungry", 1.0, "share of strict instances that look for requests to pull"),
     _log("arriving", "requests", 64, "requests on their way to strict instances"),
     _log("arriving_context", "tokens", 1e6, "their context lengths in all"),
     _share("links_busy", 1.0, "share of links with a transfer in progress"),
@@ -94,8 +94,15 @@ CANDIDATES = (
     _share("partner", 1.0, "1 where it is what the partner would choose"),
     _share("shorter", 1.0, "share of the other candidates that are shorter"),
 )
+# Kinds of decisions that have a slot in the one-hot `decision` of every observation. Trained policies depend on them,
+# so they do not change. Other kinds have slots after them, in the observations of their environments alone.
 DECISIONS = ("route", "interrupt", "gate", "evict", "pull", "pack", "control")
 CLUSTER_SIZE, CANDIDATE_SIZE, DECISION_SIZE = len(CLUSTER), len(CANDIDATES), len(DECISIONS)
+
+
+def kind_name(slot: int) -> str:
+    """The kind of decision of a slot of `decision`; `own 1` and on for those that an environment has of its own."""
+    return DECISIONS[slot] if slot < DECISION_SIZE else f"own {slot - DECISION_SIZE + 1}"
 
 
 def bounds(table: tuple[Feature, ...]) -> tuple[np.ndarray, np.ndarray]:

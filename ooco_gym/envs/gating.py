@@ -9,6 +9,7 @@ from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_ke
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_spread
 from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.vector import register
 from ooco_gym.sim.front import SHORTEST
 from ooco_gym.sim.reference import CACHE_LINE, bring
 from ooco_gym.sim.state import GATE, HOLD
@@ -66,7 +67,11 @@ def action_of_gate(opened: OpenDecision) -> int:
     return opened.closest(opened.offered(), opened.state.picks[opened.answer])
 
 
-DECISION = Decision("gate", GATE, offer_gate, answer_gate, action_of_gate, window=WINDOW)
+DECISION = Decision(
+    "gate", GATE, offer_gate, answer_gate, action_of_gate, window=WINDOW,
+    question="Start an offline prefill?", no="hold: decode what is resident",
+    take="start the prefill of this request", candidates="waiting offline requests",
+    figures=("tokens", "prefill", "wait", "evictions", "interruptions", "interrupt_risk"), marks=((336, 176),))
 
 
 class GatingEnv(DecisionEnv):
@@ -89,5 +94,9 @@ class GatingEnv(DecisionEnv):
     if anyone else; the others are length quantiles of the 64 first ones, shortest first.
     """
 
+    id: ClassVar[str] = "ooco_gym/Gating-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "gating"
+
+
+register(GatingEnv)

@@ -19,6 +19,7 @@ from ooco_gym.envs.buffers import (
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.vector import register
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import FULL, OFFLINE, PULL, RESIDENT
@@ -114,7 +115,11 @@ def action_of_pull(opened: OpenDecision) -> int:
     return opened.closest(opened.offered(), int(opened.picks[opened.picked]))
 
 
-DECISION = Decision("pull", PULL, offer_pulls, answer_pull, action_of_pull)
+DECISION = Decision(
+    "pull", PULL, offer_pulls, answer_pull, action_of_pull,
+    question="Which request does the strict instance pull?", no="end the picks: none, or no more",
+    take="pull this request, and be asked again", candidates="offline requests that decode on relaxed instances",
+    figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "step"), marks=((504, 256),))
 
 
 class MigrationEnv(DecisionEnv):
@@ -136,5 +141,9 @@ class MigrationEnv(DecisionEnv):
     instances that fit the memory left. No time passes between the picks of one decision.
     """
 
+    id: ClassVar[str] = "ooco_gym/Migration-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "migration"
+
+
+register(MigrationEnv)

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+import numpy as np
+
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import (
+    CLOCK,
     FIXED,
-    PACK,
     PACK_PARAM,
     PACK_SCALE,
     PARTNER_ACTION,
     step_kernel,
 )
+from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.filling import fill_step, share
 from ooco_gym.envs.stepping import set_margin
+from ooco_gym.envs.vector import register
+from ooco_gym.errors import UserError
+from ooco_gym.policy.bundle import Policy
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import ASK
 
@@ -48,7 +54,35 @@ def answer_level(state, buffers, i):
     return ASK
 
 
-DECISION = Decision("pack", PACK, offer_levels, answer_level)
+@step_kernel
+def keep_tuned(state, buffers, i):
+    """The margin as the partner was tuned."""
+    set_margin(state, buffers, buffers.tuned[i])
+    return ASK
+
+
+def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
+    """Values that the packing setting may have: float64[1, levels], ascending.
+
+    Raises:
+        UserError: the policy has no such setting, or a level is not one of its values.
+    """
+    index, scale = pack_parameter(policy, config)
+    if index < 0:
+        raise UserError(f"partner '{policy.name}' has neither 'slo_margin' nor 'latency_budget_s': there is no packing "
+                        "to decide; take ooco or hygen")
+    levels = sorted(float(level) / scale for level in config.levels)
+    if not levels:
+        raise UserError("levels is empty: expected shares of the TPOT SLO")
+    for level in levels:
+        policy.params[index].number(level, "levels")
+    return np.array([levels])
+
+
+DECISION = Decision(
+    "pack", CLOCK, offer_levels, answer_level, partner=keep_tuned, levels=pack_levels,
+    question="How full may steps be in the next interval?", take="fill steps up to this share of the TPOT SLO",
+    candidates="levels", figures=("level", "step", "running"), marks=((750, 168),))
 
 
 class PackingEnv(DecisionEnv):
@@ -70,5 +104,9 @@ class PackingEnv(DecisionEnv):
     `latency_budget_s` where it has that.
     """
 
+    id: ClassVar[str] = "ooco_gym/Packing-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "packing"
+
+
+register(PackingEnv)

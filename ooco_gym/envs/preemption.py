@@ -8,6 +8,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
+from ooco_gym.envs.vector import register
 from ooco_gym.sim.costs import predict_prefill
 from ooco_gym.sim.decode import settle
 from ooco_gym.sim.state import INTERRUPT, KEEP, STOP
@@ -42,7 +43,11 @@ def action_of_interrupt(opened: OpenDecision) -> int:
     return FIXED if opened.answer == STOP else DECLINE_ACTION
 
 
-DECISION = Decision("interrupt", INTERRUPT, offer_interrupt, answer_interrupt, action_of_interrupt)
+DECISION = Decision(
+    "interrupt", INTERRUPT, offer_interrupt, answer_interrupt, action_of_interrupt,
+    question="An online request has arrived: stop the offline work that runs?", no="let the iteration finish",
+    take="stop it at the next layer", candidates="the request that has arrived",
+    figures=("tokens", "prefill", "slack", "backlog"), marks=((300, 214),))
 
 
 class PreemptionEnv(DecisionEnv):
@@ -62,6 +67,10 @@ class PreemptionEnv(DecisionEnv):
     if nothing stops. What runs is among the cluster features (`busy`, `progress`, `online_waiting`, `online_slack`).
     """
 
+    id: ClassVar[str] = "ooco_gym/Preemption-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "preemption"
     most_candidates: ClassVar[int] = 1
+
+
+register(PreemptionEnv)

@@ -20,7 +20,6 @@ import numpy as np
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.sim import queues as q
@@ -224,11 +223,10 @@ class Asking:
 
     def note(self, i: int) -> None:
         """Notes which decision is open in place i."""
-        simulation, kind = self.episodes.simulations[i], int(self.episodes.buffers.turns[i, b.KIND])
+        simulation, asked = self.episodes.simulations[i], self.episodes.asked(i)
         assert simulation is not None
-        decision = str(DECISIONS[int(b.KIND_ORDER[kind])]) if kind != b.NO_KIND else ""
-        instance, request = -1, -1
-        if kind not in (b.NO_KIND, b.PACK, b.CONTROL):
+        decision, instance, request = asked.name if asked is not None else "", -1, -1
+        if asked is not None and asked.kind < b.CLOCK:
             instance, request = int(simulation.state.pending.instance), int(simulation.state.pending.request)
         self.open[i] = (int(simulation.state.clock.now_ps), decision, instance, request)
 

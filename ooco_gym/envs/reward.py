@@ -1,6 +1,6 @@
-"""The reward in its parts, from sums that the simulator keeps: what each decision costs is a difference of them.
+"""The reward in its terms, from sums that the simulator keeps: what each decision costs is a difference of them.
 
-| part | charged | when |
+| term | charged | when |
 |---|---|---|
 | service | reference GPU-seconds of offline requests, of prompt and output | at completion |
 | waiting | reference GPU-seconds of offline work in the system, times seconds | as time goes by |

@@ -9,6 +9,7 @@ from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_ke
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice
 from ooco_gym.envs.filling import fill_instance
 from ooco_gym.envs.stepping import partner_pick
+from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.decode import urgent_load
 from ooco_gym.sim.state import (
@@ -72,7 +73,11 @@ def action_of_instance(opened: OpenDecision) -> int:
     return PARTNER_ACTION if arrives or opened.answer >= 0 else DECLINE_ACTION
 
 
-DECISION = Decision("route", ROUTE, offer_instances, answer_instance, action_of_instance)
+DECISION = Decision(
+    "route", ROUTE, offer_instances, answer_instance, action_of_instance,
+    question="Which instance takes the request?", no="wait, or stay where the prefill ran (not for an arrival)",
+    take="send it to this instance", candidates="instances",
+    figures=("prefill", "backlog", "residents", "memory", "step"), marks=((154, 102), (512, 136)))
 
 
 class RoutingEnv(DecisionEnv):
@@ -93,5 +98,9 @@ class RoutingEnv(DecisionEnv):
     decodes there. `memory`, `step`, `backlog` and `residents` are of the instance, `tokens` of the request.
     """
 
+    id: ClassVar[str] = "ooco_gym/Routing-v0"
     decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
     default_scenario: ClassVar[str] = "routing"
+
+
+register(RoutingEnv)

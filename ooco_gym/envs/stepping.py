@@ -5,18 +5,17 @@ from numba import types
 
 from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.envs.buffers import (
+    CLOCK,
     CONTROL,
     CONTROL_INTERVAL_PS,
     DECLINE_ACTION,
     FIXED,
     KIND,
-    KIND_ORDER,
     MORE,
     MOST_PICKS,
     NEXT_CONTROL_PS,
     NO_KIND,
     OPEN,
-    PACK,
     PACK_PARAM,
     PACK_SCALE,
     PARTNER_ACTION,
@@ -26,7 +25,7 @@ from ooco_gym.envs.buffers import (
     UNTIL_PS,
     VIOLATION_BUDGET,
     buffers_at,
-    offer_at,
+    kernel_at,
 )
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
@@ -70,8 +69,6 @@ from ooco_gym.sim.state import (
 )
 from ooco_gym.sim.tokens import first_step
 
-ORDER = tuple(int(place) for place in KIND_ORDER)
-
 
 @inlined
 def pending_view(state):
@@ -94,10 +91,9 @@ def partner_pick(state, buffers, i):
 
 @inner
 def partner_answer(state, buffers, i, kind):
-    """What the partner's own rule answers to the open decision; by the clock, it leaves its parameters as tuned."""
-    if kind == PACK:
-        set_margin(state, buffers, buffers.tuned[i])
-        return ASK
+    """What the partner's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
+    if kind == CLOCK:
+        return kernel_at(buffers.partners[CLOCK])(state, buffers, i)
     if kind == CONTROL:
         return ASK
     return ask_rule(rule_at(buffers.rules[1, kind - 1]), pending_view(state))
@@ -173,7 +169,7 @@ def offer(state, buffers, i):
     if buffers.offers[buffers.turns[i, KIND]] == 0:
         raise UserError("a rule of the partner answered ASK to a decision that this environment does not ask; "
                         "let it answer, or take an environment that asks for it")
-    return offer_at(buffers.offers[buffers.turns[i, KIND]])(state, buffers, i) >= 2
+    return kernel_at(buffers.offers[buffers.turns[i, KIND]])(state, buffers, i) >= 2
 
 
 @inlined
@@ -184,14 +180,14 @@ def answer_of(state, buffers, i):
         size = buffers.mask.shape[1]
         if action == PARTNER_ACTION or not 0 <= action < size or buffers.mask[i, action] == 0:
             return partner_answer(state, buffers, i, kind)
-    return offer_at(buffers.answers[kind])(state, buffers, i)
+    return kernel_at(buffers.answers[kind])(state, buffers, i)
 
 
 @inlined
 def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
     kind, instance = buffers.turns[i, KIND], np.int64(0)
-    if kind < PACK:
+    if kind < CLOCK:
         instance = state.pending.instance
         slot = state.pending.request
         if instance < 0:
@@ -205,7 +201,7 @@ def observe(state, buffers, i):
     out[34] = share(recent_violations(state, buffers.account[i]), 0.06)
     out[35] = share(float(buffers.turns[i, PICKED]), float(MOST_PICKS))
     buffers.decision[i, :] = 0.0
-    buffers.decision[i, ORDER[kind]] = 1.0
+    buffers.decision[i, buffers.slots[kind]] = 1.0
     rank_candidates(buffers.candidates[i])
 
 
@@ -241,7 +237,7 @@ def _step(state, buffers, i, run_address):
             settle_account(state, buffers.weights, buffers.account[i])
             return True
         buffers.actions[i, 0] = 0  # nobody is left to pick: what has been picked is the answer
-        answer = offer_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
+        answer = kernel_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
     goes_on = advance(state, buffers, i, run_address, answer)
     settle_account(state, buffers.weights, buffers.account[i])
     show(state, buffers, i, goes_on)
@@ -283,6 +279,8 @@ def play_down(state, buffers, i, run_address, end_ps):
     """The rest of the load after the window: nothing waits on the agent's account any more."""
     waiting, buffers.weights[WAITING] = buffers.weights[WAITING], 0.0
     set_margin(state, buffers, buffers.tuned[i])
+    if buffers.turns[i, STEP_KIND] == CLOCK:
+        kernel_at(buffers.partners[CLOCK])(state, buffers, i)
     run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, ASK)
     settle_account(state, buffers.weights, buffers.account[i])
     buffers.weights[WAITING] = waiting
@@ -307,8 +305,8 @@ TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
 @inner
 def _set_back(state, buffers, i, kind):
     """What the clock's decision has set goes back to what the partner has."""
-    if kind == PACK:
-        set_margin(state, buffers, buffers.tuned[i])
+    if kind == CLOCK:
+        kernel_at(buffers.partners[CLOCK])(state, buffers, i)
     elif kind == CONTROL:
         for part in range(buffers.params.size):
             state.params[buffers.params[part]] = buffers.levels[part, buffers.actions[0, part]]
@@ -366,7 +364,7 @@ def _picked(state, buffers, i, answer, base):
             buffers.actions[i, 0] = own_action(state, buffers, i, base)
             answer = answer_of(state, buffers, i)
         else:
-            answer = offer_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
+            answer = kernel_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
     return answer
 
 
@@ -408,7 +406,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         state, turn, base = state_at(buffers.handles[i]), buffers.turns[i], bases[0, i]
         answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
         bases[1, i], same = answer, -1
-        if turn[KIND] < PACK and turn[KIND] != PULL:
+        if turn[KIND] < CLOCK and turn[KIND] != PULL:
             for k in range(i):
                 if bases[0, k] == base and bases[1, k] == answer:
                     same = k

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, ClassVar
@@ -14,19 +15,12 @@ from gymnasium.vector.utils import batch_space
 from numba import types
 
 from ooco_gym.compile import inner, jit
+from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.base import DecisionEnv, spaces_of
 from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION, buffers_at
-from ooco_gym.envs.colocation import ColocationEnv
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
-from ooco_gym.envs.control import ControlEnv
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
-from ooco_gym.envs.eviction import EvictionEnv
-from ooco_gym.envs.gating import GatingEnv
-from ooco_gym.envs.migration import MigrationEnv
-from ooco_gym.envs.packing import PackingEnv
-from ooco_gym.envs.preemption import PreemptionEnv
-from ooco_gym.envs.routing import RoutingEnv
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError, whole_number
@@ -452,17 +446,15 @@ def _only(infos: dict[str, Any], kept: np.ndarray) -> dict[str, Any]:
     return cut
 
 
-def _vector(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:
-    name = single.__name__.replace("Env", "VectorEnv")
-    return type(name, (DecisionVectorEnv,), {"single": single, "__doc__": f"N episodes of `{single.__name__}`.",
-                                             "__module__": __name__, "__qualname__": name})
+def register(single: type[DecisionEnv]) -> type[DecisionVectorEnv]:
+    """Registers an environment under its `id`, single and as N in one call: the last line of its file.
 
-
-EvictionVectorEnv = _vector(EvictionEnv)
-GatingVectorEnv = _vector(GatingEnv)
-PreemptionVectorEnv = _vector(PreemptionEnv)
-MigrationVectorEnv = _vector(MigrationEnv)
-PackingVectorEnv = _vector(PackingEnv)
-ControlVectorEnv = _vector(ControlEnv)
-ColocationVectorEnv = _vector(ColocationEnv)
-RoutingVectorEnv = _vector(RoutingEnv)
+    Returns:
+        The class of N episodes, which becomes an attribute of the module, for example `GatingVectorEnv`.
+    """
+    name = vector_name(single.__name__)
+    made = type(name, (DecisionVectorEnv,), {"single": single, "__doc__": f"N episodes of `{single.__name__}`.",
+                                             "__module__": single.__module__, "__qualname__": name})
+    setattr(sys.modules[single.__module__], name, made)
+    add(single.id, f"{single.__module__}:{single.__name__}")
+    return made

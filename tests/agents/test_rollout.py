@@ -9,8 +9,9 @@ from agents.evaluation.heuristics import heuristics_of
 from agents.lookahead import headroom as gaps
 from agents.lookahead.headroom import main, play_window
 from agents.lookahead.rollout import Futures, Rollout
+from docs.generators import environments as document
 from ooco_gym import UserError
-from ooco_gym.envs import document, register_all
+from ooco_gym.envs import register_all
 from ooco_gym.envs.stepping import PARTNER, play_out
 from ooco_gym.report.terminal import Bar
 from ooco_gym.sim import build

@@ -41,7 +41,7 @@ def test_without_error_it_is_the_truth(name: str) -> None:
     for _ in range(80):
         assert env.observation_space.contains(observation)
         inside: Any = env.unwrapped
-        if int(inside.episodes.buffers.turns[0, b.KIND]) >= b.PACK:
+        if int(inside.episodes.buffers.turns[0, b.KIND]) >= b.CLOCK:
             assert not observation[KEY].any()
         else:
             rows = look(inside.simulation.state).requests

@@ -4,28 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import NamedTuple
 
-from ooco_gym.envs.decision import PARTNER, WORDS
+from ooco_gym.envs.decision import PARTNER, kinds
 
 WIDTH, HEIGHT, LINE = 860, 344, 20
 ONLINE, OFFLINE, DARK, ASKED, GREY, PALE = "#882255", "#DDCC77", "#857700", "#D55E00", "#666", "#F4F4F4"
 _RELAXED, _STRICT, _TOP, _WIDE, _HIGH = 190, 560, 74, 270, 240  # the two instances: left edges, top, size
-
-
-class Spot(NamedTuple):
-    """A place in the picture where a decision is taken."""
-
-    x: float
-    y: float
-    decision: str
-
-
-SPOTS = (
-    Spot(154, 102, "route"), Spot(512, 136, "route"), Spot(300, 214, "interrupt"), Spot(336, 176, "gate"),
-    Spot(_RELAXED + 240, 272, "evict"), Spot(_STRICT + 240, 272, "evict"), Spot(504, 256, "pull"),
-    Spot(_STRICT + 190, 168, "pack"), Spot(_RELAXED + 164, 54, "control"),
-)
 
 
 def picture(title: str, decisions: Sequence[str]) -> str:
@@ -33,12 +17,11 @@ def picture(title: str, decisions: Sequence[str]) -> str:
 
     Args:
         title: above the picture.
-        decisions: of `features.DECISIONS`.
+        decisions: names of their kinds.
     """
     rows = _key(decisions)
     height = HEIGHT + LINE * len(rows) + 8
-    marks = [spot for spot in SPOTS if spot.decision in decisions]
-    numbers = {name: place + 1 for place, name in enumerate(decisions)}
+    labels = [str(number) if len(decisions) > 1 else "?" for number in range(1, len(decisions) + 1)]
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
              f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="12">',
              '<defs><marker id="tip" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" '
@@ -46,7 +29,8 @@ def picture(title: str, decisions: Sequence[str]) -> str:
              f'<rect width="{WIDTH}" height="{height}" fill="#fff"/>',
              _text(16, 26, title, size=15, weight="bold"),
              *_cluster("route" in decisions, "control" in decisions), *_flows()]
-    parts += [_mark(spot, numbers[spot.decision] if len(decisions) > 1 else 0) for spot in marks]
+    parts += [_disc(x, y, label) for name, label in zip(decisions, labels, strict=True)
+              for x, y in kinds()[name].marks]
     parts += [_row(place, *row) for place, row in enumerate(rows)]
     return "\n".join([*parts, "</svg>", ""])
 
@@ -97,7 +81,7 @@ def _memory(left: float, shares: Sequence[tuple[str, int, str]]) -> list[str]:
         parts += [_box(at, top, wide, 28, colour),
                   _text(at + 5, top + 18, name, "#fff" if colour == ONLINE else "#222")]
         at += wide
-    return [*parts, _text(left, top + 46, "who is evicted is prefilled anew", GREY)]
+    return [*parts, _text(left, top + 46, "what is evicted is prefilled anew", GREY)]
 
 
 def _knobs() -> list[str]:
@@ -126,10 +110,10 @@ def _key(decisions: Sequence[str]) -> list[tuple[str, str, str]]:
     """Rows below the picture: (mark, text, weight)."""
     rows: list[tuple[str, str, str]] = []
     for place, name in enumerate(decisions):
-        words = WORDS[name]
+        words = kinds()[name]
         rows.append((str(place + 1) if len(decisions) > 1 else "?", words.question, "bold"))
         if len(decisions) == 1 and words.take:
-            rows += [("0", words.no, ""), ("1", PARTNER, ""), ("2 + k", f"{words.take} (k: {words.who})", "")]
+            rows += [("0", words.no, ""), ("1", PARTNER, ""), ("2 + k", f"{words.take} (k: {words.candidates})", "")]
     return rows
 
 
@@ -138,10 +122,6 @@ def _row(place: int, mark: str, words: str, weight: str) -> str:
     if weight:
         return _disc(28, y - 4, mark) + _text(44, y, words, weight=weight)
     return _text(44, y, mark, ASKED, weight="bold") + _text(92, y, words)
-
-
-def _mark(spot: Spot, number: int) -> str:
-    return _disc(spot.x, spot.y, str(number) if number else "?")
 
 
 def _disc(x: float, y: float, label: str) -> str:

@@ -11,39 +11,46 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from ooco_gym.envs import ENVIRONMENTS, document, features
-from ooco_gym.envs.decision import WORDS, actual, asked, figures_of, meaning, shown
-from ooco_gym.envs.picture import WIDTH, picture
+from docs.generators import environments as document
+from docs.generators.picture import WIDTH, picture
+from ooco_gym.envs import ENVIRONMENTS, features
+from ooco_gym.envs.decision import actual, asked, figures_of, kinds, meaning, shown
 from ooco_gym.envs.reward import PARTS
 
 ROOT = Path(__file__).resolve().parents[2]
-HEADS = ("Description", "Action Space", "Observation Space", "Rewards", "Starting State", "Episode End", "Information",
-         "Arguments", "Version History")
 
 
 def test_the_pages_on_disk_are_what_the_code_writes() -> None:
     wanted = document.documents(ROOT)
     stale = [path.name for path, text in wanted.items()
              if not path.is_file() or path.read_text(encoding="utf-8") != text]
-    assert not stale, f"run: python -m ooco_gym.envs.document (stale: {', '.join(stale)})"
+    assert not stale, f"run: python -m docs.generators.environments (stale: {', '.join(stale)})"
     assert set((ROOT / "docs" / "envs").glob("*.md")) == {path for path in wanted if path.suffix == ".md"}
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_a_page_has_gymnasiums_sections_and_every_feature_and_part(name: str) -> None:
-    text, env = document.page(name), gym.make(name)
+def test_a_page_has_what_is_its_own_and_the_common_page_gymnasiums_other_sections(name: str) -> None:
+    text, shared, env = document.page(name), document.common(), gym.make(name)
     inside: Any = env.unwrapped
-    heads = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
-    assert len(heads) == len(set(heads))
-    assert [head for head in heads if head in HEADS] == [head for head in document.ORDER if head in HEADS]
+    for page, wanted in ((text, document.ORDER[:-1]), (shared, document.COMMON)):
+        heads = [line.removeprefix("## ") for line in page.splitlines() if line.startswith("## ")]
+        assert heads == list(wanted)
     for table in inside.feature_tables().values():
-        for place, row in enumerate(table):
-            assert f"| {place} | `{row['name']}` | " in text
-    for part in PARTS:
-        assert f"| `{part}` | " in text
+        for slot, row in enumerate(table):
+            assert f"| {slot} | `{row['name']}` | " in shared
+    for term in PARTS:
+        assert f"| `{term}` | " in shared
     assert f"`{env.action_space}`" in text
+    for part, space in inside.observation_space.spaces.items():
+        assert f"`{part}` {space.dtype} {space.shape}" in text
     for split, seeds in document.load_yaml("env", document.short_name(name))["splits"].items():
-        assert f"| `{split}` | {seeds[0]} … {seeds[-1]} | {len(seeds)} |" in text
+        assert f"  {split}: {seeds}" in text
+
+
+def test_pages_of_two_environments_have_little_in_common() -> None:
+    texts = [{line for line in document.page(name).splitlines() if line} for name in ENVIRONMENTS]
+    shared = set.intersection(*texts)
+    assert all(len(shared) < 0.4 * len(text) for text in texts)
 
 
 def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
@@ -82,24 +89,24 @@ def test_headroom_is_taken_from_its_file(tmp_path: Path) -> None:
     (tmp_path / "results" / "headroom.json").write_text(json.dumps({name: found}))
     text = document.page(name, document.headroom_of(name, tmp_path))
     assert "## Headroom\nWhat looking ahead is worth (`ooco-gym headroom`), on 20 windows of 120 s" in text
-    assert ("| ooco (best heuristic) | 0.5 [0.4, 0.6] | 1.00% |  | 50% |\n"
-            "| far | 0.9 [0.8, 1] | 1.00% | +0.4 [+0.3, +0.5] | 50% |") in text
+    assert ("| ooco (best heuristic) | 0.5 [0.4, 0.6] | 1.00 % |  | 50 % |\n"
+            "| far | 0.9 [0.8, 1] | 1.00 % | +0.4 [+0.3, +0.5] | 50 % |") in text
     assert document.headroom_of("ooco_gym/Eviction-v0", tmp_path) is None
 
 
 # --- Pictures and words ---------------------------------------------------------------------------------------------
 def test_every_decision_has_words_and_known_figures() -> None:
-    assert tuple(WORDS) == features.DECISIONS
-    known = {feature.name for feature in features.CANDIDATES}
-    for words in WORDS.values():
-        assert set(words.figures) <= known
+    assert tuple(kinds())[: len(features.DECISIONS)] == features.DECISIONS
+    for kind in kinds().values():
+        assert set(kind.figures) <= {feature.name for feature in kind.columns}
+        assert kind.question and kind.candidates and kind.marks
 
 
 @pytest.mark.parametrize("name", features.DECISIONS)
 def test_a_picture_is_svg_and_marks_its_decision(name: str) -> None:
     tree = ElementTree.fromstring(picture("a < b", [name]))
     texts = [element.text for element in tree.iter() if element.tag.endswith("text")]
-    assert texts.count("?") >= 2 and WORDS[name].question in texts and "a < b" in texts
+    assert texts.count("?") >= 2 and kinds()[name].question in texts and "a < b" in texts
     for element in tree.iter():
         if element.get("x") is not None:
             assert 0 <= float(element.get("x", 0)) < WIDTH

@@ -8,7 +8,7 @@ import gymnasium as gym
 import pytest
 
 import ooco_gym
-from ooco_gym.envs import document, matrix
+from docs.generators import environments as document
 from ooco_gym.policy import get_policy
 
 ENV_OF = {"route": "Routing", "interrupt": "Preemption", "gate": "Gating", "evict": "Eviction", "pull": "Migration"}
@@ -17,8 +17,8 @@ ENV_OF = {"route": "Routing", "interrupt": "Preemption", "gate": "Gating", "evic
 @pytest.mark.parametrize("decision", ENV_OF)
 def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
     place = ("route", "interrupt", "gate", "compose", "evict", "pull").index(decision)
-    rules = matrix.rules_for(decision)
-    pools = [get_policy(name) for name in matrix.shipped_policies() if not get_policy(name).mixed]
+    rules = document.rules_for(decision)
+    pools = [get_policy(name) for name in document.shipped_policies() if not get_policy(name).mixed]
     assert len(rules) == len({policy.hooks()[place] for policy in pools})
     named = {name.partition(":")[0] for rule in rules for name in rule.policies}
     for policy in pools:
@@ -33,18 +33,18 @@ def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
             assert env.unwrapped.action_masks()[action] or action == 1
 
 
-def test_the_matrix_of_what_was_published_is_there() -> None:
+def test_every_published_system_answers_by_a_rule_of_its_own() -> None:
     """What each published system answers, and ours, is a rule of its own."""
     wanted = {"evict": ("ooco:evict=bottleneck", "echo_pd", "base_pd", "least_urgent"),
               "gate": ("ooco:gate=cost", "ooco_xllm", "hygen_pd", "echo_pd"),
               "interrupt": ("ooco:interrupt=always", "slack"), "pull": ("ooco", "ooco_xllm", "slack")}
     for decision, names in wanted.items():
-        rows = [rule for rule in matrix.rules_for(decision) for name in names if name in rule.policies]
+        rows = [rule for rule in document.rules_for(decision) for name in names if name in rule.policies]
         assert len(rows) == len(set(rows)) == len(names), decision
 
 
 def test_packing_lists_those_that_have_a_setting() -> None:
-    names = [rule.policies[0] for rule in matrix.settings_for_packing()]
+    names = [rule.policies[0] for rule in document.settings_for_packing()]
     assert {"ooco", "hygen"} <= set(names)
     assert not {"base_pd", "echo_pd"} & set(names)
 

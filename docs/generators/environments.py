@@ -1,0 +1,401 @@
+"""Writes the environments' pages, pictures and index from their code, so that they cannot lie.
+
+`python -m docs.generators.environments` writes `docs/envs` below the current folder; a test compares. What all
+environments share is on one page, `common.md`; the page of an environment has what is its own.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gymnasium as gym
+
+from docs.generators.picture import picture
+from ooco_gym.decisions import POINTS
+from ooco_gym.envs import ENVIRONMENTS, features
+from ooco_gym.envs import reward as reward_module
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.buffers import CLOCK
+from ooco_gym.envs.config import PACK_SETTINGS
+from ooco_gym.envs.decision import PARTNER, kinds
+from ooco_gym.envs.vector import DecisionVectorEnv
+from ooco_gym.policy import get_policy
+from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.registry import GROUP
+from ooco_gym.report import Table, percent, with_interval
+from ooco_gym.resources import conf_root, load_yaml, names
+
+NOTE = ("<!-- Written by `python -m docs.generators.environments` from the code; a test compares it. "
+        "Edit the classes instead. -->")
+ORDER = ("Description", "Action Space", "Candidates", "Observation Space", "Default Scenario", "Headroom")
+COMMON = ("Observation Space", "Rewards", "Starting State", "Episode End", "Information", "Arguments", "Rendering",
+          "Snapshots", "References", "Version History")
+_AS_TABLE = "`ooco_gym.candidate_table(observation[\"candidates\"])` is the table, a row for each candidate:"
+
+
+# --- The page of an environment ---------------------------------------------------------------------------------------
+def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
+    """The Markdown page of a registered environment, for example `ooco_gym/Gating-v0`.
+
+    Args:
+        name: its id.
+        headroom: what is known of it in `results/headroom.json` (`headroom_of`); None leaves that section out.
+    """
+    env: Any = gym.make(name).unwrapped
+    short = short_name(name)
+    summary, own = sections(type(env))
+    own["Action Space"] = joined(own.get("Action Space"), *_actions(env))
+    own["Observation Space"] = _shapes(env)
+    own["Default Scenario"] = joined(*_defaults(short))
+    if headroom:
+        own["Headroom"] = joined(*_headroom(headroom, load_yaml("env", short)["window_s"]))
+    parts = [NOTE, f"# {name}", "", summary, "", f"![Where the decision is taken]({short}.svg)", "",
+             *_facts(name, env), "",
+             "Observations, rewards, arguments, rendering and snapshots are [the same in all](common.md).", ""]
+    for head in (*ORDER, *(head for head in own if head not in ORDER)):
+        if own.get(head):
+            parts += [f"## {head}", own[head], ""]
+    return "\n".join(parts)
+
+
+def sections(cls: type) -> tuple[str, dict[str, str]]:
+    """A class docstring in parts: what comes before the first heading, then the text under each heading."""
+    first, *rest = re.split(r"^## (.+)$", inspect.cleandoc(cls.__doc__ or ""), flags=re.MULTILINE)
+    return first.strip(), {head.strip(): text.strip() for head, text in zip(rest[::2], rest[1::2], strict=True)}
+
+
+def joined(*parts: str | None) -> str:
+    """Paragraphs below one another; what is empty is left out."""
+    return "\n\n".join(part for part in parts if part)
+
+
+def short_name(name: str) -> str:
+    """Name of an environment's page and of its configuration: `gating` of `ooco_gym/Gating-v0`."""
+    return name.split("/")[1].split("-", maxsplit=1)[0].lower()
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A Markdown table, its columns aligned to the left."""
+    return Table("", heads, [[str(cell) for cell in row] for row in rows], align="l").markdown()
+
+
+def _facts(name: str, env: Any) -> list[str]:
+    return [table(("", ""), (
+        ("Action space", f"`{env.action_space}`"),
+        ("Make", f'`gym.make("{name}")`'), ("Make many", f'`gym.make_vec("{name}", num_envs=64)`'),
+        ("Decisions", ", ".join(f"`{decision.name}`" for decision in env.decisions)),
+        ("Configuration", f"`conf/env/{short_name(name)}.yaml`")))]
+
+
+def _type(space: Any) -> str:
+    return f"{space.dtype} {space.shape}"
+
+
+def _candidates(space: Any) -> int:
+    """K, how many candidates a part of the observation holds."""
+    return space.shape[0] // features.CANDIDATE_SIZE
+
+
+def _times(space: Any) -> str:
+    return f"{_candidates(space)} × {features.CANDIDATE_SIZE}"
+
+
+def _actions(env: Any) -> list[str]:
+    if env.episodes.controls is not None:
+        return [_levels(env)]
+    if len(env.decisions) > 1:
+        return [table(("decision", "question", "0", "2 + k", "candidates"),
+                      [(f"`{one.name}`", one.question, one.no, one.take, one.candidates) for one in env.decisions]),
+                f"1 is always: {PARTNER}."]
+    one, last = env.decisions[0], int(env.action_space.n) - 1
+    return [table(("action", "meaning"), [
+        (0, one.no), (1, PARTNER), ("2 + k" if last > 2 else "2", f"{one.take} (candidate k)")])]
+
+
+def _levels(env: Any) -> str:
+    policy, controls = env.episodes._partner, env.episodes.controls
+    params = {param.name: param for param in policy.params}
+    rows = []
+    for index, name in enumerate(controls.names):
+        values = controls.levels[index, : controls.counts[index]]
+        choices = params[name].choices
+        shown = [choices[int(value)] if choices else f"{value:g}" for value in values]
+        shown[controls.tuned[index]] = f"**{shown[controls.tuned[index]]}**"
+        rows.append((index, f"`{name}`", ", ".join(shown), params[name].doc))
+    heads = ("dimension of the action", "parameter", "its levels, from 0 on (bold: as tuned)", "meaning")
+    return f"With the default partner (`{policy.name}`):\n\n" + table(heads, rows)
+
+
+def _shapes(env: Any) -> str:
+    spaces = env.observation_space.spaces
+    size = _candidates(spaces["candidates"])
+    fixed = "" if size == env.config.candidates else (
+        f"The argument `candidates` changes nothing here: there are {size}, one for each thing that can be chosen.")
+    return joined(
+        "`Dict`: " + ", ".join(f"`{part}` {_type(space)}" for part, space in spaces.items())
+        + f"; K × F = {_times(spaces['candidates'])}. [Features](common.md#observation-space).", fixed,
+        "Features of a candidate that say something here: "
+        + "; ".join((f"`{one.name}`: " if len(env.decisions) > 1 else "")
+                    + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".")
+
+
+def _defaults(short: str) -> list[str]:
+    text = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8")
+    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.", f"```yaml\n{text.rstrip()}\n```"]
+
+
+# --- The page of what all share ---------------------------------------------------------------------------------------
+def common() -> str:
+    """The Markdown page of what all environments have in common, `docs/envs/common.md`."""
+    _, shared = sections(DecisionEnv)
+    shared["Observation Space"] = joined(shared["Observation Space"], *_observations())
+    shared["Rewards"] = joined(shared["Rewards"], *_rewards())
+    shared["Arguments"] = joined(shared["Arguments"], *_arguments())
+    parts = [NOTE, "# What all environments share", "",
+             "The environments differ in the decisions that they ask ([list](README.md)). All else is the same.", ""]
+    for head in COMMON:
+        parts += [f"## {head}", shared.pop(head), ""]
+    if shared:
+        raise ValueError(f"DecisionEnv has sections that are on no page: {', '.join(shared)}")
+    return "\n".join(parts)
+
+
+def _observations() -> list[str]:
+    parts = []
+    for part, listed in (("cluster", features.CLUSTER), ("candidates", features.CANDIDATES)):
+        of_each = f"F = {len(listed)} features of each" if part == "candidates" else f"C = {len(listed)} features"
+        parts += [f"### `{part}`: {of_each}", *([_AS_TABLE] if part == "candidates" else []), table(
+            ("", "name", "unit", "scale", "limit", "bounds", "meaning"),
+            [(index, f"`{one.name}`", one.unit or "–", one.scale, f"{one.limit:g}", f"{one.low:g} … {one.high:g}",
+              one.meaning) for index, one in enumerate(listed)])]
+    asking = {kind: [f"[{short_name(name)}]({short_name(name)}.md)" for name in ENVIRONMENTS
+                     if kind in _decisions(name)] for kind in features.DECISIONS}
+    return [*parts, "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
+            f"### `decision`: {len(features.DECISIONS)} kinds",
+            table(("", "name", "asked", "in"),
+                  [(index, f"`{kind}`", kinds()[kind].question, ", ".join(asking[kind]))
+                   for index, kind in enumerate(features.DECISIONS)]),
+            "An environment that asks kinds of its own has more slots, one for each, after these.",
+            "### `action_mask`",
+            "1 where an action is legal. At a decision two actions at least are, beside the partner's. The same as "
+            "`info[\"action_mask\"]`, and, as bool, as `action_masks()`. Where an action is a vector of levels, the "
+            "levels of each dimension follow those of the one before, and all are always legal."]
+
+
+def reward_rows() -> list[tuple[str, str, str]]:
+    """(term, what is charged, when) of each term of the reward, from the docstring of `ooco_gym.envs.reward`."""
+    rows = []
+    for line in inspect.cleandoc(reward_module.__doc__ or "").splitlines():
+        cells = [cell.strip() for cell in line.strip("| ").split("|")]
+        if line.startswith("|") and cells[0] not in ("term", "---"):
+            rows += [(term.strip(), *cells[1:]) for term in cells[0].split(",")]
+    return rows
+
+
+def _rewards() -> list[str]:
+    presets = {preset: load_yaml("reward", preset) for preset in names("reward")}
+    budget = load_yaml("protocol", "default")["violation_budget"]
+    first, *others = (f"w_{term} · {term}" for term in reward_module.PARTS)
+    rows = [(f"`{term}`", charged, when, *(f"{weights.get(term, 0.0):g}" for weights in presets.values()))
+            for term, charged, when in reward_rows()]
+    return [f"reward = {' − '.join([first, *others])}, with what came to each term since the last decision:",
+            table(("term", "what it sums up", "charged", *(f"weight in `{preset}`" for preset in presets)), rows),
+            f"The budget of `burst` (`violation_budget` in conf/protocol) is {budget:.0%} of the online requests in "
+            f"each block of {reward_module.BURST_S:g} s."]
+
+
+def _arguments() -> list[str]:
+    rows = [(f"`{name}`", f"`{parameter.annotation}`") for name, parameter in _parameters(DecisionEnv)]
+    vector = [(f"`{name}`", f"`{parameter.annotation}`", f"`{parameter.default}`")
+              for name, parameter in _parameters(DecisionVectorEnv) if name not in ("render_mode", "trace")]
+    return [table(("argument", "type"), rows),
+            "None takes the default of the environment's file in `conf/env`, which its page shows, with the seeds of "
+            "each split and the distribution shifts. Each seed has any number of windows "
+            "(`options={\"window\": n}`); `shift=` evaluates on what training has not seen.",
+            "`gym.make_vec` takes these besides:", table(("argument", "type", "default"), vector)]
+
+
+def _parameters(owner: type) -> list[tuple[str, inspect.Parameter]]:
+    """The arguments of a class that have names of their own."""
+    parameters = inspect.signature(owner.__init__).parameters
+    return [(name, one) for name, one in parameters.items()
+            if name != "self" and one.kind is not inspect.Parameter.VAR_KEYWORD]
+
+
+def _decisions(name: str) -> list[str]:
+    env: Any = gym.make(name).unwrapped
+    return [decision.name for decision in env.decisions]
+
+
+# --- Headroom -------------------------------------------------------------------------------------------------------
+def headroom_of(name: str, root: Path) -> Mapping[str, Any] | None:
+    """What `results/headroom.json` says of an environment, or None.
+
+    It is a mapping from ids to what `ooco-gym headroom env=…` writes as `summary.json`.
+    """
+    path = root / "results" / "headroom.json"
+    if not path.is_file():
+        return None
+    return json.loads(path.read_text(encoding="utf-8")).get(name)
+
+
+def _headroom(found: Mapping[str, Any], episode_s: float) -> list[str]:
+    service, violations, best = "offline_reference_gpu_s_per_s", "violation_rate", found["best_heuristic"]
+    rows = []
+    for row in sorted(found["rows"], key=lambda row: row[service]["mean"]):
+        chosen = row["policy"] == best
+        rows.append((row["policy"] + (" (best heuristic)" if chosen else ""), _figure(row.get(service), ".4g"),
+                     _figure(row.get(violations), percent),
+                     "" if chosen else _figure(row["difference"].get(service), "+.4g"),
+                     percent(row["share_of_bound"], 0) if "share_of_bound" in row else ""))
+    verdict = found["verdict"]
+    if verdict["headroom"] is None:
+        says = f"{verdict['reason'].capitalize()}."
+    elif verdict["headroom"]:
+        says = f"`{verdict['policy']}` beats the best heuristic by an interval clear of zero."
+    else:
+        says = "None beats the best heuristic by an interval clear of zero: heuristics suffice, as far as this shows."
+    if found["window_s"] < episode_s:
+        says += (f" These windows are {found['window_s']:g} s long, the environment's own episodes {episode_s:g} s: "
+                 "short windows reward what pays at once, and rankings of heuristics may differ in whole episodes "
+                 "([how to read it](../headroom.md#how-to-read-it)).")
+    return [f"What looking ahead is worth (`ooco-gym headroom`), on {found['episodes']} windows of "
+            f"{found['window_s']:g} s of held-out seeds that all share; means with 95 % intervals. {says}",
+            table(("policy", "offline reference GPU-seconds per second", "violations",
+                   "difference to the best heuristic", "share of the fluid bound"), rows)]
+
+
+def _figure(interval: Mapping[str, float | None] | None, form: Any) -> str:
+    return "" if interval is None else with_interval(interval["mean"], interval["low"], interval["high"], form, none="")
+
+
+# --- The index ------------------------------------------------------------------------------------------------------
+def about(short: str) -> tuple[str, str]:
+    """(The decision, the regime in which it matters): the comments that an environment's configuration begins with."""
+    lines = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8").splitlines()
+    until = next(index for index, line in enumerate(lines) if line.startswith("scenario:"))
+    first, *others = (line.removeprefix("# ") for line in lines[:until] if line.startswith("# "))
+    return re.sub(r"^\S+: | \(docs\S+\)$", "", first), " ".join(others)
+
+
+def index() -> str:
+    """The index of all environments, `docs/envs/README.md`."""
+    rows = []
+    for name in ENVIRONMENTS:
+        env: Any = gym.make(name).unwrapped
+        short, spaces = short_name(name), env.observation_space
+        rows.append((f"[`{name}`]({short}.md)", *about(short), f"`{env.action_space}`", _times(spaces["candidates"])))
+    return "\n".join([
+        NOTE, "# Environments", "",
+        f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its partner policy "
+        "decides. Observations, rewards, episodes and arguments are [the same in all](common.md).", "",
+        table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
+        "![All decisions](colocation.svg)", "", *_rules(), ""])
+
+
+def _rules() -> list[str]:
+    """Published rules by decision, and how they are played."""
+    parts = ["## Rules by decision", "", "What the published policies answer where the simulator asks. Each plays as "
+             "an agent of the environment that asks it (`ooco_gym.make_agent(name, env)`, "
+             "`env.unwrapped.rule_action(name)`, `ooco-gym evaluate`), beside a partner for all other decisions, and "
+             "is a row of `ooco-gym headroom`. A name with `…=…` is a policy with a parameter set.", ""]
+    for name in features.DECISIONS:
+        kind = kinds()[name]
+        rules = rules_for(name) if kind.kind < CLOCK else settings_for_packing() if name == "pack" else []
+        if rules:
+            rows = [(", ".join(f"`{policy}`" for policy in rule.policies), rule.says) for rule in rules]
+            what = "rule" if name != "pack" else "setting: the policy plays from the partner's seat"
+            parts += [f"### `{name}`: {kind.question}", "", table(("policy", what), rows), ""]
+    mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
+    return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
+            f"({mixed}) compose whole iterations, which no environment asks: they act as partners, and `hygen_pd` and "
+            "`echo_pd` are their rules carried to pools."]
+
+
+# --- Which published rule answers which decision, from the policies' own code -----------------------------------------
+class Rule(NamedTuple):
+    """A rule for a decision."""
+
+    policies: tuple[str, ...]  # that have it; with parameters, where one of them decides
+    says: str
+
+
+def shipped_policies() -> list[str]:
+    """Names of the policies that come with this package; other packages' are not on our pages."""
+    return sorted(entry.name for entry in entry_points(group=GROUP)
+                  if entry.dist is not None and entry.dist.name == "ooco-gym")
+
+
+def rules_for(decision: str) -> list[Rule]:
+    """The distinct rules that pool policies have for a decision of the simulator, in the order of their names."""
+    index = [point.name for point in POINTS].index(decision)
+    found: dict[Any, list[Policy]] = {}
+    for policy in _pool_policies():
+        found.setdefault(policy.hooks()[index], []).append(policy)
+    return [Rule(tuple(name for policy in _owners(hook, having) for name in _spelled(policy, decision, hook)),
+                 _first_sentence(hook)) for hook, having in found.items()]
+
+
+def settings_for_packing() -> list[Rule]:
+    """Policies that have a setting for how full steps are packed."""
+    plain = {entry.name for entry in entry_points(group=GROUP) if entry.value.startswith("baselines.gates")}
+    policies = [get_policy(name) for name in shipped_policies() if name not in plain]
+    return [Rule((policy.name,), f"`{param.name}={policy.values.get(param.name)}`: {param.doc}")
+            for policy in policies for param in policy.params if param.name in PACK_SETTINGS]
+
+
+def mixed_policies() -> list[str]:
+    """Policies of mixed instances: they compose whole iterations, which no environment asks."""
+    return [name for name in shipped_policies() if get_policy(name).mixed]
+
+
+def _pool_policies() -> Iterator[Policy]:
+    return (policy for policy in map(get_policy, shipped_policies()) if not policy.mixed)
+
+
+def _owners(hook: Any, having: Sequence[Policy]) -> Sequence[Policy]:
+    """Of the policies that have a rule, the one in whose module it is; all of them where it is in none's."""
+    modules = {entry.name: entry.value.partition(":")[0] for entry in entry_points(group=GROUP)}
+    return [policy for policy in having if modules[policy.name] == hook.py_func.__module__] or having
+
+
+def _spelled(policy: Policy, decision: str, hook: Any) -> list[str]:
+    """The policy as one names it, with each choice where a parameter that is called as the decision says how."""
+    for param in policy.params:
+        if param.name == decision and param.choices and decision in hook.py_func.__code__.co_names:
+            return [f"{policy.name}:{param.name}={choice}" for choice in param.choices]
+    return [policy.name]
+
+
+def _first_sentence(hook: Any) -> str:
+    text = " ".join((inspect.getdoc(hook.py_func) or "").split())
+    return text.partition(". ")[0].rstrip(".")
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+def documents(root: Path) -> dict[Path, str]:
+    """Every file of `docs/envs` below a root, with its text."""
+    folder = root / "docs" / "envs"
+    files = {folder / "README.md": index(), folder / "common.md": common()}
+    for name in ENVIRONMENTS:
+        short = short_name(name)
+        files[folder / f"{short}.md"] = page(name, headroom_of(name, root))
+        files[folder / f"{short}.svg"] = picture(about(short)[0].capitalize(), _decisions(name))
+    return files
+
+
+def main() -> None:
+    """Writes the pages of all environments below the current folder."""
+    for path, text in documents(Path.cwd()).items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

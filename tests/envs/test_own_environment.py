@@ -1,0 +1,133 @@
+"""An environment from a folder of one's own, with a kind of decision of its own: one file and its YAML."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+
+import ooco_gym
+from ooco_gym import UserError
+from ooco_gym.cli import main
+from ooco_gym.envs import ENVIRONMENTS, imported, is_ours
+from ooco_gym.envs.decision import asked, figures_of, kinds
+from ooco_gym.envs.features import CANDIDATES, DECISIONS
+from ooco_gym.resources import load_yaml
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+ID = "examples/PullLimit-v0"
+SHORT: dict[str, Any] = {"window_s": 30.0, "warmup_s": 20.0}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the example's two files, which is no part of the project."""
+    made = tmp_path_factory.mktemp("own")
+    for suffix in (".py", ".yaml"):
+        shutil.copy(EXAMPLES / f"pull_limit{suffix}", made)
+    return made
+
+
+@pytest.fixture
+def name(folder: Path) -> str:
+    """The environment's id, as its YAML gives it."""
+    return load_yaml("env", folder / "pull_limit.yaml")["id"]
+
+
+def test_it_is_registered_by_its_file_as_a_gymnasium_environment(name: str, folder: Path) -> None:
+    assert name == f"{folder / 'pull_limit.py'}:{ID}"
+    assert is_ours(name) and imported(name) == ID
+    assert Path(str(sys.modules["pull_limit"].__file__)).parent == folder
+    check_env(gym.make(ID, **SHORT).unwrapped, skip_render_check=True)
+    spec = gym.spec(ID)
+    assert EnvSpec.from_json(spec.to_json()).entry_point == spec.entry_point == "pull_limit:PullLimitEnv"
+    assert gym.make(f"pull_limit:{ID}", **SHORT).unwrapped.decision_names == (*DECISIONS, "pull_limit")
+
+
+def test_its_decision_has_a_slot_words_and_features_of_its_own(name: str) -> None:
+    env: Any = gym.make(imported(name), **SHORT).unwrapped
+    observation, _ = env.reset(seed=1, options={"window": 0})
+    assert observation["decision"].tolist() == [0.0] * len(DECISIONS) + [1.0]
+    assert asked(observation, env.decision_names) == "pull_limit"
+    assert kinds()["pull_limit"].question.startswith("How many requests")
+    candidate = ooco_gym.candidate_table(observation["candidates"])[2]
+    assert figures_of("pull_limit", candidate) == {"limit": "8"}
+    table = env.feature_tables()["candidates"]
+    assert [row["name"] for row in table] == ["limit" if one.name == "level" else one.name for one in CANDIDATES]
+    assert gym.make("ooco_gym/Gating-v0", **SHORT).observation_space["decision"].shape == (len(DECISIONS),)
+
+
+def test_a_vector_of_it_is_as_single_ones(name: str) -> None:
+    single: Any = gym.make(imported(name), **SHORT).unwrapped
+    several = gym.make_vec(ID, num_envs=2, vectorization_mode="vector_entry_point", **SHORT)
+    observations, _ = several.reset(seed=[3, 4], options={"window": 0})
+    observation, _ = single.reset(seed=4, options={"window": 0})
+    random = np.random.default_rng(1)
+    for _ in range(12):
+        for key, part in observation.items():
+            assert np.array_equal(observations[key][1], part)
+        actions = random.integers(1, 7, 2)
+        observations, rewards, *_ = several.step(actions)
+        observation, reward, *_ = single.step(int(actions[1]))
+        assert rewards[1] == reward
+
+
+def test_its_actions_change_what_is_pulled_and_the_partner_is_left_as_tuned(name: str) -> None:
+    totals = {}
+    for action in (1, 2, 4):
+        env: Any = gym.make(imported(name), window_s=120.0, warmup_s=20.0).unwrapped
+        env.reset(seed=1, options={"window": 0})
+        over = False
+        while not over:
+            *_, over, info = env.step(action)
+        totals[action] = info["summary"]
+    assert totals[1] == totals[4] != totals[2]  # limit 8 is as tuned
+    assert ooco_gym.make_agent("partner", env)() == 1
+
+
+def test_another_partner_is_refused_with_the_files_own_sentence(name: str) -> None:
+    with pytest.raises(UserError, match="the limit of pulls is a parameter of ooco"):
+        gym.make(imported(name), partner="base_pd", **SHORT)
+
+
+def test_what_cannot_be_imported_is_said(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"the file '.*none\.py' does not exist"):
+        imported("none.py:own/None-v0")
+    with pytest.raises(UserError, match="no package named 'none_such'"):
+        imported("none_such:own/None-v0")
+    (folder / "json.py").write_text("")
+    with pytest.raises(UserError, match="there is another module 'json'"):
+        imported(f"{folder / 'json.py'}:own/None-v0")
+    assert set(ENVIRONMENTS) <= set(gym.registry)
+
+
+def test_a_person_plays_it(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                           capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("2\n\nq\n"))
+    assert main(["play", f"env={folder / 'pull_limit.yaml'}", "window_s=20", "warmup_s=20", f"out={tmp_path}"]) == 0
+    shown = capsys.readouterr().out
+    assert "How many requests may one pull take" in shown and "limit" in shown
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["env"] == ID and summary["decisions"]["yours"] == 2
+
+
+@pytest.mark.slow
+def test_an_agent_is_trained_and_evaluated_on_it(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    short = [f"env={folder / 'pull_limit.yaml'}", "env.window_s=60", "env.warmup_s=20"]
+    assert main(["train", *short, "agent=maskable_ppo", "total_timesteps=64", "agent.n_envs=2", "agent.n_steps=16",
+                 "agent.batch_size=16", "validation.windows=2", "validation.every_steps=64",
+                 f"out={tmp_path / 'run'}"]) == 0
+    assert main(["evaluate", *short, f"policies=[{tmp_path / 'run'},ooco]", "episodes=2", "workers=1",
+                 f"out={tmp_path / 'e'}"]) == 0
+    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
+    assert len(summary["policies"]) == 2
