@@ -110,7 +110,7 @@ def test_what_no_vector_takes(changes, words):
 @pytest.mark.parametrize(("changes", "words"), [({"num_envs": True}, "num_envs=True"), ({"num_envs": "a"}, "num_envs"),
                                                 ({"max_episode_steps": 0}, "max_episode_steps=0")])
 def test_what_no_vector_class_takes(changes, words):
-    from ooco_gym.envs.vector import GatingVectorEnv
+    from ooco_gym.envs.gating import GatingVectorEnv
 
     with pytest.raises(UserError, match=words):
         GatingVectorEnv(**changes)

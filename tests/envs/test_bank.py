@@ -6,7 +6,7 @@ import pytest
 
 import ooco_gym  # noqa: F401  registers the environments
 from ooco_gym import UserError
-from ooco_gym.envs.vector import GatingVectorEnv
+from ooco_gym.envs.gating import GatingVectorEnv
 
 SHORT = {"window_s": 20.0, "warmup_s": 20.0}
 

@@ -183,7 +183,7 @@ def test_episodes_of_a_vector_do_not_touch_each_other():
     ({"num_envs": 0}, "at least 1"), ({"autoreset_mode": "Later"}, "must be one of"), ({"render_mode": "x"}, "ansi"),
     ({"candidates": 0}, "1 to 64")])
 def test_mistakes_are_named(given, words):
-    from ooco_gym.envs.vector import GatingVectorEnv
+    from ooco_gym.envs.gating import GatingVectorEnv
 
     with pytest.raises(UserError, match=words):
         GatingVectorEnv(**given)
