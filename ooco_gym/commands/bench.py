@@ -17,22 +17,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ooco_gym.commands.bench_envs import VECTOR_STEPS, environments_table, measure_envs
 from ooco_gym.commands.bench_measures import (
+    CROWD,
+    CROWDS,
+    SIDE_BY_SIDE,
+    VECTOR_STEPS,
     measure_day,
+    measure_decisions,
     measure_decode,
+    measure_envs,
     measure_fleet,
+    measure_mixed,
     measure_pure,
     measure_start,
     measure_timing,
 )
-from ooco_gym.commands.bench_scheduling import decisions_table, measure_decisions, measure_mixed, slowest
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import policy_of
+from ooco_gym.report import Table, as_text, track
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.table import Table
 
 SCHEMA = "ooco-gym/bench/1"
 DECISION_US = 100.0
@@ -125,10 +130,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: an unknown measurement, or a count that is not positive.
     """
-    from rich.console import Console
-
-    from ooco_gym.report.terminal import track
-
     for key in ("repeats", "fleet_requests", "env_steps"):
         if not isinstance(cfg[key], int) or cfg[key] < 1:
             raise UserError(f"{key}={cfg[key]} must be a whole number of at least 1")
@@ -147,35 +148,62 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         values |= _measure(name, options, cfg.repeats)
     figures = {figure.name: None for figure in FIGURES} | {key: statistics.median(v) for key, v in values.items()}
     figures |= slowest(figures)
-    console = Console()
-    console.print(figures_table(figures))
+    figures_table(figures).show(unbroken=3)
     if figures["slowest_decision_mean_us"] is not None:
         policies = [str(name).partition(":")[0] for name in options["decisions"]]
-        console.print(decisions_table(figures, policies, DECISION_US))
+        decisions_table(figures, policies).show()
     if figures["env_steps_per_s"] is not None:
-        console.print(environments_table(figures))
+        environments_table(figures).show(unbroken=3)
     for figure in FIGURES:
-        console.print(f"{figure.name}: {figure.note}.", highlight=False, soft_wrap=True)
+        print(f"{figure.name}: {figure.note}.")
     return {"schema": SCHEMA, **figures, "values": values, "machine": machine(),
             "targets": {figure.name: figure.target for figure in FIGURES if figure.target is not None},
             "notes": {figure.name: figure.note for figure in FIGURES}}
 
 
 def figures_table(figures: dict[str, Any]) -> Table:
-    """The figures beside their targets."""
-    from rich.table import Table
-
-    table = Table(title="medians on this machine")
-    for title in ("figure", "measured", "target"):
-        table.add_column(title, justify="left" if title == "figure" else "right", no_wrap=True)
-    for figure in FIGURES:
-        value = figures.get(figure.name)
-        sign = "≥" if figure.more else "<"
-        target = "-" if figure.target is None else f"{sign} {_amount(figure.target, figure.unit)}"
-        missed = value is not None and figure.target is not None and (value < figure.target) == figure.more
+    """The figures beside their targets; marked where one is missed."""
+    rows, missed = [], []
+    for index, figure in enumerate(FIGURES):
+        value, target = figures.get(figure.name), figure.target
         shown = "-" if value is None else _amount(value, figure.unit)
-        table.add_row(figure.name, f"[yellow]{shown}[/yellow]" if missed else shown, target)
-    return table
+        rows.append((figure.name, shown,
+                     "-" if target is None else f"{'≥' if figure.more else '<'} {_amount(target, figure.unit)}"))
+        if value is not None and target is not None and (value < target) == figure.more:
+            missed.append(index)
+    return Table("medians on this machine", ("figure", "measured", "target"), rows, marked=missed)
+
+
+def decisions_table(figures: dict[str, Any], names: list[str]) -> Table:
+    """What a decision of each policy takes, by how many requests wait; marked where it is over the target."""
+    rows, late = [], []
+    for index, name in enumerate(names):
+        means = [figures.get(f"decision_us/{name}/{waiting}/mean") for waiting in CROWDS]
+        worst = figures.get(f"decision_us/{name}/{CROWD}/worst")
+        rows.append((name, *(as_text(value, ".3g") for value in (*means, worst))))
+        if (means[CROWDS.index(CROWD)] or 0.0) > DECISION_US:
+            late.append(index)
+    head = ("policy", *(f"mean, {waiting:,}" for waiting in CROWDS), f"worst, {CROWD:,}")
+    return Table("microseconds a decision, by waiting requests", head, rows, marked=late)
+
+
+def environments_table(figures: dict[str, Any]) -> Table:
+    """Decisions a second of each environment."""
+    names = dict.fromkeys(key.split("/", 1)[1].rsplit("/", 1)[0] for key in figures if key.startswith("env/"))
+    rows = [(name, *(f"{figures[f'env/{name}/{kind}']:,.0f}" for kind in ("single", "vector"))) for name in names]
+    return Table(f"decisions a second on one core: one episode, and {SIDE_BY_SIDE} side by side",
+                 ("environment", "single", "vector"), rows)
+
+
+def slowest(figures: dict[str, Any]) -> dict[str, Any]:
+    """The costliest of all policies with 1,000 waiting; nothing where no decision was measured."""
+    found = {}
+    for kind in ("mean", "worst"):
+        values = [value for key, value in figures.items()
+                  if key.startswith("decision_us/") and key.endswith(f"/{CROWD}/{kind}")]
+        if values:
+            found[f"slowest_decision_{kind}_us"] = max(values)
+    return found
 
 
 def _amount(value: float, unit: str) -> str:

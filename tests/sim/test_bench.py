@@ -9,7 +9,7 @@ import pytest
 
 from ooco_gym.cli import main
 from ooco_gym.commands.bench import FIGURES
-from ooco_gym.commands.bench_scheduling import measure_mixed
+from ooco_gym.commands.bench_measures import measure_mixed
 
 INTERFACE = ("decode_iterations_per_s", "simulated_tokens_per_s", "day_wall_s", "fleet_wall_s", "fleet_peak_gb",
              "env_steps_per_s", "vector_decisions_per_s", "warm_start_s", "cold_compile_s")
