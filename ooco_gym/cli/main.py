@@ -106,7 +106,7 @@ def _print_commands() -> None:
         except UserError as error:
             rows.append((name, f"({error})"))
     print(f"usage: {USAGE}\n")
-    Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1, show_head=False)
+    Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
     print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
 
 

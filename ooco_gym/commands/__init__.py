@@ -1,0 +1,41 @@
+"""The commands of `ooco-gym`, a module each; its `main(cfg)` takes the composed configuration and returns a summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from ooco_gym.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+Action = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def run_action(cfg: DictConfig, command: str, about: str, actions: Mapping[str, Action],
+               needs: Mapping[str, str]) -> dict[str, Any]:
+    """Runs what `cfg.action` names, of a command such as `ooco-gym data ACTION TARGET`.
+
+    Args:
+        cfg: the command's keys.
+        command: its name, for messages.
+        about: the key of what is acted on.
+        actions: what can be done; each takes the keys as a dict and returns what it found.
+        needs: for the actions that cannot do without it, what `about` must be, in words.
+
+    Returns:
+        What the action found, with `action` and the key `about`.
+
+    Raises:
+        UserError: an unknown action, or nothing to act on.
+    """
+    from omegaconf import OmegaConf
+
+    values: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    action = str(values["action"])
+    if action not in actions:
+        raise unknown(f"action of ooco-gym {command}", action, actions)
+    if values.get(about) is None and action in needs:
+        raise UserError(f"ooco-gym {command} {action} needs {needs[action]}")
+    return {"action": action, about: values.get(about), **actions[action](values)}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.box import SIMPLE_HEAD
 
-from ooco_gym.commands.verbs import run_verb
+from ooco_gym.commands import run_action
 from ooco_gym.errors import UserError
+from ooco_gym.report import Column, Table, as_text, number, progress
 from ooco_gym.workload.catalogue import (
     data_folder,
     find_source,
@@ -30,7 +30,6 @@ from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.table import Table
 
 DESCRIBED_REQUESTS = 2_000_000      # of an import; `ooco-gym data describe` takes any number
 
@@ -49,8 +48,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """
     names = f"such as 'ooco-gym data ACTION azure_conv_2023'; datasets: {', '.join(list_datasets())}"
     file = f"a file, or a dataset's name, {names}"
-    verbs = {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe, "split": _split}
-    return run_verb(cfg, "data", "target", verbs, {
+    actions = {"list": _list, "fetch": _fetch, "import": _import, "describe": _describe, "split": _split}
+    return run_action(cfg, "data", "target", actions, {
         "fetch": f"a dataset's name, {names}", "import": file, "describe": file, "split": file})
 
 
@@ -59,16 +58,16 @@ def _list(values: dict[str, Any]) -> dict[str, Any]:
     found = {dataset.name: {**vars(dataset), "columns": dict(dataset.columns), "here": local_file(dataset)}
              for dataset in chosen}
     if values["target"]:
-        _print(_facts(next(iter(found.values()))))
+        item = next(iter(found.values()))
+        show_tables([facts("", {key: f"{value:,}" if isinstance(value, int) else str(value)
+                                for key, value in item.items() if value not in (None, {})}.items())])
     else:
-        _print(_catalogue(found))
+        _catalogue(found).show(frame="simple", unbroken=4)
         print(f"here: in '{data_folder()}'; ooco-gym data list NAME shows address, digest and what to know")
     return {"folder": data_folder(), "datasets": found}
 
 
 def _fetch(values: dict[str, Any]) -> dict[str, Any]:
-    from ooco_gym.report.terminal import progress
-
     dataset = load_dataset(str(values["target"]))
     address = str(values["address"] or dataset.address or "")
     if not address or dataset.file is None:
@@ -95,8 +94,7 @@ def _fetch(values: dict[str, Any]) -> dict[str, Any]:
 
 def _describe(values: dict[str, Any]) -> dict[str, Any]:
     figures = describe(_read(values))
-    for table in describe_tables(figures):
-        _print(table)
+    show_tables(describe_tables(figures))
     return figures
 
 
@@ -121,8 +119,6 @@ def _import(values: dict[str, Any]) -> dict[str, Any]:
 
 def _convert(source: Source, to: Path) -> dict[str, Any]:
     """Converts piece by piece; returns all figures of what came out, or of a large file those that need one look."""
-    from ooco_gym.report.terminal import progress
-
     assert source.form is not None
     with progress(f"importing {source.path.name} (requests)") as bar:
         seen = 0
@@ -182,72 +178,43 @@ def _open(values: Mapping[str, Any]) -> Source:
 
 def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
     """The figures of `describe` as tables: arrivals, bursts, lengths."""
-    from rich.table import Table
-
-    facts = Table(title=figures["name"], title_justify="left", box=None, show_header=False)
-    facts.add_row("requests", f"{figures['requests']:,}")
+    rows = [("requests", f"{figures['requests']:,}")]
     if "span_s" in figures:
         gaps = figures["gaps"]
-        facts.add_row("span", f"{figures['span_s']:,.1f} s")
-        facts.add_row("rate", f"{figures['rate_per_s']:.4g} per second")
-        facts.add_row("gaps", "-" if gaps is None else f"CV {gaps['cv']:.3f}, P50 {gaps['p50_s']:.4g} s, "
-                                                       f"P99 {gaps['p99_s']:.4g} s")
-        facts.add_row("online", f"{100 * figures['online_share']:.4g} %")
-    for key, label in (("sessions", "sessions"), ("repeated_prefix_share", "share of repeated prefix blocks"),
-                       ("sharing_ratio", "share of prompt tokens seen before"),
-                       ("length_rank_correlation", "rank correlation of lengths")):
-        if figures.get(key) is not None:
-            facts.add_row(label, f"{figures[key]:,.4g}")
-    for note in figures["notes"]:
-        facts.add_row("note", note)
-    tables = [facts]
+        rows += [("span", f"{figures['span_s']:,.1f} s"), ("rate", f"{figures['rate_per_s']:.4g} per second"),
+                 ("gaps", "-" if gaps is None else f"CV {gaps['cv']:.3f}, P50 {gaps['p50_s']:.4g} s, "
+                                                   f"P99 {gaps['p99_s']:.4g} s"),
+                 ("online", f"{100 * figures['online_share']:.4g} %")]
+    rows += [(label, f"{figures[key]:,.4g}") for key, label in (
+        ("sessions", "sessions"), ("repeated_prefix_share", "share of repeated prefix blocks"),
+        ("sharing_ratio", "share of prompt tokens seen before"),
+        ("length_rank_correlation", "rank correlation of lengths")) if figures.get(key) is not None]
+    tables = [facts(figures["name"], [*rows, *(("note", note) for note in figures["notes"])])]
     if "span_s" in figures:
-        table = Table("window", "index of dispersion", "peak over mean", box=SIMPLE_HEAD)
         windows = sorted({*figures["dispersion"], *figures["peak_over_mean"]}, key=float)
-        for window in windows:
-            table.add_row(f"{window} s", _short(figures["dispersion"].get(window)),
-                          _short(figures["peak_over_mean"].get(window)))
-        tables.append(table)
+        tables.append(Table("", ("window", "index of dispersion", "peak over mean"), [
+            (f"{window} s", number(figures["dispersion"].get(window), 4), number(figures["peak_over_mean"].get(
+                window), 4)) for window in windows], align="l"))
     known = {name: figures[name] for name in ("prompt_tokens", "output_tokens") if figures[name]}
-    lengths = Table("tokens", *(name.partition("_")[0] for name in known), box=SIMPLE_HEAD)
-    for row in next(iter(known.values())):
-        lengths.add_row(row, *(_short(values[row]) for values in known.values()))
-    return [*tables, lengths]
+    return [*tables, Table("", ("tokens", *(name.partition("_")[0] for name in known)), [
+        (row, *(number(values[row], 4) for values in known.values())) for row in next(iter(known.values()))],
+        align="l")]
+
+
+def facts(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """What is known of one thing: names and values."""
+    return Table(title, ("", ""), list(rows), align="l")
+
+
+def show_tables(tables: Iterable[Table]) -> None:
+    """Prints facts without lines, and tables with one below their head."""
+    for table in tables:
+        table.show(frame="simple" if any(table.head) else "none")
 
 
 def _catalogue(found: Mapping[str, Mapping[str, Any]]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=SIMPLE_HEAD)
-    for name, align in (("dataset", "left"), ("requests", "right"), ("MB", "right"), ("here", "left")):
-        table.add_column(name, justify=align, no_wrap=True)  # type: ignore[arg-type]
-    table.add_column("what it is")
-    for name, item in found.items():
-        size = "-" if item["size_bytes"] is None else f"{item['size_bytes'] / 1e6:.1f}"
-        rows = "-" if item["rows"] is None else f"{item['rows']:,}"
-        table.add_row(name, rows, size, "yes" if item["here"] else "", item["description"])
-    return table
-
-
-def _facts(item: Mapping[str, Any]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False)
-    table.add_column()
-    table.add_column(overflow="fold")
-    for key, value in item.items():
-        if value not in (None, {}):
-            table.add_row(key, f"{value:,}" if isinstance(value, int) else str(value))
-    return table
-
-
-def _short(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    Console().print(table, highlight=False)
+    return Table.of([
+        Column("dataset", "name", align="l"), Column("requests", "rows", ","),
+        Column("MB", lambda item: as_text(item["size_bytes"] and item["size_bytes"] / 1e6, ".1f")),
+        Column("here", lambda item: "yes" if item["here"] else "", align="l"),
+        Column("what it is", "description", align="l")], list(found.values()))

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
+from ooco_gym.report import Table, duration, percent, show_notes
 from ooco_gym.scenario import Scenario
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.table import Table
 
 SCHEMA = "ooco-gym/simulate/1"
 NO_ONLINE = "no online request"
@@ -33,21 +33,19 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     scenario = scenario_of(cfg).resolve()
     policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
-    console = Console()
     with Console(stderr=True).status("simulating"), catch_warnings():
         simplefilter("ignore", UserWarning)  # printed below, as notes
         run = simulate(scenario, policy=policy)  # type: ignore[arg-type]
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
     write_requests(run, Path(cfg.out) / "requests.parquet")
     write_samples(run, Path(cfg.out) / "samples.npz")
-    console.print(result_table(summary))
+    result_table(summary).show()
     lines = warnings_of(summary, float(scenario.protocol.violation_budget))
     _, another_load = scenario.scale
     if another_load:
         lines.append(f"{another_load}.")
     lines += [line if line.endswith("?") else f"{line}." for line in (*run.range_warnings, *run.notes)]
-    for line in lines:
-        console.print(f"[yellow]note[/yellow] {line}", highlight=False)
+    show_notes(lines, Console())
     return summary
 
 
@@ -77,18 +75,12 @@ def _slo(given: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def result_table(summary: Mapping[str, Any]) -> Table:
     """What matters of a summary, as a table."""
-    from rich.table import Table
-
     online, offline = summary["online"], summary["offline"]
-    table = Table(title=f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated "
-                        f"in {summary['wall_s']:.2f} s", show_header=False)
-    table.add_column(justify="left")
-    table.add_column(justify="left")
     rows = [
         ("online requests", f"{online['arrived']:,} arrived, {online['finished']:,} finished"),
-        ("violations", _percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
-        ("violations, worst 10 minutes", _percent(online["worst_10min_violation_rate"])),
-        *((f"attainment, {name}", _percent(online[f"{key}_attainment"])) for name, key in (
+        ("violations", percent(online["violation_rate"]) if online["arrived"] else NO_ONLINE),
+        ("violations, worst 10 minutes", percent(online["worst_10min_violation_rate"])),
+        *((f"attainment, {name}", percent(online[f"{key}_attainment"])) for name, key in (
             ("TTFT", "ttft"), ("TPOT", "tpot"), ("deadline", "deadline"))),
         *((name, _spread(online, key)) for name, key in (
             ("TTFT", "ttft"), ("TPOT from first token", "tpot"), ("TPOT from first decode", "tpot_decode"))),
@@ -101,12 +93,11 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("wasted GPU time", f"{offline['wasted_gpu_s_per_s']:.3f} s per second"),
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
-        ("offline queueing age, P99", _seconds(offline["age_p99_s"])),
+        ("offline queueing age, P99", duration(offline["age_p99_s"])),
         *((f"instance {place} ({one['role']})", _instance(one)) for place, one in enumerate(summary["instances"][:8])),
     ]
-    for row in rows:
-        table.add_row(*row)
-    return table
+    return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
+                 f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
 
 
 def _cache_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -122,10 +113,10 @@ def _cached(one: Mapping[str, Any]) -> str:
     """The hits of what arrived in the window; of a backlog, which came before, of what was completed in it."""
     looked, missed = one["looked_up_prompt_tokens"], one["missed_prompt_tokens"]
     if looked:
-        return f"{_percent(one['hit_rate'])} found: {missed:,} of {looked:,} looked-up prompt tokens computed"
+        return f"{percent(one['hit_rate'])} found: {missed:,} of {looked:,} looked-up prompt tokens computed"
     prompts, computed = one["prompt_tokens_per_s"], one["computed_prompt_tokens_per_s"]
     if prompts:
-        return (f"{_percent(1 - computed / prompts)} found of what was completed: {computed:,.0f} of {prompts:,.0f} "
+        return (f"{percent(1 - computed / prompts)} found of what was completed: {computed:,.0f} of {prompts:,.0f} "
                 "prompt tokens per second computed")
     return "nothing was looked up"
 
@@ -139,17 +130,17 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
         lines.append("no online request arrived in the window, so there is no violation rate and nothing to rank: "
                      "raise rate_scale, or move the window (start_s, duration_s).")
     if (online["violation_rate"] or 0.0) > budget:
-        lines.append(f"{_percent(online['violation_rate'])} of the online requests violate, more than "
-                     f"{_percent(budget)}: this load is not sustainable under this policy.")
+        lines.append(f"{percent(online['violation_rate'])} of the online requests violate, more than "
+                     f"{percent(budget)}: this load is not sustainable under this policy.")
     if offline["evictions"] > THRASH_SHARE * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
     if offline["wasted_tokens_per_s"] > WASTE_SHARE * served > 0:
-        lines.append(f"{_percent(offline['wasted_tokens_per_s'] / served)} as many tokens were recomputed as served.")
+        lines.append(f"{percent(offline['wasted_tokens_per_s'] / served)} as many tokens were recomputed as served.")
     kept_up = offline["kept_up_share"]
     if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_SHARE:
         lines.append(f"the offline backlog grows: of what arrived in the second half, only "
-                     f"{_percent(kept_up)} was completed in it.")
+                     f"{percent(kept_up)} was completed in it.")
     if offline["finished"] > offline["arrived"]:
         lines.append("more offline requests were finished in the window than arrived in it: the others arrived before "
                      "it. Service counts where it is completed.")
@@ -178,20 +169,10 @@ def _nothing_offline(asked: Mapping[str, Any], offline: Mapping[str, Any]) -> st
 
 
 def _instance(one: Mapping[str, Any]) -> str:
-    return f"busy {_percent(one['busy_share'])}, KV memory {_percent(one['kv_mean_share'])}"
+    return f"busy {percent(one['busy_share'])}, KV memory {percent(one['kv_mean_share'])}"
 
 
 def _spread(figures: Mapping[str, Any], key: str) -> str:
-    parts = (f"{name} {_seconds(figures[f'{key}_{part}_s'])}"
+    parts = (f"{name} {duration(figures[f'{key}_{part}_s'])}"
              for name, part in (("mean", "mean"), ("P50", "p50"), ("P90", "p90"), ("P99", "p99")))
     return ", ".join(parts)
-
-
-def _seconds(value: float | None) -> str:
-    if value is None:
-        return "-"
-    return f"{1000 * value:.1f} ms" if value < 1 else f"{value:.2f} s"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f} %"

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ooco_gym.commands.verbs import run_verb
+from ooco_gym.commands import run_action
+from ooco_gym.commands.data import describe_tables, facts, show_tables
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
+from ooco_gym.report import Table, as_text
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe
@@ -25,7 +27,6 @@ from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.table import Table
 
 SHOWN_REQUESTS = 2_000_000
 
@@ -42,7 +43,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: an unknown action or source, or a file that cannot be read or fitted.
     """
-    return run_verb(cfg, "workload", "source", {"list": _list, "fit": _fit, "show": _show, "make": _make}, {
+    return run_action(cfg, "workload", "source", {"list": _list, "fit": _fit, "show": _show, "make": _make}, {
         "fit": f"a trace file or a dataset's name, one of: {', '.join(list_datasets())}",
         "show": f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}",
         "make": f"a workload's name, a mix, or a file; names: {', '.join(list_workloads())}"})
@@ -83,8 +84,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         raise UserError(f"to={values['to']}: a workload is a YAML file; expected an ending .yaml")
     write_spec(fitted, to)
     page = _fit_page(sample, fitted, int(values["seed"]), Path(values["out"]) / "fit.html")
-    for table in fit_tables(name, fitted.report):
-        Console().print(table, highlight=False)
+    show_tables(fit_tables(name, fitted.report))
     print(f"written: '{to}', to be used as workload={to}; trace and generator side by side: '{page}'")
     return {**fitted.report, "workload": fitted.spec, "to": to, "page": page}
 
@@ -114,39 +114,28 @@ def _fit_page(sample: Sample, fitted: Fit, seed: int, page: Path) -> Path:
 
 def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
     """A fit's figures as tables."""
-    from rich.box import SIMPLE_HEAD
-    from rich.table import Table
-
-    facts = Table(title=name, title_justify="left", box=None, show_header=False)
-    facts.add_row("requests", f"{report['requests']:,}")
-    facts.add_row("form of arrivals", report["form"])
-    arrivals, tables = report["arrivals"], [facts]
+    rows, tables = [("requests", f"{report['requests']:,}"), ("form of arrivals", report["form"])], []
+    arrivals, lengths, sharing = report["arrivals"], report["lengths"], report["sharing"]
     if arrivals:
         scores = ", ".join(f"{key} {value:.3f}" for key, value in report["scores"].items())
-        facts.add_row("unlikeness of the forms tried", scores)
-        facts.add_row("KS of gaps", f"{arrivals['ks_gaps']:.4f}")
-        facts.add_row("KS of counts, 0.5 to 3 s", f"{arrivals['ks_counts']:.4f}")
-        table = Table("window", "dispersion: trace", "generator", "ratio", box=SIMPLE_HEAD)
-        for window, item in arrivals["dispersion"].items():
-            ratio = "-" if item["ratio"] is None else f"{item['ratio']:.3f}"
-            table.add_row(f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", ratio)
-        tables.append(table)
+        rows += [("unlikeness of the forms tried", scores), ("KS of gaps", f"{arrivals['ks_gaps']:.4f}"),
+                 ("KS of counts, 0.5 to 3 s", f"{arrivals['ks_counts']:.4f}")]
+        tables.append(Table("", ("window", "dispersion: trace", "generator", "ratio"), [
+            (f"{window} s", f"{item['trace']:.4g}", f"{item['model']:.4g}", as_text(item["ratio"], ".3f"))
+            for window, item in arrivals["dispersion"].items()], align="l"))
     for side in ("prompt", "output"):
-        found = report["lengths"][side]["ks"]
-        facts.add_row(f"KS of {side} lengths", "not in the data" if found is None else
-                      f"{found:.4f} ({report['lengths']['form']})")
-    lengths = report["lengths"]
+        found = lengths[side]["ks"]
+        rows.append((f"KS of {side} lengths", "not in the data" if found is None else
+                     f"{found:.4f} ({lengths['form']})"))
     if lengths["rank_correlation"] is not None:
-        facts.add_row("rank correlation of lengths",
-                      f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})")
-    if report["sharing"]:
-        shown = {key: "not known, no hashes" if report["sharing"][key] is None else f"{report['sharing'][key]:.3f}"
-                 for key in ("trace", "model")}
-        facts.add_row(f"share of prompt tokens seen before ({report['sharing']['form']})",
-                      f"{shown['trace']} (generator: {shown['model']})")
-    for note in (*report["assumed"], *report["notes"]):
-        facts.add_row("note", note)
-    return tables
+        rows.append(("rank correlation of lengths",
+                     f"{lengths['rank_correlation']:.3f} (generator: {lengths['rank_correlation_model'] or 0:.3f})"))
+    if sharing:
+        trace, model = ("not known, no hashes" if sharing[key] is None else f"{sharing[key]:.3f}"
+                        for key in ("trace", "model"))
+        rows.append((f"share of prompt tokens seen before ({sharing['form']})", f"{trace} (generator: {model})"))
+    rows += [("note", note) for note in (*report["assumed"], *report["notes"])]
+    return [facts(name, rows), *tables]
 
 
 def _show(values: dict[str, Any]) -> dict[str, Any]:
@@ -167,13 +156,8 @@ def _show(values: dict[str, Any]) -> dict[str, Any]:
             raise UserError(f"workload '{source}' has no request in {duration_s:g} s from {float(start_s):g} s")
         notes = (f"drawn at {factor:.3g} of its rate: at most {SHOWN_REQUESTS:,} requests are shown",) * (factor < 1)
         sample = Sample(source, trace, trace.prompt_tokens, trace.output_tokens, notes)
-    from rich.console import Console
-
-    from ooco_gym.commands.data import describe_tables
-
     figures = describe(sample)
-    for table in describe_tables(figures):
-        Console().print(table, highlight=False)
+    show_tables(describe_tables(figures))
     origin = _origin(source)
     for note in origin:
         print(note)

@@ -105,7 +105,7 @@ class Table:
 
     Attributes:
         title: stands above it, except in Markdown.
-        head: a title for each column.
+        head: a title for each column; at the terminal none is shown where all are empty.
         rows: of cells; what is no string is written by `as_text`.
         note: how to read it, below it; except in Markdown.
         align: `l` or `r` for each column, the last one for all that follow; empty: the first column `l`, the others
@@ -159,14 +159,13 @@ class Table:
         return (f'{title}<div class="scroll"><table{kind}><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>'
                 f"</div>{note}")
 
-    def view(self, frame: Literal["full", "simple", "none"] = "full", unbroken: int = 0, show_head: bool = True,
+    def view(self, frame: Literal["full", "simple", "none"] = "full", unbroken: int = 0,
              new_sections: Collection[int] = ()) -> RichTable:
         """The table for the terminal, a renderable of Rich.
 
         Args:
             frame: lines all round, a line below the head, or none.
             unbroken: how many columns from the left never break a cell over lines.
-            show_head: whether the column titles are shown.
             new_sections: indexes of rows above which a line is drawn.
         """
         from rich.box import HEAVY_HEAD, SIMPLE_HEAD
@@ -176,7 +175,7 @@ class Table:
         look: dict[str, Any] = {"full": {"box": HEAVY_HEAD}, "simple": {"box": SIMPLE_HEAD},
                                 "none": {"box": None, "padding": (0, 2, 0, 0), "header_style": "dim"}}[frame]
         view = RichTable(title=escape(self.title) or None, title_justify="left", caption=escape(self.note) or None,
-                         caption_justify="left", show_header=show_head, **look)
+                         caption_justify="left", show_header=any(self.head), **look)
         for index, (name, side) in enumerate(zip(self.head, self._sides(), strict=True)):
             view.add_column(escape(name), justify="right" if side == "r" else "left", overflow="fold",
                             no_wrap=index < unbroken)
