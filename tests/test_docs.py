@@ -42,3 +42,20 @@ def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path) -> None:
 
 def test_data_beside_pages_is_in_results() -> None:
     assert not list(DOCS.rglob("*.json"))
+
+
+def glossary() -> list[tuple[str, list[str], Path]]:
+    """Each term of the glossary with its identifiers and the place that it names."""
+    rows = [line.strip("| ").split(" | ") for line in (DOCS / "glossary.md").read_text(encoding="utf-8").splitlines()
+            if line.startswith("| ") and not line.startswith("| term")]
+    found = [(row[0], row[-1].partition(" in ")) for row in rows]
+    return [(term, re.findall(r"`([^`]+)`", names), ROOT / place.strip("`")) for term, (names, _, place) in found]
+
+
+@pytest.mark.parametrize(("term", "names", "place"), glossary())
+def test_every_term_of_the_glossary_is_used_where_it_says(term: str, names: list[str], place: Path) -> None:
+    assert names and place.exists(), f"{term}: {place} is not there"
+    files = [place] if place.is_file() else [path for path in place.rglob("*") if path.suffix in (".py", ".yaml")]
+    code = "\n".join(path.read_text(encoding="utf-8") for path in files)
+    for name in names:
+        assert re.search(rf"\b{re.escape(name)}\b", code), f"{term}: {name} is not used in {place.relative_to(ROOT)}"
