@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.output import COLOURS, console, show_notes, waiting, write_page
+from experiments.common.output import write_page
 from experiments.common.peaks import PeakPlan, peak_entry
-from experiments.common.policies import DEFAULT_SEEDS, bundle_of, names_of, seeds_of
+from experiments.common.policies import base_policy, names_of, seeds_of
 from experiments.common.runner import Jobs
-from experiments.common.store import Cache
+from experiments.common.store import Store
 from experiments.common.sustain import (
     Bench,
     Limits,
@@ -36,7 +36,10 @@ from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import label
-from ooco_gym.scenario import PROTOCOL_WINDOW_S, workload_name
+from ooco_gym.protocol import SEEDS, WINDOW_S
+from ooco_gym.report import console, show_notes
+from ooco_gym.report.pages import COLOURS
+from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -68,7 +71,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     policies = names_of(options, "policies", "policy")
     baselines = _baselines(scenario_of(cfg), policies)
     definitions = definitions_of(options)
-    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("capacity", jobs):
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
         with ThreadPoolExecutor(len(definitions)) as threads:
             benches = list(threads.map(lambda definition: _bench(cfg, options, definition, jobs), definitions))
             peaks = [dict(peak) for _, peak in benches]
@@ -91,12 +94,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
     """Where a measurement is less than the protocol asks for, one sentence each."""
     notes = []
-    if window_s < PROTOCOL_WINDOW_S:
-        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {PROTOCOL_WINDOW_S:g} s: what is in "
+    if window_s < WINDOW_S:
+        notes.append(f"the window of {window_s:g} s is shorter than the protocol's {WINDOW_S:g} s: what is in "
                      "progress at its edges weighs more than what the policies do, so take these figures for a trial.")
-    if len(seeds) < DEFAULT_SEEDS:
+    if len(seeds) < SEEDS:
         notes.append(f"{len(seeds)} seed{'s are' if len(seeds) > 1 else ' is'} fewer than the protocol's "
-                     f"{DEFAULT_SEEDS}: one burst more or less decides the crossing.")
+                     f"{SEEDS}: one burst more or less decides the crossing.")
     return notes
 
 
@@ -107,7 +110,7 @@ def _baselines(scenario: Scenario, policies: Sequence[str]) -> tuple[str, str]:
         UserError: a policy schedules instances that neither the cluster nor its twin has.
     """
     for name in policies:
-        scenario.on_kind(bundle_of(name).mixed)
+        scenario.on_kind(base_policy(name).mixed)
     cluster = scenario.load_cluster()
     return MIXED_BASELINES if cluster.mixed and cluster.twin is None else BASELINES
 

@@ -13,15 +13,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.output import COLOURS, console, show_notes, waiting, write_page
-from experiments.common.policies import baseline_of, bundle_of, names_of, seeds_of
+from experiments.common.output import write_page
+from experiments.common.policies import base_policy, baseline_of, names_of, seeds_of
 from experiments.common.runner import Jobs
-from experiments.common.store import Cache
+from experiments.common.store import Store
 from experiments.studies import field
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
+from ooco_gym.report import console, show_notes
+from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -49,8 +51,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario_of(cfg)
     note = scenario.scale_note()
     scenario = scenario.with_(rate_scale=scenario.online_scale())
-    placed = {name: scenario.on_kind(bundle_of(name).mixed) for name in policies}
-    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
+    placed = {name: scenario.on_kind(base_policy(name).mixed) for name in policies}
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
         asked = {name: [jobs.submit(placed[name].with_(seed=seed), name) for seed in seeds] for name in policies}
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
     metrics = metrics_of(options["metrics"], policies)
@@ -65,7 +67,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def metrics_of(wanted: Sequence[str], policies: Sequence[str]) -> list[str]:
     """The metrics to compare: those wanted, and what the prefix cache found where a policy has one."""
-    cached = any(keeps_prefixes(bundle_of(name).values) for name in policies)
+    cached = any(keeps_prefixes(base_policy(name).values) for name in policies)
     return list(dict.fromkeys([*wanted, *(CACHE_METRICS if cached else ())]))
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,9 +15,9 @@ import yaml
 from agents.evaluation import tables
 from agents.evaluation.scoring import HEADLINE
 from experiments.common.policies import names_of, seeds_of
-from experiments.common.runner import _end_with_the_parent
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError
+from ooco_gym.jobs import processes
 from ooco_gym.render import Record, report
 from ooco_gym.render.comparison import comparison_table, difference_table
 from ooco_gym.render.record import grouped, scenario_name
@@ -31,18 +30,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
     from ooco_gym.scenario import Scenario
-
-@contextlib.contextmanager
-def process() -> Iterator[ProcessPoolExecutor]:
-    """One process that begins afresh; what it has not begun is dropped when the block fails."""
-    pool = ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"), initializer=_end_with_the_parent)
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        raise
-    pool.shutdown()
-
 
 def warm_up(scenario: Scenario, policies: Sequence[str], env: Mapping[str, Any]) -> None:
     """Compiles, for every process, what the comparison and the environment need: plays a minute of each policy, and
@@ -218,7 +205,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = scenario.with_(rate_scale=scenario.online_scale())
     reason = _why_not_learn(options)
     walls: dict[str, float] = {}
-    with process() as pool:
+    with processes(1) as pool:
         ready = pool.submit(warm_up, scenario, policies, options["env"])
         asked = {name: [pool.submit(simulate_record, scenario.with_(seed=seed), name) for seed in seeds]
                  for name in policies}

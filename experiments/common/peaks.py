@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from experiments.common.policies import seeds_of
-from experiments.common.runner import NO_SAMPLES_S, Jobs
+from experiments.common.runner import Jobs
+from experiments.common.simulation import NO_SAMPLES_S
 from experiments.common.sustain import largest_factor, settling
 from ooco_gym.errors import UserError
 from ooco_gym.peak import (
@@ -29,6 +30,7 @@ from ooco_gym.peak import (
     store_entry,
     stored_entry,
 )
+from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.scenario import Predictor, Scenario
 from ooco_gym.workload import workload_mean_rate
 
@@ -46,7 +48,7 @@ class PeakPlan:
     """
 
     over_floor: float = 0.005
-    budget: float = 0.03
+    budget: float = VIOLATION_BUDGET
     sample: int = 4000
     first_rate: float = 0.05
     precision: float = 0.01

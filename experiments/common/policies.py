@@ -1,61 +1,55 @@
-"""Policies, the baseline and seeds by name: registered policies, and learned ones in their seats beside one."""
+"""Policies, the baseline and seeds by name: registered policies, and learned ones in their seats beside one.
+
+`learned:ZOO/gating/seed_3+ZOO/eviction/seed_1` is the partner that they were trained beside, with these decisions taken
+by the network of the folder that was trained on them; names of the zoo stand for its folders. They decide in the
+measured window; warm-up and drain are the partner's, as in the environments. `…@ooco:interrupt=slack` at the end names
+another partner than that of their training. Where a folder holds several training runs, as `seed_<n>`, the one that was
+best on validation is taken, as the zoo ships it, and a note says which. `…@tuned:ooco` is for `compare sustain=true`,
+which puts OOCO there as it is tuned for each cell.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from experiments.common.store import code_digest
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.policy import Policy, get_policy
+from ooco_gym.jobs import is_worker
+from ooco_gym.policy import Policy, get_policy, spelling_of
+from ooco_gym.policy.bundle import HOOKS
+from ooco_gym.protocol import SEEDS
+
+if TYPE_CHECKING:
+    from agents.evaluation.players import LearnedPolicy
 
 LEARNED = "learned:"
 BESIDE = "@"  # behind learned policies: the partner
 TUNED = "tuned:"  # before that partner: as it is tuned for each cell of `compare sustain=true`
+JOIN = "+"
+DEFAULT_PARTNER = "ooco"
+CLOCKED = ("levels", "interval_s")  # of `conf/env`
 
 
-def is_learned(policy: str) -> bool:
-    """Whether a policy's name stands for folders of learned ones (`experiments.common.learned_player`)."""
-    return policy.startswith(LEARNED)
-
-
-def tuned_partner(policy: str) -> str | None:
-    """The policy that has to be tuned before learned ones play beside it; None: there is none."""
-    partner = policy.partition(BESIDE)[2]
-    return partner.removeprefix(TUNED) if is_learned(policy) and partner.startswith(TUNED) else None
-
-
-def bundle_of(policy: str) -> Policy:
-    """The registered policy of a name; of learned ones, that beside which they play.
-
-    Raises:
-        UserError: no such policy or folder.
-    """
-    if is_learned(policy):
-        from experiments.common.learned_player import team_of
-
-        return get_policy(team_of(policy.replace(BESIDE + TUNED, BESIDE)).partner)
-    return get_policy(policy)
-
-
-DEFAULT_SEEDS = 3  # the fewest that PROTOCOL allows
-
-
-def names_of(options: Mapping[str, Any], plural: str, singular: str) -> list[str]:
+# --- Options --------------------------------------------------------------------------------------------------------
+def names_of(options: Mapping[str, Any], plural: str = "policies", singular: str = "policy") -> list[str]:
     """Policies to measure: the list under `plural`, or the one under `singular`; each checked against the registry.
 
     Raises:
         UserError: none given, one given twice, or an unknown policy or parameter.
     """
-
     one = options.get(singular)
     given = [one] if one is not None else options.get(plural)
     names = [given] if isinstance(given, str) else [str(name) for name in given or ()]
     if not names:
         raise UserError(f"{plural} is empty; expected such as {plural}=[ooco,base_pd] or {singular}=ooco")
-    for place, name in enumerate(names):
-        if name in names[:place]:
+    for index, name in enumerate(names):
+        if name in names[:index]:
             raise UserError(f"{plural}: '{name}' is there twice; expected different names")
-        bundle_of(name)
+        base_policy(name)
     return names
 
 
@@ -73,12 +67,12 @@ def baseline_of(options: Mapping[str, Any], policies: Sequence[str]) -> str:
 
 
 def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
-    """Seeds from a list, or from a number n: 1 … n; None means 3.
+    """Seeds from a list, or from a number n: 1 … n; None means as many as the protocol asks for.
 
     Raises:
         UserError: not a list of different whole numbers, and not a number of at least 1.
     """
-    value = DEFAULT_SEEDS if value is None else value
+    value = SEEDS if value is None else value
     if isinstance(value, int) and not isinstance(value, bool):
         if value < 1:
             raise UserError(f"{key}={value} must be at least 1, or a list such as [1,2,3]")
@@ -88,3 +82,122 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
             raise UserError(f"{key}={list(value)} has a seed twice; expected different whole numbers")
         return tuple(value)
     raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3) or a list such as [1,2,3]")
+
+
+# --- Policies -------------------------------------------------------------------------------------------------------
+def is_learned(policy: str) -> bool:
+    """Whether a policy's name stands for folders of learned ones (`experiments.common.learned_player`)."""
+    return policy.startswith(LEARNED)
+
+
+def tuned_partner(policy: str) -> str | None:
+    """The policy that has to be tuned before learned ones play beside it; None: there is none."""
+    partner = policy.partition(BESIDE)[2]
+    return partner.removeprefix(TUNED) if is_learned(policy) and partner.startswith(TUNED) else None
+
+
+def base_policy(policy: str) -> Policy:
+    """The registered policy of a name; of learned ones, that beside which they play.
+
+    Raises:
+        UserError: no such policy or folder.
+    """
+    if is_learned(policy):
+        return get_policy(team_of(policy.replace(BESIDE + TUNED, BESIDE)).partner)
+    return get_policy(policy)
+
+
+def policy_identity(policy: str) -> dict[str, Any]:
+    """What a policy's answers depend on: name, parameters' values, the code of its rules, and files of learned ones.
+
+    The code that plays learned policies is not among it: `experiments.common.runner` adds that.
+    """
+    base = base_policy(policy)
+    rules = [getattr(rule, "py_func", rule) for name in HOOKS if (rule := getattr(base, name, None)) is not None]
+    modules = sorted({str(getattr(rule, "__module__", "")) for rule in rules} - {""})
+    identity = {"name": base.name, "values": dict(base.values), "code": code_digest(modules, (), peaks=False)}
+    if is_learned(policy):
+        from agents.evaluation.players import digest_of
+
+        identity |= {"learned": [digest_of(folder) for folder in _folders(policy)],
+                     "decisions": list(team_of(policy).seats)}
+    return identity
+
+
+# --- Learned policies -----------------------------------------------------------------------------------------------
+class Team(NamedTuple):
+    """The learned policy of each decision, and the policy that takes all others."""
+
+    partner: str
+    seats: dict[str, LearnedPolicy]
+    clocks: dict[str, Any]  # levels and interval that the policy that packs was trained with
+
+
+@lru_cache(maxsize=4)
+def team_of(policy: str) -> Team:
+    """The learned policies under a name, by the decision that each takes.
+
+    Raises:
+        UserError: a folder that is no policy, a decision that two of them take, different partners, or one that is
+            still to be tuned.
+    """
+    from agents.evaluation.players import environment_of, is_policy, load_learned
+
+    if tuned_partner(policy):
+        raise UserError(f"'{policy}': who is tuned where is known to ooco-gym compare sustain=true alone; name the "
+                        f"partner with its parameters, as {BESIDE}{tuned_partner(policy)}:interrupt=slack")
+    seats: dict[str, LearnedPolicy] = {}
+    partners: list[str] = []
+    clocks: dict[str, Any] = {}
+    for folder in _folders(policy):
+        if not is_policy(Path(folder)):
+            raise UserError(f"'{policy}': '{folder}' is no learned policy; expected the out of train or export, joined "
+                            f"by {JOIN}")
+        one = load_learned(folder)
+        for decision in one.decisions:
+            if decision in seats:
+                raise UserError(f"'{policy}': two of its policies were trained to {decision}; leave one of them out")
+            seats[decision] = one
+        trained = environment_of(folder)
+        partners.append(spelling_of(trained.get("partner") or DEFAULT_PARTNER))
+        if "pack" in one.decisions:
+            clocks = {key: trained[key] for key in CLOCKED if key in trained}
+    asked = policy.partition(BESIDE)[2].strip()
+    if len(set(partners)) > 1 and not asked:
+        raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}; "
+                        f"name the one they are to play beside, as {BESIDE}{partners[0]} at the end")
+    if "control" in seats:
+        raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others")
+    return Team(asked or partners[0], seats, clocks)
+
+
+def _folders(policy: str) -> list[str]:
+    from ooco_gym.zoo import placed
+
+    named = policy.removeprefix(LEARNED).partition(BESIDE)[0]
+    folders = [part.strip() for part in named.split(JOIN) if part.strip()]
+    if not folders:
+        raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
+    return [_run_of(placed(folder)) for folder in folders]
+
+
+@lru_cache(maxsize=64)
+def _run_of(folder: str) -> str:
+    """The one policy that a folder stands for.
+
+    Raises:
+        UserError: it holds several training runs, none of them with a validation.
+    """
+    from agents.evaluation.players import runs_of
+
+    runs = runs_of(folder)
+    if len(runs) == 1:
+        return next(iter(runs.values()))
+    from agents.zoo.ship import best_run
+
+    best, validation, _ = best_run(Path(folder))
+    if not is_worker():  # said once, not by every worker
+        warnings.warn(f"{LEARNED}{folder} holds {len(runs)} training runs; {best.name} is taken, the best on "
+                      f"validation (reward {validation['reward']:.4g}, violations {validation['violation_rate']:.2%})",
+                      UserWarning, stacklevel=2)
+    return str(best)

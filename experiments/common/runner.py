@@ -1,57 +1,41 @@
-"""Runs simulations in processes of their own, each answer taken from the cache where it is known."""
+"""Runs simulations in processes of their own, each answer taken from the store where it is known."""
 
 from __future__ import annotations
 
-import hashlib
-import multiprocessing
-import os
 import threading
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError, Future, ProcessPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
-from experiments.common.policies import is_learned
-from experiments.common.store import Cache
+from experiments.common.policies import is_learned, policy_identity
+from experiments.common.store import GROUPS, PLAYED_GROUPS, Store, code_digest, key_of
+from ooco_gym.jobs import cores, pool
 from ooco_gym.peak import file_stamps
-from ooco_gym.report.terminal import plain_warnings
+from ooco_gym.report.terminal import progress
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
-NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over time are not needed here
-
-
-def simulate_summary(scenario: Scenario, policy: str) -> dict[str, Any]:
-    """Simulates one scenario and returns its summary with the CPU time it took, `cpu_s`; what a worker process runs."""
-    from ooco_gym.metrics.summary import summarise
-    from ooco_gym.sim.driver import simulate
-
-    begun = time.process_time()
-    if is_learned(policy):
-        from agents.settings import limit_torch_threads
-        from experiments.common.learned_player import simulate_learned
-
-        limit_torch_threads()
-        run = simulate_learned(scenario, policy)
-    else:
-        run = simulate(scenario, policy=policy, sample_s=NO_SAMPLES_S)
-    summary = summarise(run)
-    return {**summary, "cpu_s": time.process_time() - begun}
+Run = Callable[["Scenario", str], dict[str, Any]]
 
 
 class Jobs:
-    """Summaries of simulations, computed in `workers` processes and kept in a cache.
+    """Summaries of simulations, computed in `workers` processes and kept in a store.
 
     Used as a context manager; several threads may ask at once. Worker processes start with the first simulation that
-    the cache does not hold.
+    the store does not hold.
+
+    Args:
+        workers: processes; None: as many as there are cores.
+        store: where answers are kept; None: nowhere.
+        run: simulates a scenario with a policy and returns the answer, in a worker process; None: `run_of` says which.
     """
 
-    def __init__(self, workers: int | None = None, cache: Cache | None = None,
-                 run: Callable[[Scenario, str], dict[str, Any]] = simulate_summary):
-        self.workers = max(1, workers or os.cpu_count() or 1)
-        self.cache = cache or Cache(on=False)
+    def __init__(self, workers: int | None = None, store: Store | None = None, run: Run | None = None):
+        self.workers = max(1, workers or cores())
+        self.store = store or Store(on=False)
         self.asked = 0
         self.simulated = 0
         self.finished = 0
@@ -72,7 +56,7 @@ class Jobs:
 
     @property
     def different(self) -> int:
-        """How many different simulations were asked for, from the cache or not."""
+        """How many different simulations were asked for, from the store or not."""
         return len(self._seen)
 
     @property
@@ -81,10 +65,9 @@ class Jobs:
         return sum(self._cpu_s.values())
 
     def submit(self, scenario: Scenario, policy: str) -> Future[dict[str, Any]]:
-        """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the cache."""
-        described = scenario.describe()
-        key = self.cache.key({"scenario": described, "files": file_stamps(described),
-                              "policy": policy_identity(policy)})
+        """Asks for the summary of a policy on a scenario; the same question gives the same answer, from the store."""
+        run = self._run or run_of(policy)
+        key = simulation_key(run, scenario, policy)
         answer: Future[dict[str, Any]] = Future()
         with self._lock:
             if self._stopped:
@@ -93,7 +76,7 @@ class Jobs:
             if key in self._open:
                 return self._open[key]
             self.asked += 1
-            known = self.cache.get(key)
+            known = self.store.get(key)
             if known is not None:
                 self._cpu_s[key] = known.get("cpu_s", 0.0)
                 self.finished += 1
@@ -101,7 +84,9 @@ class Jobs:
                 return answer
             self.simulated += 1
             self._open[key] = answer
-            computed = self._executor().submit(self._run, scenario, policy)
+            if self._pool is None:
+                self._pool = pool(self.workers, preload=("ooco_gym", "experiments.common.simulation"))
+            computed = self._pool.submit(run, scenario, policy)
         computed.add_done_callback(lambda done: self._keep(key, done, answer))
         return answer
 
@@ -110,25 +95,33 @@ class Jobs:
         return [future.result() for future in [self.submit(scenario, policy) for scenario in scenarios]]
 
     def stop(self) -> None:
-        """Drops what has not begun; whoever waits for it, or asks again, gets a `CancelledError`."""
+        """Drops what has not begun; what waits for it, or asks again, gets a `CancelledError`."""
         self._stopped = True
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _executor(self) -> ProcessPoolExecutor:
-        if self._pool is None:
-            # Processes that begin afresh: a fork would copy the threads' locks in whatever state they are.
-            method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
-            context = multiprocessing.get_context(method)
-            if method == "forkserver":
-                context.set_forkserver_preload(["ooco_gym", "experiments.common.runner"])
-            self._pool = ProcessPoolExecutor(self.workers, mp_context=context, initializer=begin)
-        return self._pool
+    @contextmanager
+    def progress(self, what: str) -> Iterator[None]:
+        """Shows how many simulations have been asked for and are done, while the body runs."""
+        over = threading.Event()
+        with progress(what) as bar:
+
+            def follow() -> None:
+                while not over.wait(0.25):
+                    bar.text(f"{what}: {self.finished} of {self.asked} simulations asked for so far")
+
+            thread = threading.Thread(target=follow, daemon=True)
+            thread.start()
+            try:
+                yield
+            finally:
+                over.set()
+                thread.join()
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
         error = CancelledError() if computed.cancelled() else computed.exception()
         if error is None:
-            self.cache.put(key, computed.result())
+            self.store.put(key, computed.result())
         with self._lock:
             self.finished += 1
             self._cpu_s[key] = computed.result().get("cpu_s", 0.0) if error is None else 0.0
@@ -139,46 +132,23 @@ class Jobs:
             answer.set_result(computed.result())
 
 
-def begin() -> None:
-    """A worker begins: its warnings look as those of the command line."""
-    plain_warnings()
-    _end_with_the_parent()
-
-
-def _end_with_the_parent() -> None:
-    """Makes a worker end when the process that asked is gone, however it went: an orphan would wait for ever."""
-
-    def watch() -> None:
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            parent.join()
-            os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def policy_identity(policy: str) -> dict[str, Any]:
-    """What a policy's answers depend on: its name, its parameters' values, and its source where it is not ours."""
-    from experiments.common.policies import bundle_of
-
-    bundle = bundle_of(policy)
-    identity = {"name": bundle.name, "values": dict(bundle.values), "source": _foreign_source(bundle)}
+def run_of(policy: str) -> Run:
+    """The function that simulates a policy of this name: a registered one, or learned ones."""
     if is_learned(policy):
-        from experiments.common.learned_player import identity_of
+        from experiments.common.learned_player import learned_summary
 
-        identity.update(identity_of(policy))
-    return identity
+        return learned_summary
+    from experiments.common.simulation import simulate_summary
+
+    return simulate_summary
 
 
-def _foreign_source(policy: Any) -> str | None:
-    """Digest of the files that a third party's rules are written in; ours are in the digest of the package."""
-    files = set()
-    for rule in (getattr(policy, name, None) for name in ("route", "interrupt", "gate", "compose", "evict", "pull")):
-        function = getattr(rule, "py_func", rule)
-        if function is not None and hasattr(function, "__code__"):
-            files.add(function.__code__.co_filename)
-    digest = hashlib.sha256()
-    for file in sorted(files):
-        if Path(file).is_file():
-            digest.update(Path(file).read_bytes())
-    return digest.hexdigest()
+def simulation_key(run: Run, scenario: Scenario, policy: str) -> str:
+    """Digest of all that the answer of `run` depends on: scenario, policy, files that they name, and the code."""
+    function = run.func if isinstance(run, partial) else run
+    arguments = repr((run.args, run.keywords)) if isinstance(run, partial) else ""
+    described = scenario.describe()
+    learned = is_learned(policy)
+    code = code_digest([function.__module__], PLAYED_GROUPS if learned else GROUPS, peaks=learned)
+    return key_of({"code": code, "run": [function.__module__, function.__qualname__, arguments], "scenario": described,
+                   "files": file_stamps(described), "policy": policy_identity(policy)})

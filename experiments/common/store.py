@@ -1,10 +1,15 @@
-"""Results on disk, found again by what they depend on: the question, and the code that answers it."""
+"""Results on disk, found again by what they depend on: the question, and the code and configuration that answer it.
+
+What code answers is computed: the modules that a module imports, and they in turn, as the sources say.
+"""
 
 from __future__ import annotations
 
 import ast
 import hashlib
 import json
+import sys
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from threading import Lock
@@ -12,56 +17,100 @@ from typing import Any
 
 import yaml
 
+from ooco_gym import resources
 from ooco_gym.files import write_json
-from ooco_gym.peak import cache_folder
-from ooco_gym.resources import conf_root
+from ooco_gym.peak import FILE_NAME, cache_folder
 
-# What a simulation depends on.
-SIMULATED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
-             "ooco_gym/metrics", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines")
-GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")  # of conf
-# What plays windows of an environment, and what else does where networks, exports and rules of `explain` decide.
-PLAYED = ("ooco_gym/perf", "ooco_gym/workload", "ooco_gym/sim", "ooco_gym/decisions", "ooco_gym/policy",
-          "ooco_gym/envs", "ooco_gym/cluster.py", "ooco_gym/scenario.py", "baselines", "agents/lookahead",
-          "agents/evaluation/heuristics.py", "agents/environments.py", "agents/evaluation/players.py")
-NETWORKS = ("agents/explaining/rules.py", "agents/environments.py", "agents/evaluation/players.py",
-            "agents/learning/runs.py", "agents/learning/networks.py", "agents/learning/ppo.py",
-            "agents/learning/dqn.py", "ooco_gym/runtime.py")
-PLAYED_BY_SEATS = (*NETWORKS, "ooco_gym/envs", "experiments/common/learned_player.py")
+PACKAGES = ("ooco_gym", "baselines", "agents", "experiments")
+# Of conf: what a scenario is made of; and what environments are, besides.
+GROUPS = ("chip", "cluster", "model", "offline", "policy", "protocol", "slo", "timing", "workload")
 PLAYED_GROUPS = (*GROUPS, "env", "reward")
-# No figure depends on them.
-_SKIPPED = tuple(f"ooco_gym/{name}.py" for name in (
-    "envs/rule_agent", "envs/vector", "metrics/statistics", "metrics/table"))
-
+ROOT = Path(resources.__file__).parents[1]
 _PARSING = Lock()  # Python 3.11 parses in one thread at a time, or fails now and then (CPython's issue 106905)
 
 
-def code_digest(parts: tuple[str, ...], groups: tuple[str, ...] = PLAYED_GROUPS, peaks: bool = True) -> str:
-    """Digest of what the code of files and folders says, without comments and docstrings, and of the configuration.
+# --- Results --------------------------------------------------------------------------------------------------------
+class Store:
+    """A folder of small JSON files. Switched off, it remembers nothing.
+
+    Attributes:
+        folder: where the files are, or None where it is off.
+    """
+
+    def __init__(self, folder: Path | None = None, on: bool = True):
+        self.folder = (folder or cache_folder() / "runs") if on else None
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        """The stored answer, or None; a file that cannot be read counts as none."""
+        if self.folder is None:
+            return None
+        try:
+            return json.loads((self.folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return None
+
+    def put(self, key: str, answer: dict[str, Any]) -> None:
+        """Stores an answer, atomically."""
+        if self.folder is not None:
+            write_json(self.folder / key[:2] / f"{key}.json", answer)
+
+
+def key_of(question: Any) -> str:
+    """Digest of a question: all that its answer depends on, the digest of the code among it."""
+    return hashlib.sha256(json.dumps(question, sort_keys=True, default=str).encode()).hexdigest()
+
+
+# --- Code -----------------------------------------------------------------------------------------------------------
+def code_digest(modules: Sequence[str], groups: Sequence[str] = PLAYED_GROUPS, peaks: bool = True) -> str:
+    """Digest of what the code does that modules import, directly or not, without comments and docstrings.
 
     Args:
-        parts: files and folders, from the folder of the packages.
-        groups: of the configuration.
-        peaks: also the stored peak factors: not for what has its load in numbers.
+        modules: names, such as `ooco_gym.sim.driver`, or `baselines.*` for all of a package; of one that is not of our
+            packages its own file counts.
+        groups: of the configuration, whose values count, too.
+        peaks: whether the stored peak factors count: not for what has its load in numbers.
     """
     with _PARSING:
-        return _digest(parts, groups, peaks)
+        return _digest(tuple(sorted(modules)), tuple(groups), peaks)
 
 
-@lru_cache(maxsize=8)
-def _digest(parts: tuple[str, ...], groups: tuple[str, ...], peaks: bool) -> str:
-    import ooco_gym
-
-    root, digest = Path(str(ooco_gym.__file__)).parent.parent, hashlib.sha256()
-    places = [root / part for part in parts]
-    configured = [path for group in groups for path in (conf_root() / group).glob("*.yaml")]
-    files = [path for place in places for path in ([place] if place.suffix == ".py" else sorted(place.rglob("*.py")))]
-    for path in files:
-        if path.relative_to(root).as_posix() not in _SKIPPED:
-            digest.update(f"{path.name}\0{code_of(path.read_text(encoding='utf-8'))}\0".encode())
-    for path in [*sorted(configured), *(conf_root().glob("peak_factors.yaml") if peaks else ())]:
+@lru_cache(maxsize=64)
+def _digest(modules: tuple[str, ...], groups: tuple[str, ...], peaks: bool) -> str:
+    ours = closure([name for name in modules if name.partition(".")[0] in PACKAGES])
+    others = [str(getattr(sys.modules[name], "__file__", name)) for name in modules
+              if name.partition(".")[0] not in PACKAGES]
+    digest = hashlib.sha256()
+    for name in ours:
+        digest.update(f"{name}\0{_parsed(name)[0]}\0".encode())
+    for file in others:
+        digest.update(Path(file).read_bytes() if Path(file).is_file() else file.encode())
+    conf = resources.conf_root()
+    configured = sorted(path for group in groups for path in (conf / group).glob("*.yaml"))
+    for path in [*configured, *(conf.glob(FILE_NAME) if peaks else ())]:
         digest.update(f"{path.name}\0{yaml.safe_load(path.read_text(encoding='utf-8'))}\0".encode())
     return digest.hexdigest()
+
+
+def closure(modules: Sequence[str]) -> list[str]:
+    """Names of the modules of our packages that modules import, directly or not, and their own, sorted.
+
+    Imports within functions count, those for type checkers alone do not. A package that looks for its modules in its
+    folder has them all.
+    """
+    found, ahead = set(), [one for name in modules for one in _spelled_out(name)]
+    while ahead:
+        name = ahead.pop()
+        if name not in found and _file_of(name) is not None:
+            found.add(name)
+            ahead += [*_parsed(name)[1], name.rpartition(".")[0]]
+    return sorted(found)
+
+
+def _spelled_out(name: str) -> list[str]:
+    """A module, or all modules of a package for `package.*`."""
+    package = name.removesuffix(".*")
+    folder = ROOT.joinpath(*package.split("."))
+    return [name] if package == name else [f"{package}.{path.stem}" for path in sorted(folder.glob("*.py"))]
 
 
 def code_of(text: str) -> str:
@@ -77,32 +126,37 @@ def code_of(text: str) -> str:
     return ast.dump(tree)
 
 
-class Cache:
-    """A folder of small JSON files. Switched off, it remembers nothing.
+@lru_cache(maxsize=1024)
+def _parsed(name: str) -> tuple[str, tuple[str, ...]]:
+    """What a module does, and the names that it imports: of modules, or of what is in them."""
+    path = _file_of(name)
+    assert path is not None
+    text = path.read_text(encoding="utf-8")
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+    imported = list(_imported(ast.parse(text), package))
+    if "iter_modules(__path__)" in text:
+        imported += _spelled_out(f"{package}.*")
+    return code_of(text), tuple(imported)
 
-    Attributes:
-        folder: where the files are, or None where it is off.
-    """
 
-    def __init__(self, folder: Path | None = None, on: bool = True):
-        self.folder = (folder or cache_folder() / "runs") if on else None
+def _imported(node: ast.AST, package: str) -> Iterator[str]:
+    if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        origin = ".".join([*above, *([node.module] if node.module else [])])
+        yield origin
+        yield from (f"{origin}.{alias.name}" for alias in node.names)
+    for child in ast.iter_child_nodes(node):
+        yield from _imported(child, package)
 
-    def key(self, question: dict[str, Any]) -> str:
-        """Digest of a question: all that its answer depends on, with the source."""
-        source = code_digest(SIMULATED, GROUPS, peaks=False)
-        text = json.dumps({"source": source, "question": question}, sort_keys=True, default=str)
-        return hashlib.sha256(text.encode()).hexdigest()
 
-    def get(self, key: str) -> dict[str, Any] | None:
-        """The stored answer, or None; a file that cannot be read counts as none."""
-        if self.folder is None:
-            return None
-        try:
-            return json.loads((self.folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-
-    def put(self, key: str, answer: dict[str, Any]) -> None:
-        """Stores an answer, atomically."""
-        if self.folder is not None:
-            write_json(self.folder / key[:2] / f"{key}.json", answer)
+@lru_cache(maxsize=4096)
+def _file_of(name: str) -> Path | None:
+    """The source file of a module of our packages, or None."""
+    if name.partition(".")[0] not in PACKAGES:
+        return None
+    base = ROOT.joinpath(*name.split("."))
+    return next((path for path in (base / "__init__.py", base.with_suffix(".py")) if path.is_file()), None)

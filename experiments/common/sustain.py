@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.common.policies import base_policy
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import resampled_interval
 from ooco_gym.policy import spelled
+from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
 
 if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
@@ -31,9 +33,9 @@ class Limits:
             with each long request at the window's edge.
     """
 
-    violations: float = 0.03
-    kept_up: float = 0.98
-    kept_up_service: float = 0.95
+    violations: float = VIOLATION_BUDGET
+    kept_up: float = KEPT_UP
+    kept_up_service: float = KEPT_UP_SERVICE
 
     def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
         """How near figures are to the first limit that they meet: 1 is at the limit."""
@@ -316,9 +318,7 @@ def placed(scenario: Scenario, policy: str) -> Scenario:
     Raises:
         UserError: the cluster is of the other kind and has no twin.
     """
-    from experiments.common.policies import bundle_of
-
-    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(bundle_of(policy).mixed)
+    return scenario.with_(rate_scale=scenario.online_scale()).on_kind(base_policy(policy).mixed)
 
 
 def settling(scenario: Scenario) -> Scenario:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.output import COLOURS, console, show_notes, waiting, write_page
+from experiments.common.output import write_page
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, interval_words
+from ooco_gym.report import console, show_notes
+from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.driver import Run, Simulation
@@ -202,7 +204,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             raise UserError(f"bros.{key} must be a list, such as {key}=[…], got {options[key]!r}")
     differences: list[dict[str, Any]] = []
     run = partial(batch_summary, batch=int(options["batch"]))
-    with Jobs(options["workers"], run=run) as jobs, waiting("bros", jobs):
+    with Jobs(options["workers"], run=run) as jobs, jobs.progress("bros"):
         asked = {(cluster, workload, rate, policy): [
             jobs.submit(scenario_of(options, cluster, workload, rate, seed), policy) for seed in seeds]
             for cluster in options["clusters"] for workload in options["workloads"] for rate in options["rates"]

@@ -17,10 +17,10 @@ import numpy as np
 
 from baselines.echo_fit import DECODE_FORMS, PREFILL_FORMS, fit
 from experiments.common.markdown import table as markdown_table
-from experiments.common.output import COLOURS, check_page, console, merged, waiting, write_page
+from experiments.common.output import check_page, merged, write_page
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
-from experiments.common.store import Cache
+from experiments.common.store import Store
 from experiments.common.svg import Axis, Panel, Series, draw
 from experiments.studies.field_page import rounded
 from ooco_gym.errors import UserError, unknown
@@ -28,6 +28,8 @@ from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval, interval_words
 from ooco_gym.peak import cache_folder
 from ooco_gym.perf import cost_table
+from ooco_gym.report import console
+from ooco_gym.report.pages import COLOURS
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
@@ -423,9 +425,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     scenario = Scenario(cluster=options["cluster"], workload=options["online"], duration_s=options["duration_s"],
                         rate_scale=1.0)
     seeds = seeds_of(options["seeds"], "echo.seeds")
-    cache = Cache(cache_folder() / "echo", on=bool(options["cache"]))
+    cache = Store(cache_folder() / "echo", on=bool(options["cache"]))
     results: dict[str, Any] = {}
-    with Jobs(options["workers"], cache, run=simulate_served) as jobs, waiting("experiment echo", jobs):
+    with Jobs(options["workers"], cache, run=simulate_served) as jobs, jobs.progress("experiment echo"):
         bench = Bench(jobs, scenario, seeds, options["pools"])
         scale = options["rate_scale"]
         if scale is None and set(parts) - {"estimator"}:

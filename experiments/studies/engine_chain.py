@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.common.output import COLOURS, write_page
+from experiments.common.output import write_page
 from experiments.common.served import Served, compare, read_requests, served, simulate_requests
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.perf import load_model
 from ooco_gym.perf.specs import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
+from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

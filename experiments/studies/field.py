@@ -18,19 +18,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.capacity import definitions_of, notes_of
-from experiments.common.output import check_page, show_notes, waiting
+from experiments.common.output import check_page
 from experiments.common.policies import (
     BESIDE,
     TUNED,
+    base_policy,
     baseline_of,
-    bundle_of,
     is_learned,
     names_of,
     seeds_of,
     tuned_partner,
 )
 from experiments.common.runner import Jobs
-from experiments.common.store import Cache
+from experiments.common.store import Store
 from experiments.common.sustain import Bench, Limits, Plan, Point, Sustained, candidates_of, placed, sustain, tune
 from experiments.studies.field_page import field_table, write_results
 from ooco_gym.cli.commands import read_choice
@@ -39,6 +39,7 @@ from ooco_gym.errors import UserError, check_keys
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label
 from ooco_gym.policy import get_policy, spelled
+from ooco_gym.report import show_notes
 from ooco_gym.resources import conf_root
 from ooco_gym.scenario import workload_name
 
@@ -102,7 +103,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
-    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("compare", jobs):
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("compare"):
 
         def measure(cell: Cell, policy: str) -> list[Entry]:
             bench = Bench(jobs, cell.scenario, seeds, definitions[0], limits, cell.plan)
@@ -237,7 +238,7 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
     return {
         "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as,
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
-        "kind": "mixed" if bundle_of(entry.policy).mixed else "pools",
+        "kind": "mixed" if base_policy(entry.policy).mixed else "pools",
         "feasible": within(crossing.points[0].violations, budget),
         "limited_by": _limit(crossing.failed, crossing.reason, headline),
         **{f"max_offline_rate{'' if definition == headline else '_' + definition}": _crossing(one, seeds)

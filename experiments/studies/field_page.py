@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.output import console, merged, write_page
+from experiments.common.output import merged, write_page
 from experiments.common.svg import Axis, Scale, line, text
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval_words
+from ooco_gym.report import console
 
 Row = Mapping[str, Any]
 NONE = "–"

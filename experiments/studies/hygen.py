@@ -17,14 +17,14 @@ import numpy as np
 
 from baselines.hygen_profile import METRICS, PROFILE_NAMES, excess, longest_iteration_s, search, served_rate, trials_of
 from experiments.common.markdown import table as markdown_table
-from experiments.common.output import console, waiting
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
-from experiments.common.store import Cache
+from experiments.common.store import Store
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.policy import get_policy
+from ooco_gym.report import console
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import Scenario
 
@@ -412,7 +412,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for metric in options["metrics"]:
         if metric not in METRICS:
             raise unknown("metric (hygen.metrics)", metric, METRICS)
-    with Jobs(options["workers"], Cache(on=bool(options["cache"]))) as jobs, waiting("experiment hygen", jobs):
+    with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment hygen"):
         results = {part: _part(part, jobs, options) for part in parts}
     page = Path(cfg.out) / "hygen.md"
     with atomic_write(page) as temporary:

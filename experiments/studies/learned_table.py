@@ -9,12 +9,9 @@ depends on has changed (docs/evaluation.md).
 
 from __future__ import annotations
 
-import hashlib
-import json
-import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -36,13 +33,12 @@ from agents.evaluation.players import (
 )
 from agents.evaluation.scoring import VIOLATION_LIMIT, best_heuristic
 from agents.learning.runs import SUMMARY_FILE
-from agents.lookahead.headroom import check_looking
+from agents.lookahead.headroom import bound_of, check_looking
 from agents.search.tune import POLICY_FILE, read_tuned
-from agents.settings import number, plain, whole
+from agents.settings import limit_torch_threads, number, plain, whole
 from agents.zoo.command import JOB_FILE, VARIANTS
 from experiments.common.output import check_page
-from experiments.common.runner import begin
-from experiments.common.store import NETWORKS, PLAYED, Cache, code_digest
+from experiments.common.store import Store, code_digest, key_of
 from experiments.studies.learned_table_page import (
     BY_OTHER_CODE,
     SCHEMA,
@@ -58,6 +54,7 @@ from experiments.studies.learned_table_page import (
 )
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.jobs import pool
 from ooco_gym.peak import file_stamps
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -65,6 +62,8 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 CHUNK = 8  # windows that one job plays side by side; fixed, so that a network's batches are, too
+Records = list[dict[str, Any]]
+Asked = list[Future[Records] | Records]  # records of windows that are there, or will be
 HEURISTIC, LEARNED, LOOKING, BOUND = "heuristic", "learned", "looking", "bound"
 
 
@@ -74,7 +73,7 @@ class Task(NamedTuple):
     Attributes:
         kind: of player.
         config: the `env` configuration.
-        player: a heuristic's name, a run's folder, or settings of the look-ahead (with its `place` in `looking`).
+        player: a heuristic's name, a run's folder, or settings of the look-ahead (with its `index` in `look_aheads`).
         games: the windows.
         keys: of their records on disk.
         folder: where those are.
@@ -90,7 +89,7 @@ class Task(NamedTuple):
     code: str
 
 
-class Store:
+class WindowStore:
     """Players' records, from disk or played now in `workers` processes.
 
     Args:
@@ -104,7 +103,7 @@ class Store:
         self._pool: Executor | None = None
         self.by_other_code = 0
 
-    def __enter__(self) -> Store:
+    def __enter__(self) -> WindowStore:
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -112,7 +111,7 @@ class Store:
             self._pool.shutdown(cancel_futures=True)
 
     def ask(self, kind: str, config: Mapping[str, Any], player: Any, games: Sequence[Window]) -> Asked:
-        """Begins to play windows; `Asked.records()` waits for them.
+        """Begins to play windows; `records_of` waits for them.
 
         Args:
             kind: HEURISTIC, LEARNED, LOOKING or BOUND.
@@ -122,15 +121,15 @@ class Store:
         """
         size = CHUNK if kind in (HEURISTIC, LEARNED) else 1
         parts = [list(games[i : i + size]) for i in range(0, len(games), size)]
-        code = code_digest(PLAYED + NETWORKS if kind == LEARNED else PLAYED)
+        code = code_of(kind, str(config["id"]))
         tasks = [Task(kind, dict(config), player, part, [_key(kind, config, player, game) for game in part],
                       self.folder, code) for part in parts]
-        return Asked([self._known(task) or self._submit(task) for task in tasks])
+        return [self._known(task) or self._submit(task) for task in tasks]
 
     def _known(self, task: Task) -> list[dict[str, Any]]:
         """The records of a task where all are on disk; else none of them, so that it is played as it always is."""
-        cache = Cache(task.folder)
-        found = [one for one in (cache.get(key) for key in task.keys) if one is not None]
+        store = Store(task.folder)
+        found = [one for one in (store.get(key) for key in task.keys) if one is not None]
         others = sum(one["code"] != task.code for one in found)
         if len(found) < len(task.keys) or (others and not self._trust):
             return []
@@ -141,55 +140,55 @@ class Store:
         if self._workers <= 1:
             return played(task)
         if self._pool is None:
-            self._pool = ProcessPoolExecutor(self._workers, mp_context=multiprocessing.get_context("spawn"),
-                                             initializer=begin)
+            self._pool = pool(self._workers)
         return self._pool.submit(played, task)
 
 
-class Asked:
-    """Records that are there, or will be."""
-
-    def __init__(self, parts: Sequence[Future[list[dict[str, Any]]] | list[dict[str, Any]]]) -> None:
-        self._parts = parts
-
-    def records(self) -> list[dict[str, Any]]:
-        """One record a window, in order."""
-        return [record for part in self._parts for record in (part if isinstance(part, list) else part.result())]
+def records_of(asked: Asked) -> Records:
+    """One record a window, in order; waits for those that are still played."""
+    return [record for part in asked for record in (part if isinstance(part, list) else part.result())]
 
 
-def played(task: Task) -> list[dict[str, Any]]:
+def played(task: Task) -> Records:
     """Plays a task and keeps its records; runs in a worker process."""
-    records, cache = _PLAY[task.kind](task), Cache(task.folder)
+    records, store = _PLAY[task.kind](task), Store(task.folder)
     for key, record in zip(task.keys, records, strict=True):
-        cache.put(key, {"code": task.code, "record": record})
+        store.put(key, {"code": task.code, "record": record})
     return records
 
 
-def _heuristic(task: Task) -> list[dict[str, Any]]:
+def _heuristic(task: Task) -> Records:
     return play_heuristic(task.config, task.player, task.games, CHUNK)
 
 
-def _learned(task: Task) -> list[dict[str, Any]]:
-    from agents.settings import limit_torch_threads
-
+def _learned(task: Task) -> Records:
     limit_torch_threads()
     return play(task.config, load_learned(task.player).player("learned"), task.games, CHUNK)
 
 
-def _looking(task: Task) -> list[dict[str, Any]]:
-    settings = {key: value for key, value in task.player.items() if key != "place"}
-    return play(task.config, look_aheads(settings)[task.player["place"]], task.games, 1)
+def _looking(task: Task) -> Records:
+    settings = {key: value for key, value in task.player.items() if key != "index"}
+    return play(task.config, look_aheads(settings)[task.player["index"]], task.games, 1)
 
 
-def _bound(task: Task) -> list[dict[str, Any]]:
-    from agents.lookahead.headroom import bound_of
-
+def _bound(task: Task) -> Records:
     env = make_env(task.config).unwrapped
     return [{"seed": game.seed, "window": game.number, "bound": bound_of(env, (game.seed, game.number), task.player)}
             for game in task.games]
 
 
 _PLAY = {HEURISTIC: _heuristic, LEARNED: _learned, LOOKING: _looking, BOUND: _bound}
+_CODE = {HEURISTIC: "agents.evaluation.heuristics", LEARNED: "agents.evaluation.players",
+         LOOKING: "agents.evaluation.heuristics", BOUND: "agents.lookahead.headroom"}
+
+
+def code_of(kind: str, env: str) -> str:
+    """Digest of the code that plays: of the kind of player, of the environment with this id, and of all baselines."""
+    import gymnasium
+
+    import ooco_gym.envs  # noqa: F401  registers them
+
+    return code_digest([_CODE[kind], str(gymnasium.spec(env).entry_point).partition(":")[0], "baselines.*"])
 
 
 def _key(kind: str, config: Mapping[str, Any], player: Any, game: Window) -> str:
@@ -200,9 +199,7 @@ def _key(kind: str, config: Mapping[str, Any], player: Any, game: Window) -> str
     stamps = file_stamps(conditions)
     if stamps:
         conditions["files"] = stamps
-    who = _digest_of(str(player)) if kind == LEARNED else player
-    text = json.dumps([kind, conditions, who, list(game)], sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()
+    return key_of([kind, conditions, _digest_of(str(player)) if kind == LEARNED else player, list(game)])
 
 
 @lru_cache(maxsize=256)
@@ -213,7 +210,6 @@ def _digest_of(folder: str) -> str:
 LABEL = "learned"
 BOUND_NAME = "fluid bound"
 _LOOKING = ("weights", "samples", "every", "honest_every", "horizon_s", "progress")
-Records = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -281,7 +277,7 @@ def _whole(folder: Path) -> bool:
     return is_policy(folder) and ((folder / SUMMARY_FILE).is_file() or not (folder / JOB_FILE).is_file())
 
 
-def measured(setting: Setting, store: Store) -> dict[str, Any]:
+def measured(setting: Setting, store: WindowStore) -> dict[str, Any]:
     """Plays all and returns the environment's part of learned_table.json."""
     started, table = time.monotonic(), setting.table
     env = make_env(setting.config).unwrapped
@@ -313,17 +309,17 @@ def _kind(name: str) -> str:
     return "clairvoyant" if name.startswith(CLAIRVOYANT) else "honest"
 
 
-def _chosen(setting: Setting, store: Store, names: Sequence[str]) -> tuple[str, str | None]:
+def _chosen(setting: Setting, store: WindowStore, names: Sequence[str]) -> tuple[str, str | None]:
     """The best of the heuristics, tuned ones among them, on validation windows; and the best tuned one."""
     games = setting.games("validation_episodes")
     asked = {name: store.ask(HEURISTIC, setting.config, name, games) for name in names}
-    played = {name: one.records() for name, one in asked.items()}
+    played = {name: records_of(one) for name, one in asked.items()}
     best = best_heuristic(played, VIOLATION_LIMIT)
     assert best is not None  # the partner is always among them
     return best, best_heuristic({name: played[name] for name in setting.tuned}, VIOLATION_LIMIT)
 
 
-def _played(setting: Setting, store: Store, names: Sequence[str],
+def _played(setting: Setting, store: WindowStore, names: Sequence[str],
             games: Sequence[Window]) -> tuple[dict[str, Records], np.ndarray | None]:
     """The records of the test windows by policy, and their bounds."""
     table, config = setting.table, setting.config
@@ -333,44 +329,44 @@ def _played(setting: Setting, store: Store, names: Sequence[str],
     bound = store.ask(BOUND, config, VIOLATION_LIMIT, looked) if table["bound"] else None
     if table["rollouts"]:
         how = {key: table[key] for key in _LOOKING}
-        for place, one in enumerate(look_aheads(how)):
-            asked[one.name] = store.ask(LOOKING, config, {**how, "place": place}, looked)
-    played = {name: one.records() for name, one in asked.items()}
+        for index, one in enumerate(look_aheads(how)):
+            asked[one.name] = store.ask(LOOKING, config, {**how, "index": index}, looked)
+    played = {name: records_of(one) for name, one in asked.items()}
     if runs:
         played[LABEL] = _of_runs(runs)
-    return played, None if bound is None else np.array([[record["bound"] for record in bound.records()]])
+    return played, None if bound is None else np.array([[record["bound"] for record in records_of(bound)]])
 
 
-def _ask_runs(setting: Setting, store: Store, games: Sequence[Window], **changes: Any) -> dict[str, Asked]:
+def _ask_runs(setting: Setting, store: WindowStore, games: Sequence[Window], **changes: Any) -> dict[str, Asked]:
     return {run: store.ask(LEARNED, {**setting.config, **changes}, folder, games)
             for run, folder in setting.runs.items()}
 
 
 def _of_runs(asked: Mapping[str, Asked]) -> Records:
     """The records of all training runs, each with the name of its own."""
-    return [{**record, "run": run} for run, one in asked.items() for record in one.records()]
+    return [{**record, "run": run} for run, one in asked.items() for record in records_of(one)]
 
 
-def _shifts(setting: Setting, store: Store, best: str) -> list[dict[str, Any]]:
+def _shifts(setting: Setting, store: WindowStore, best: str) -> list[dict[str, Any]]:
     """Each distribution shift: the learned policy beside the best heuristic of the unshifted validation windows."""
     games = setting.games("shift_episodes")
     found = []
     for shift in setting.config.get("shifts") or {}:
         heuristic = store.ask(HEURISTIC, {**setting.config, "shift": shift}, best, games)
         runs = _ask_runs(setting, store, games, shift=shift)
-        found.append(shifted(shift, _of_runs(runs), heuristic.records(), best))
+        found.append(shifted(shift, _of_runs(runs), records_of(heuristic), best))
     return found
 
 
-def beside(setting: Setting, store: Store) -> list[dict[str, Any]]:
+def beside(setting: Setting, store: WindowStore) -> list[dict[str, Any]]:
     """What was tried, beside the recipe's run of the same seed, on validation windows: the test is not for choosing."""
     if not (setting.variants and setting.runs):
         return []
     games = setting.games("validation_episodes")
     recipe = store.ask(LEARNED, setting.config, next(iter(setting.runs.values())), games)
     asked = {name: store.ask(LEARNED, setting.config, folder, games) for name, folder in setting.variants.items()}
-    records = recipe.records()
-    return [variant_of(name, one.records(), records) for name, one in (("the recipe", recipe), *asked.items())]
+    records = records_of(recipe)
+    return [variant_of(name, records_of(one), records) for name, one in (("the recipe", recipe), *asked.items())]
 
 
 def tried(name: str) -> list[str]:
@@ -398,12 +394,11 @@ def main(cfg: Any) -> dict[str, Any]:
     if page:
         figures = Path(str(config.get("figures") or page.with_suffix(".json")))
         measured_before(figures)
-    store = Store(Path(table.get("cache") or zoo / "played"), whole(config, "workers", 1),
-                  bool(table.get("trust_cache")))
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     found: dict[str, Any] = {}
-    with store:
+    with WindowStore(Path(table.get("cache") or zoo / "played"), whole(config, "workers", 1),
+                     bool(table.get("trust_cache"))) as store:
         for name in names:
             before = store.by_other_code
             row = measured(Setting.of(name, zoo / name, table), store)
@@ -472,5 +467,4 @@ def evaluate(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"{', '.join(given)} {'is' if len(given) == 1 else 'are'} not for the learned table; its "
                         "windows and policies are set by table.episodes, table.environments.<env>.window_s and the "
                         "like (docs/evaluation.md)")
-
     return main(cfg)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.output import COLOURS
 from experiments.common.served import Served, compare, served
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
+from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

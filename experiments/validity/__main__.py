@@ -12,6 +12,7 @@ from pathlib import Path
 from experiments.validity import page
 from experiments.validity.section import Context, Missing
 from ooco_gym.errors import UserError, check_keys, unknown
+from ooco_gym.jobs import cores
 from ooco_gym.version import __version__
 
 KEYS = ("data", "out", "only", "workers", "chain", "servegen")
@@ -77,8 +78,7 @@ def _context(values: Mapping[str, str]) -> Context:
     data = values.get("data") or os.environ.get("OOCO_GYM_DATA")
     if data and not Path(data).expanduser().is_dir():
         raise UserError(f"data={data} is no folder; expected one with profiles/, traces/ and runs/")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    workers = values.get("workers", str(cores))
+    workers = values.get("workers", str(cores()))
     if not workers.isdigit() or int(workers) < 1:
         raise UserError(f"workers={workers}: expected a whole number of at least 1")
     extra = {name: _folders(name, values.get(name, "")) for name in ("chain", "servegen")}

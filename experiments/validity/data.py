@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.engine_rows import EngineRows
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.errors import UserError
+from ooco_gym.jobs import in_processes
 
 
 def read_csv(path: Path) -> dict[str, np.ndarray]:
@@ -199,14 +201,4 @@ def all_calibrated(data: Path, workers: int, cases: Sequence[Case]) -> list[dict
     Raises:
         UserError: the data cannot be read or fitted.
     """
-    if workers == 1:
-        return [item for item in (calibrated(data, case) for case in cases) if item]
-    import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
-
-    with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        try:
-            return [item for item in pool.map(calibrated, [data] * len(cases), cases) if item]
-        except UserError:
-            pool.shutdown(cancel_futures=True)
-            raise
+    return [item for item in in_processes(partial(calibrated, data), cases, workers) if item]

@@ -106,11 +106,11 @@ def test_sections_on_gates_have_tables_and_figures():
     options = {"env": {"name": "gating"}, "train_seed": 1, "train_s": 3.0, "rules": ["ooco", "always"], "episodes": 4}
     section = gate_section(trained, evaluation({}), options)
     assert [table.title for table in section.tables] == ["Held-out windows", "Differences to ooco, window by window"]
-    assert len(section.more_figures) == 1
+    assert len(section.figures) == 2
     assert "ooco-gym train" in section.commands[0]
     copied = {**trained, "imitation": {"rule": "ooco", "decisions": 1000, "agreement": 0.97}}
     assert "a copy of the gate of ooco (1,000 decisions watched, 97 %" in " ".join(training_words(copied))
     assert "copy" not in " ".join(training_words(trained))
     late = {**trained, "validation": [{**one, "timesteps": 100} for one in trained["validation"]]}
-    assert gate_section(late, evaluation({}), options).more_figures == []
+    assert len(gate_section(late, evaluation({}), options).figures) == 1
     assert missing_section("no torch", evaluation({})).warning == "No gate was trained: no torch."

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
-from experiments.common import learned_player
+from experiments.common import policies
 from experiments.common.sustain import Bench, Limits, Plan, Point, first_crossing, sustain
 from experiments.studies import field
 from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of
@@ -74,7 +74,7 @@ def rows():
 
 
 def test_learned_policies_have_the_kind_of_their_partner(monkeypatch):
-    monkeypatch.setattr(learned_player, "team_of", lambda policy: learned_player.Team("ooco", {}, {}))
+    monkeypatch.setattr(policies, "team_of", lambda policy: policies.Team("ooco", {}, {}))
     found = [entry(name, sustained([4.0, 4.0, 4.0])) for name in ("online_priority", "learned:ZOO/gating")]
     assert [row["kind"] for row in rows_of(found, "online_priority", 0.03)] == ["pools", "pools"]
 

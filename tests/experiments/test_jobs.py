@@ -6,9 +6,10 @@ from concurrent.futures import CancelledError, Future
 
 import pytest
 
-from experiments.common.policies import names_of, seeds_of
-from experiments.common.runner import Jobs, policy_identity
-from experiments.common.store import Cache
+from experiments.common import store
+from experiments.common.policies import names_of, policy_identity, seeds_of
+from experiments.common.runner import Jobs
+from experiments.common.store import Store, closure, code_digest
 from ooco_gym.errors import UserError
 from ooco_gym.peak import file_stamps
 from ooco_gym.scenario import Scenario
@@ -36,7 +37,7 @@ class Direct:
 
 
 def jobs_with(tmp_path, run):
-    jobs, pool = Jobs(1, Cache(tmp_path), run), Direct()
+    jobs, pool = Jobs(1, Store(tmp_path), run), Direct()
     jobs._pool = pool  # type: ignore[assignment]
     return jobs, pool
 
@@ -44,7 +45,7 @@ def jobs_with(tmp_path, run):
 def test_the_same_question_is_answered_from_the_cache(tmp_path):
     jobs, pool = jobs_with(tmp_path, lambda scenario, policy: {"seed": scenario.seed, "policy": policy})
     first = jobs.all([SMALL.with_(seed=1), SMALL.with_(seed=2)], "ooco")
-    again = Jobs(1, Cache(tmp_path), lambda *_: {"never": "asked"})
+    again = Jobs(1, Store(tmp_path), lambda *_: {"never": "asked"})
     assert again.all([SMALL.with_(seed=1), SMALL.with_(seed=2)], "ooco") == first
     assert (pool.runs, jobs.simulated, again.simulated, again.asked, again.finished) == (2, 2, 0, 2, 2)
 
@@ -65,7 +66,7 @@ def test_what_has_not_begun_is_dropped_and_nobody_waits_for_it(tmp_path):
             for future in self.asked:
                 future.cancel()
 
-    jobs = Jobs(1, Cache(tmp_path))
+    jobs = Jobs(1, Store(tmp_path))
     jobs._pool = Idle()  # type: ignore[assignment]
     waiting = jobs.submit(SMALL, "ooco")
     jobs.stop()
@@ -91,7 +92,7 @@ def test_a_parameter_at_its_default_is_the_same_question():
 
 
 def test_questions_asked_twice_at_once_are_simulated_once(tmp_path):
-    jobs = Jobs(1, Cache(tmp_path), lambda *_: {})
+    jobs = Jobs(1, Store(tmp_path), lambda *_: {})
     pending: Future = Future()
 
     class Slow(Direct):
@@ -147,26 +148,47 @@ def test_policies_are_checked_by_name():
             names_of({"policies": given, "policy": None}, "policies", "policy")
 
 
-def test_answers_are_of_the_code_that_gave_them_but_for_what_changes_no_figure():
-    """Two files may have one name: that of the cost tables counts, that of the printed table does not."""
-    from experiments.common.store import GROUPS, SIMULATED, code_digest
+def test_an_answer_depends_on_the_modules_that_are_imported_on_the_way_to_it():
+    """Those that a hand-written list may forget are among them; what only shows figures is not."""
+    found = set(closure(["experiments.common.simulation"]))
+    assert {"ooco_gym.sim.driver", "ooco_gym.peak", "ooco_gym.resources", "ooco_gym.perf.table", "ooco_gym.scenario",
+            "ooco_gym.metrics.summary", "ooco_gym.perf.timing.extended"} <= found
+    assert not any(name.startswith(("agents", "ooco_gym.envs.", "ooco_gym.render", "ooco_gym.cli")) for name in found)
+    own = set(closure(["baselines.echo"]))
+    assert "baselines.echo" in own and "baselines.hygen" not in own
 
-    def digest(*without):
-        return code_digest(tuple(part for part in SIMULATED if part not in without), GROUPS, False)
 
-    files = {"ooco_gym/perf/table.py", "ooco_gym/metrics/table.py", "ooco_gym/sim/decode.py"}
-    counted = {file for file in files if code_digest((file,), (), False) != code_digest((), (), False)}
-    assert counted == files - {"ooco_gym/metrics/table.py"}
-    assert len({digest(), digest("baselines"), digest("ooco_gym/scenario.py")}) == 3
+def test_the_digest_is_of_what_code_does_and_of_the_configuration(tmp_path, monkeypatch):
+    package = tmp_path / "baselines"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "one.py").write_text('"""Says."""\nfrom typing import TYPE_CHECKING\nfrom baselines import two\n'
+                                    "if TYPE_CHECKING:\n    import baselines.three\n")
+    (package / "two.py").write_text("def two():\n    return 2\n")
+    (package / "three.py").write_text("")
+    monkeypatch.setattr(store, "ROOT", tmp_path)
+
+    def digest(groups=()):
+        for cached in (store._digest, store._parsed, store._file_of):
+            cached.cache_clear()
+        return code_digest(["baselines.one"], groups, False)
+
+    before = digest()
+    assert closure(["baselines.one"]) == ["baselines", "baselines.one", "baselines.two"]
+    (package / "two.py").write_text('def two():\n    """Two."""\n    return 2  # as it says\n')
+    assert digest() == before != digest(("slo",))
+    (package / "two.py").write_text("def two():\n    return 3\n")
+    assert digest() != before
+    monkeypatch.undo()
+    digest()
 
 
 def test_threads_ask_for_the_digest_at_the_same_time():
     """Simulations are asked for by many threads at once, and Python 3.11 cannot parse in two."""
     from concurrent.futures import ThreadPoolExecutor
 
-    from experiments.common import store
-
-    store._digest.cache_clear()
+    for cached in (store._digest, store._parsed):
+        cached.cache_clear()
     with ThreadPoolExecutor(8) as threads:
-        asked = [threads.submit(store.code_digest, store.SIMULATED, (), bool(n % 2)) for n in range(16)]
+        asked = [threads.submit(code_digest, ["experiments.common.simulation"], (), bool(n % 2)) for n in range(16)]
         assert len({one.result() for one in asked}) == 2

@@ -8,9 +8,9 @@ import yaml
 
 from agents.evaluation.players import LearnedPolicy
 from experiments.capacity import main as capacity
-from experiments.common import learned_player, policies
-from experiments.common.learned_player import Team, team_of
-from experiments.common.runner import policy_identity, simulate_summary
+from experiments.common import policies
+from experiments.common.policies import Team, policy_identity, team_of
+from experiments.common.runner import run_of
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.scenario import Scenario
@@ -18,6 +18,10 @@ from ooco_gym.scenario import Scenario
 SCENARIO = Scenario(workload="azure_conv", cluster="pair_7b", offline={"mode": "rate", "rate": 3.0}, duration_s=60.0,
                     start_s=50_000.0, warmup_s=30.0, drain_s=60.0, rate_scale=0.085, seed=3)
 SHAPES = {"cluster": (36,), "candidates": (8, 17), "action_mask": (10,), "decision": (7,)}
+
+
+def simulate_summary(scenario, policy):
+    return run_of(policy)(scenario, policy)
 
 
 def seated(monkeypatch, action, *decisions):
@@ -29,7 +33,7 @@ def seated(monkeypatch, action, *decisions):
         return np.full(len(cluster), action)
 
     one = LearnedPolicy(decide, SHAPES, decisions)
-    monkeypatch.setattr(learned_player, "team_of", lambda policy: Team("ooco", dict.fromkeys(decisions, one), {}))
+    monkeypatch.setattr(policies, "team_of", lambda policy: Team("ooco", dict.fromkeys(decisions, one), {}))
     return asked
 
 
@@ -55,7 +59,7 @@ def test_what_a_seat_says_is_done(monkeypatch):
 def test_a_policy_of_other_observations_is_refused(monkeypatch):
     one = LearnedPolicy(lambda *parts: np.ones(1), {**SHAPES, "candidates": (4, 17), "action_mask": (6,)}, ("gate",))
     other = LearnedPolicy(lambda *parts: np.ones(1), SHAPES, ("evict",))
-    monkeypatch.setattr(learned_player, "team_of", lambda policy: Team("ooco", {"gate": one, "evict": other}, {}))
+    monkeypatch.setattr(policies, "team_of", lambda policy: Team("ooco", {"gate": one, "evict": other}, {}))
     with pytest.raises(UserError, match="trained to gate expects observations"):
         simulate_summary(SCENARIO, "learned:x")
 
@@ -63,7 +67,7 @@ def test_a_policy_of_other_observations_is_refused(monkeypatch):
 def test_names_that_are_none_are_refused(tmp_path):
     for name, words in (("learned:", "names no folder"), (f"learned:{tmp_path}", "is no learned policy")):
         with pytest.raises(UserError, match=words):
-            policies.bundle_of(name)
+            policies.base_policy(name)
 
 
 @pytest.fixture(scope="module")
@@ -88,20 +92,20 @@ def runs(tmp_path_factory):
 
 def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
     name = f"learned:{runs / 'gating'}+{runs / 'eviction'}"
-    assert set(team_of(name).seats) == {"gate", "evict"} and policies.bundle_of(name).name == "ooco"
+    assert set(team_of(name).seats) == {"gate", "evict"} and policies.base_policy(name).name == "ooco"
     summary = simulate_summary(SCENARIO, name)
     assert summary["online"]["arrived"] > 0
     identity = policy_identity(name)
     assert identity != policy_identity("ooco") and identity != policy_identity(f"learned:{runs / 'gating'}")
     other = f"{name}@ooco:interrupt=slack"
     assert team_of(other).partner == "ooco:interrupt=slack" and set(team_of(other).seats) == {"gate", "evict"}
-    assert policies.bundle_of(other).values["interrupt"] != policies.bundle_of(name).values["interrupt"]
+    assert policies.base_policy(other).values["interrupt"] != policies.base_policy(name).values["interrupt"]
     assert policy_identity(name)["learned"] == policy_identity(other)["learned"]
     with pytest.raises(UserError, match="two of its policies were trained to gate"):
         team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
     with pytest.raises(UserError, match="compare sustain=true alone; name the partner with its parameters"):
         team_of(f"{name}@tuned:ooco")
-    assert policies.bundle_of(f"{name}@tuned:ooco").name == "ooco"
+    assert policies.base_policy(f"{name}@tuned:ooco").name == "ooco"
 
 
 def test_of_several_training_runs_the_best_on_validation_is_taken_and_named(runs, tmp_path):
@@ -114,12 +118,12 @@ def test_of_several_training_runs_the_best_on_validation_is_taken_and_named(runs
         (tmp_path / name / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
         write_json(tmp_path / name / "summary.json", {"best": {"reward": reward, "violation_rate": rate}})
     with pytest.warns(UserWarning, match="holds 3 training runs; seed_2 is taken"):
-        assert learned_player._folders(f"learned:{tmp_path}@ooco") == [str(tmp_path / "seed_2")]
+        assert policies._folders(f"learned:{tmp_path}@ooco") == [str(tmp_path / "seed_2")]
     for name in found:
         (tmp_path / name / "summary.json").unlink()
-    learned_player._run_of.cache_clear()
+    policies._run_of.cache_clear()
     with pytest.raises(UserError, match="no complete run with a validation"):
-        learned_player._folders(f"learned:{tmp_path}")
+        policies._folders(f"learned:{tmp_path}")
 
 
 def test_the_sustainable_rate_is_searched_with_learned_policies(runs, tmp_path):

@@ -119,7 +119,7 @@ def test_what_was_played_is_not_played_again_but_for_a_policy_that_is_new(table,
 
 
 def test_other_code_plays_again_unless_it_is_trusted(table, zoo, tmp_path, monkeypatch):
-    monkeypatch.setattr(learned_table, "code_digest", lambda parts: "other")
+    monkeypatch.setattr(learned_table, "code_of", lambda kind, env: "other")
     trusted = main(config(zoo, tmp_path, trust_cache=True, rollouts=False, bound=False, shift_episodes=0))
     assert trusted["environments"][ID]["windows_by_other_code"] > 0
     assert "played by another version" in (tmp_path / "learned_table.md").read_text()

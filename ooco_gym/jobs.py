@@ -1,0 +1,92 @@
+"""Work in processes of their own: every pool of worker processes begins and ends here.
+
+Workers begin afresh: a fork would copy the locks of other threads in whatever state they are. Their warnings look as
+those of the command line, and they end with the process that asked, however that went.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+from ooco_gym.report.terminal import plain_warnings
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def is_worker() -> bool:
+    """Whether this process is a worker of another one."""
+    return multiprocessing.parent_process() is not None
+
+
+def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] | None = None,
+         arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
+    """A pool of worker processes, to be shut down by the caller (`processes` does it by itself).
+
+    Args:
+        workers: processes at most; they begin with the first work.
+        preload: modules that all workers import; where the system can, once for all of them.
+        begin: is called in each worker before its first work, such as to keep an event of `SPAWN`.
+        arguments: of `begin`.
+    """
+    context: Any = SPAWN
+    if preload and "forkserver" in multiprocessing.get_all_start_methods():
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(list(preload))
+    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(begin, arguments))
+
+
+@contextmanager
+def processes(workers: int, begin: Callable[..., None] | None = None,
+              arguments: tuple[Any, ...] = ()) -> Iterator[ProcessPoolExecutor]:
+    """A pool for the length of a block; where the block fails, what has not begun is dropped."""
+    executor = pool(workers, (), begin, arguments)
+    try:
+        yield executor
+    except BaseException:
+        executor.shutdown(wait=False, cancel_futures=True)
+        raise
+    executor.shutdown()
+
+
+def in_processes(function: Callable[[Item], Result], items: Iterable[Item], workers: int) -> Iterator[Result]:
+    """Results of a function on each item, in order; computed in this process where one worker is enough.
+
+    Args:
+        function: of a module's top level, or a `functools.partial` of one.
+        items: what it is called with.
+        workers: processes at most.
+    """
+    items = list(items)
+    if min(workers, len(items)) <= 1:
+        yield from map(function, items)
+        return
+    with processes(min(workers, len(items))) as executor:
+        yield from executor.map(function, items)
+
+
+def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
+    plain_warnings()
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    if begin is not None:
+        begin(*arguments)
+
+
+def _end_with_the_parent() -> None:
+    """Ends this worker when the process that asked is gone: an orphan would wait for ever."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
