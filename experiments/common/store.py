@@ -94,15 +94,19 @@ def _digest(modules: tuple[str, ...], groups: tuple[str, ...], peaks: bool) -> s
 def closure(modules: Sequence[str]) -> list[str]:
     """Names of the modules of our packages that modules import, directly or not, and their own, sorted.
 
-    Imports within functions count, those for type checkers alone do not. A package that looks for its modules in its
-    folder has them all.
+    Imports within functions count, except of packages that are only on the way to a module; those for type checkers do
+    not. A package that looks for its modules in its folder has them all.
     """
-    found, ahead = set(), [one for name in modules for one in _spelled_out(name)]
+    found: dict[str, bool] = {}  # whether imports within functions count
+    ahead = [(one, True) for name in modules for one in _spelled_out(name)]
     while ahead:
-        name = ahead.pop()
-        if name not in found and _file_of(name) is not None:
-            found.add(name)
-            ahead += [*_parsed(name)[1], name.rpartition(".")[0]]
+        name, whole = ahead.pop()
+        if found.get(name) in (True, whole) or _file_of(name) is None:
+            continue
+        found[name] = whole
+        _, at_once, later = _parsed(name)
+        ahead += [(one, whole) for one in (*at_once, *(later if whole else ()))]
+        ahead.append((name.rpartition(".")[0], False))
     return sorted(found)
 
 
@@ -127,30 +131,33 @@ def code_of(text: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _parsed(name: str) -> tuple[str, tuple[str, ...]]:
-    """What a module does, and the names that it imports: of modules, or of what is in them."""
+def _parsed(name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
+    """What a module does, and the names that it imports, at once and within functions: modules, or what is in them."""
     path = _file_of(name)
     assert path is not None
     text = path.read_text(encoding="utf-8")
     package = name if path.name == "__init__.py" else name.rpartition(".")[0]
-    imported = list(_imported(ast.parse(text), package))
+    imported = list(_imported(ast.parse(text), package, False))
     if "iter_modules(__path__)" in text:
-        imported += _spelled_out(f"{package}.*")
-    return code_of(text), tuple(imported)
+        imported += [(one, False) for one in _spelled_out(f"{package}.*")]
+    at_once, later = (tuple(one for one, inside in imported if inside == which) for which in (False, True))
+    return code_of(text), at_once, later
 
 
-def _imported(node: ast.AST, package: str) -> Iterator[str]:
+def _imported(node: ast.AST, package: str, inside: bool) -> Iterator[tuple[str, bool]]:
+    """Imported names below a node, each with whether it is within a function."""
     if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
-        yield from (alias.name for alias in node.names)
+        yield from ((alias.name, inside) for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
         above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
         origin = ".".join([*above, *([node.module] if node.module else [])])
-        yield origin
-        yield from (f"{origin}.{alias.name}" for alias in node.names)
+        yield origin, inside
+        yield from ((f"{origin}.{alias.name}", inside) for alias in node.names)
+    inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     for child in ast.iter_child_nodes(node):
-        yield from _imported(child, package)
+        yield from _imported(child, package, inside)
 
 
 @lru_cache(maxsize=4096)

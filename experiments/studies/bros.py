@@ -110,9 +110,10 @@ def simulate_batches(scenario: Scenario, policy: str, batch: int) -> Run:
         simulation.advance(until_s)
     state = simulation.state
     state.gauges.open_online -= 1
-    return Run(simulation.scenario, simulation.policy.name, dict(simulation.policy.values), state.requests, state.instances,
-               state.itl, simulation.window_s, state.totals.as_dict(),
-               {}, np.zeros(0, s.LOG), simulation.now_s, time.perf_counter() - begun, simulation.notes)
+    policy_values = dict(simulation.policy.values)
+    return Run(simulation.scenario, simulation.policy.name, policy_values, state.requests, state.instances, state.itl,
+               simulation.window_s, state.totals.as_dict(), {}, np.zeros(0, s.LOG), simulation.now_s,
+               time.perf_counter() - begun, simulation.notes)
 
 
 def jobs_for(simulated_s: float, batch: int) -> int:
