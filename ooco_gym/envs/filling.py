@@ -16,18 +16,10 @@ from numba.np.arrayobj import make_array
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import settle_books
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
-from ooco_gym.sim.state import (
-    DECODE,
-    IDLE,
-    PREFILL_OFFLINE,
-    PREFILL_ONLINE,
-    PS_PER_S,
-    STRICT,
-    URGENT,
-)
 
 # --- Vector arithmetic: each of these is an instruction or two --------------------------------------------------------
 LANES = 8  # numbers of a vector register of the widest processors
@@ -156,7 +148,7 @@ def _scales(features, size):
 
 _CLUSTER_SCALES = _scales(CLUSTER, ROW)
 _LOG_SCALES = np.tile(_scales(CANDIDATES[FIRST_LOG : FIRST_LOG + LOG_COUNT], LOG_COUNT), CHUNK // LOG_COUNT)
-_LOG_UNITS = np.tile([1.0, 1.0, 1e9, PS_PER_S], CHUNK // LOG_COUNT)  # tokens, tokens, ms and s of ps
+_LOG_UNITS = np.tile([1.0, 1.0, 1e9, s.PS_PER_S], CHUNK // LOG_COUNT)  # tokens, tokens, ms and s of ps
 _cluster_row = stack_floats(ROW)
 stack_logs = stack_floats(MOST_CANDIDATES * LOG_COUNT)
 _chunk = stack_floats(CHUNK)
@@ -184,7 +176,7 @@ def signed(value, limit):
 @inlined
 def online_rate(state, rate, horizon_s):
     """A moving online arrival rate, faded to now, in requests a second."""
-    elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / PS_PER_S
+    elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
     return rate * math.exp(-elapsed / horizon_s)
 
 
@@ -226,9 +218,9 @@ def _fill_row(state, instance, day_s, out):
     _fill_queues(state, instance, out)
     out[10] = 0.0
     out[11] = 0.0
-    if spec.activity != IDLE:
+    if spec.activity != s.IDLE:
         end_ps = spec.end_ps
-        if spec.activity == DECODE and spec.steps > 1:  # when its run ends would tell how long the shortest output is
+        if spec.activity == s.DECODE and spec.steps > 1:  # when its run ends would tell how long the shortest output is
             end_ps = spec.start_ps + decode_sum(state, spec.table, spec.batch_size, spec.context, 1)
         out[10] = (end_ps - now) / 1e9
         out[11] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
@@ -236,7 +228,7 @@ def _fill_row(state, instance, day_s, out):
     out[13] = online_rate(state, observed.online_rate_minute, MINUTE_S)
     out[14] = online_rate(state, observed.online_rate_slow, SLOW_S)
     out[15] = online_rate(state, observed.online_rate_half_hour, HALF_HOUR_S)
-    out[16] = (now - state.clock.last_online_arrival_ps) / PS_PER_S
+    out[16] = (now - state.clock.last_online_arrival_ps) / s.PS_PER_S
     angle = 2.0 * math.pi * day_s / DAY_S
     out[17] = math.sin(angle)
     out[18] = math.cos(angle)
@@ -244,7 +236,7 @@ def _fill_row(state, instance, day_s, out):
     out[20] = observed.offline_output_mean
     out[21] = observed.online_output_mean
     _fill_strict(state, out)
-    out[30] = 1.0 if state.push_queues[URGENT].head >= 0 else 0.0
+    out[30] = 1.0 if state.push_queues[s.URGENT].head >= 0 else 0.0
     out[31] = _guard(state, instance)
     out[33] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
     out[32] = out[34] = 0.0
@@ -259,14 +251,14 @@ def _fill_queues(state, instance, out):
     out[5] = float(spec.offline_waiting_tokens)
     out[6] = 0.0
     if spec.offline_head >= 0:
-        out[6] = (now - state.requests[spec.offline_head].arrival_ps) / PS_PER_S
+        out[6] = (now - state.requests[spec.offline_head].arrival_ps) / s.PS_PER_S
     out[7] = float(spec.online_waiting)
     out[8] = 0.0
     out[9] = 1.0
     if spec.online_head >= 0:
         first = state.requests[spec.online_head]
         out[8] = predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9
-        out[9] = signed((first.arrival_ps + first.ttft_slo_ps - now) / PS_PER_S, 5.0)
+        out[9] = signed((first.arrival_ps + first.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
 
 
 @inlined
@@ -303,7 +295,7 @@ def _fill_strict(state, out):
 def _guard(state, instance):
     """Whether Algorithm 1 would think of a pull: everybody in the batch, latency and memory to spare (OOCO 3.4.3)."""
     spec = state.instances[instance]
-    if spec.role != STRICT or spec.all_included == 0 or spec.arriving_pulls > 0 or spec.free_blocks <= 0:
+    if spec.role != s.STRICT or spec.all_included == 0 or spec.arriving_pulls > 0 or spec.free_blocks <= 0:
         return 0.0
     context = spec.urgent_context + spec.offline_context + spec.arriving_context
     latency = predict_decode(state, instance, spec.decodable + spec.arriving, context)
@@ -338,13 +330,13 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
     out[5] = share(float(request.evictions), 4.0)
     out[6] = share(float(request.interruptions), 8.0)
     out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
-    out[8] = 1.0 - math.exp(-rate * prefill_ps / PS_PER_S)
+    out[8] = 1.0 - math.exp(-rate * prefill_ps / s.PS_PER_S)
     if request.online:
         if request.first_token_ps == 0:
-            out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / PS_PER_S, 5.0)
+            out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
         else:
             due_ps = request.first_token_ps + request.generated_tokens * request.tpot_slo_ps
-            out[9] = signed((due_ps - now) / PS_PER_S, 5.0)
+            out[9] = signed((due_ps - now) / s.PS_PER_S, 5.0)
 
 
 @inlined
@@ -393,7 +385,7 @@ def fill_instance(state, instance, slot, decodes, out):
     waiting = spec.online_waiting_tokens + spec.offline_waiting_tokens
     if waiting > 0:
         backlog_ps = predict_prefill(state, instance, waiting)
-    if spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
+    if spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
         backlog_ps += spec.end_ps - now
     out[12] = log_scale(backlog_ps / 1e9, TEN_MS)
     out[13] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)

@@ -5,31 +5,23 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.compile import inner
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import (
-    DECLINE_ACTION,
-    FIXED,
-    MORE,
-    MOST_PICKS,
-    PARTNER_ACTION,
-    PICKED,
-    PLANNED,
-    step_kernel,
-)
+from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import settle
-from ooco_gym.sim.state import FULL, OFFLINE, PULL, RESIDENT
 
 
 @inner
 def _plan(state, buffers, i):
     """Notes what the partner would pull."""
     planned = partner_pick(state, buffers, i)
-    for j in range(min(planned, MOST_PICKS)):
+    for j in range(min(planned, b.MOST_PICKS)):
         buffers.planned[i, j] = state.picks[j]
 
 
@@ -44,13 +36,13 @@ def _among(values, count, value):
 @inner
 def _gather(state, buffers, i, free):
     """Writes to State.scratch whom the instance could still pull: pairs of length and request. Returns how many."""
-    found, picked = 0, buffers.turns[i, PICKED]
+    found, picked = 0, buffers.turns[i, b.PICKED]
     for source in range(state.config.relaxed_count):
         settle(state, source)
         for j in range(state.instances[source].offline_members):
-            slot = state.members[OFFLINE, source, j]
+            slot = state.members[s.OFFLINE, source, j]
             request = state.requests[slot]
-            if request.status != RESIDENT or request.urgent or found >= state.scratch.shape[1]:
+            if request.status != s.RESIDENT or request.urgent or found >= state.scratch.shape[1]:
                 continue
             if blocks_for(state, length(state, slot) + 1) > free or _among(buffers.picked[i], picked, slot):
                 continue
@@ -65,16 +57,16 @@ def offer_pulls(state, buffers, i):
     """Whom the partner would pull next, then quantiles of length of those that fit."""
     turn, chosen, picked = buffers.turns[i], buffers.chosen[i], buffers.picked[i]
     instance = state.pending.instance
-    if turn[PICKED] == 0:
+    if turn[b.PICKED] == 0:
         _plan(state, buffers, i)
     settle(state, instance)
-    spec, more = state.instances[instance], turn[PICKED]
+    spec, more = state.instances[instance], turn[b.PICKED]
     free, context = spec.free_blocks, spec.urgent_context + spec.offline_context + spec.arriving_context
     for j in range(more):
         free -= blocks_for(state, length(state, picked[j]) + 1)
         context += length(state, picked[j])
     found = _gather(state, buffers, i, free)
-    wanted = buffers.planned[i, more] if more < min(turn[PLANNED], MOST_PICKS) else -1
+    wanted = buffers.planned[i, more] if more < min(turn[b.PLANNED], b.MOST_PICKS) else -1
     offered = 0
     if wanted >= 0 and _among(state.scratch[1], found, wanted):
         offered = add_choice(chosen, offered, wanted)
@@ -87,36 +79,36 @@ def offer_pulls(state, buffers, i):
         out[10] = running(state, source, slot)
         fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
         out[15] = slot == wanted
-        buffers.mask[i, FIXED + k] = 1
+        buffers.mask[i, b.FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
-    buffers.mask[i, DECLINE_ACTION] = 1
-    buffers.mask[i, PARTNER_ACTION] = more == 0
+    buffers.mask[i, b.DECLINE_ACTION] = 1
+    buffers.mask[i, b.PARTNER_ACTION] = more == 0
     return 1 + offered
 
 
 @step_kernel
 def answer_pull(state, buffers, i):
     """One more pick, or, after the last one, all of them."""
-    turn, k = buffers.turns[i], buffers.actions[i, 0] - FIXED
+    turn, k = buffers.turns[i], buffers.actions[i, 0] - b.FIXED
     if k >= 0:
-        buffers.picked[i, turn[PICKED]] = buffers.chosen[i, k]
-        turn[PICKED] += 1
-        if turn[PICKED] < MOST_PICKS:
-            return MORE
-    for j in range(turn[PICKED]):
+        buffers.picked[i, turn[b.PICKED]] = buffers.chosen[i, k]
+        turn[b.PICKED] += 1
+        if turn[b.PICKED] < b.MOST_PICKS:
+            return b.MORE
+    for j in range(turn[b.PICKED]):
         state.picks[j] = buffers.picked[i, j]
-    return turn[PICKED] if turn[PICKED] > 0 else FULL
+    return turn[b.PICKED] if turn[b.PICKED] > 0 else s.FULL
 
 
 def action_of_pull(opened: OpenDecision) -> int:
     """The action for a rule's answer: the next of its picks, or the end of them."""
     if opened.answer <= opened.picked:
-        return DECLINE_ACTION
+        return b.DECLINE_ACTION
     return opened.closest(opened.offered(), int(opened.picks[opened.picked]))
 
 
 DECISION = Decision(
-    "pull", PULL, offer_pulls, answer_pull, action_of_pull,
+    "pull", s.PULL, offer_pulls, answer_pull, action_of_pull,
     question="Which request does the strict instance pull?", no="end the picks: none, or no more",
     take="pull this request, and be asked again", candidates="offline requests that decode on relaxed instances",
     figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "step"), marks=((504, 256),))

@@ -6,15 +6,9 @@ from typing import ClassVar
 
 import numpy as np
 
+from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.buffers import (
-    CLOCK,
-    FIXED,
-    PACK_PARAM,
-    PACK_SCALE,
-    PARTNER_ACTION,
-    step_kernel,
-)
+from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.filling import fill_step, share
@@ -33,24 +27,24 @@ def offer_levels(state, buffers, i):
     settle(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
-    place = int(buffers.settings[PACK_PARAM])
+    place = int(buffers.settings[b.PACK_PARAM])
     for k in range(buffers.levels.shape[1]):
         value, out = buffers.levels[0, k], buffers.candidates[i, k]
         out[0] = 1.0
         fill_step(state, instance, spec.decodable, context, out)
         out[10] = state.params[place] == value
-        out[14] = share(value * buffers.settings[PACK_SCALE], 2.0)
+        out[14] = share(value * buffers.settings[b.PACK_SCALE], 2.0)
         out[15] = value == buffers.tuned[i]
         buffers.chosen[i, k] = k
-        buffers.mask[i, FIXED + k] = 1
-    buffers.mask[i, PARTNER_ACTION] = 1
+        buffers.mask[i, b.FIXED + k] = 1
+    buffers.mask[i, b.PARTNER_ACTION] = 1
     return buffers.levels.shape[1]
 
 
 @step_kernel
 def answer_level(state, buffers, i):
     """Sets the margin for the interval that begins."""
-    set_margin(state, buffers, buffers.levels[0, buffers.actions[i, 0] - FIXED])
+    set_margin(state, buffers, buffers.levels[0, buffers.actions[i, 0] - b.FIXED])
     return ASK
 
 
@@ -80,7 +74,7 @@ def pack_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
 
 
 DECISION = Decision(
-    "pack", CLOCK, offer_levels, answer_level, partner=keep_tuned, levels=pack_levels,
+    "pack", b.CLOCK, offer_levels, answer_level, partner=keep_tuned, levels=pack_levels,
     question="How full may steps be in the next interval?", take="fill steps up to this share of the TPOT SLO",
     candidates="levels", figures=("level", "step", "running"), marks=((750, 168),))
 

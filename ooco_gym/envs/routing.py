@@ -11,15 +11,8 @@ from ooco_gym.envs.filling import fill_instance
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import sort_ascending
+from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import urgent_load
-from ooco_gym.sim.state import (
-    PREFILL_OFFLINE,
-    PREFILL_ONLINE,
-    ROUTE,
-    STAY,
-    WAIT,
-    WAITING,
-)
 
 
 @step_kernel
@@ -27,7 +20,7 @@ def offer_instances(state, buffers, i):
     """The partner's choice, then the least loaded instances that a request may go to."""
     slot, relaxed = state.pending.request, state.config.relaxed_count
     request, chosen = state.requests[slot], buffers.chosen[i]
-    arrives = request.status < WAITING
+    arrives = request.status < s.WAITING
     first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
     wanted = partner_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if first <= wanted < last else -1)
@@ -36,7 +29,7 @@ def offer_instances(state, buffers, i):
         spec = state.instances[instance]
         if arrives:
             load = spec.online_waiting_tokens + (0 if request.urgent else spec.offline_waiting_tokens)
-            if spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
+            if spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
                 load += spec.context
         else:
             load = urgent_load(state, instance)[1] + spec.arriving_context
@@ -61,7 +54,7 @@ def answer_instance(state, buffers, i):
     k = buffers.actions[i, 0] - FIXED
     if k >= 0:
         return buffers.chosen[i, k]
-    return WAIT if state.requests[state.pending.request].urgent else STAY
+    return s.WAIT if state.requests[state.pending.request].urgent else s.STAY
 
 
 def action_of_instance(opened: OpenDecision) -> int:
@@ -69,12 +62,12 @@ def action_of_instance(opened: OpenDecision) -> int:
     same = [k for k, instance in enumerate(opened.chosen) if 0 <= opened.answer == instance]
     if same:
         return FIXED + same[0]
-    arrives = opened.state.requests["status"][opened.state.pending.request] < WAITING
+    arrives = opened.state.requests["status"][opened.state.pending.request] < s.WAITING
     return PARTNER_ACTION if arrives or opened.answer >= 0 else DECLINE_ACTION
 
 
 DECISION = Decision(
-    "route", ROUTE, offer_instances, answer_instance, action_of_instance,
+    "route", s.ROUTE, offer_instances, answer_instance, action_of_instance,
     question="Which instance takes the request?", no="wait, or stay where the prefill ran (not for an arrival)",
     take="send it to this instance", candidates="instances",
     figures=("prefill", "backlog", "residents", "memory", "step"), marks=((154, 102), (512, 136)))

@@ -4,69 +4,20 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import inlined, inner, jit
-from ooco_gym.envs.buffers import (
-    CLOCK,
-    CONTROL,
-    CONTROL_INTERVAL_PS,
-    DECLINE_ACTION,
-    FIXED,
-    KIND,
-    MORE,
-    MOST_PICKS,
-    NEXT_CONTROL_PS,
-    NO_KIND,
-    OPEN,
-    PACK_PARAM,
-    PACK_SCALE,
-    PARTNER_ACTION,
-    PICKED,
-    PLANNED,
-    STEP_KIND,
-    UNTIL_PS,
-    VIOLATION_BUDGET,
-    buffers_at,
-    kernel_at,
-)
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs import reward as r
+from ooco_gym.envs.buffers import buffers_at, kernel_at
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
-from ooco_gym.envs.reward import (
-    PART,
-    REWARD,
-    TOTAL,
-    WAITING,
-    block_end_ps,
-    open_account,
-    recent_violations,
-    settle_account,
-    turn_block,
-)
+from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, settle_account, turn_block
 from ooco_gym.errors import UserError
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import prefill_one
 from ooco_gym.sim.decode import cut, settle, settle_books
 from ooco_gym.sim.dispatch import ask_rule
 from ooco_gym.sim.lanes import drop_lanes
 from ooco_gym.sim.loop import run_at
-from ooco_gym.sim.state import (
-    ASK,
-    ASKED,
-    BATCH,
-    DECODE,
-    EVICT,
-    FINISHED,
-    GATE,
-    LEAVING,
-    LOG_FULL,
-    MOVING,
-    NEVER,
-    PS_PER_S,
-    PULL,
-    PUSH_WAITING,
-    REJECTED,
-    RESIDENT,
-    View,
-    rule_at,
-    state_at,
-)
+from ooco_gym.sim.state import View, rule_at, state_at
 from ooco_gym.sim.tokens import first_step
 
 
@@ -83,26 +34,26 @@ def partner_pick(state, buffers, i):
     view = pending_view(state)
     spec = state.instances[max(0, view.instance)]
     wake_ps, turn = spec.pull_wake_ps, state.pending.route_step
-    answer = ask_rule(rule_at(buffers.rules[1, buffers.turns[i, KIND] - 1]), view)
+    answer = ask_rule(rule_at(buffers.rules[1, buffers.turns[i, b.KIND] - 1]), view)
     spec.pull_wake_ps, state.pending.route_step = wake_ps, turn
-    buffers.turns[i, PLANNED] = answer
+    buffers.turns[i, b.PLANNED] = answer
     return answer
 
 
 @inner
 def partner_answer(state, buffers, i, kind):
     """What the partner's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
-    if kind == CLOCK:
-        return kernel_at(buffers.partners[CLOCK])(state, buffers, i)
-    if kind == CONTROL:
-        return ASK
+    if kind == b.CLOCK:
+        return kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
+    if kind == b.CONTROL:
+        return s.ASK
     return ask_rule(rule_at(buffers.rules[1, kind - 1]), pending_view(state))
 
 
 @inner
 def set_margin(state, buffers, value):
     """Sets the partner's margin on the latency of strict (or mixed) steps; runs that counted on the old one end."""
-    place = np.int64(buffers.settings[PACK_PARAM])
+    place = np.int64(buffers.settings[b.PACK_PARAM])
     if place < 0 or state.params[place] == value:
         return
     state.params[place] = value
@@ -126,15 +77,15 @@ def run_to(state, buffers, i, run_address, rules, until_ps, answer):
     while True:
         edge_ps = block_end_ps(buffers.account[i])
         why = run_at(run_address)(buffers.handles[i], rules, min(until_ps, edge_ps), answer)
-        if why == LOG_FULL:  # more than is kept of one step (`recording`): what came first goes
-            state.queues.log_used, answer = 0, ASK
+        if why == s.LOG_FULL:  # more than is kept of one step (`recording`): what came first goes
+            state.queues.log_used, answer = 0, s.ASK
             continue
-        if why == ASKED or state.clock.now_ps < edge_ps:
+        if why == s.ASKED or state.clock.now_ps < edge_ps:
             return why
         turn_block(state, buffers.account[i])
         if edge_ps >= until_ps:
             return why
-        answer = ASK
+        answer = s.ASK
 
 
 @inlined
@@ -142,16 +93,16 @@ def advance(state, buffers, i, run_address, answer):
     """Runs an episode on to its next decision that has something to decide. Returns whether there is one."""
     turn = buffers.turns[i]
     while True:
-        until_ps = min(turn[UNTIL_PS], turn[NEXT_CONTROL_PS])
-        if run_to(state, buffers, i, run_address, buffers.rules[0], until_ps, answer) == ASKED:
+        until_ps = min(turn[b.UNTIL_PS], turn[b.NEXT_CONTROL_PS])
+        if run_to(state, buffers, i, run_address, buffers.rules[0], until_ps, answer) == s.ASKED:
             kind = state.pending.point
-        elif until_ps < turn[UNTIL_PS] and state.clock.now_ps >= until_ps:
-            kind = turn[STEP_KIND]
-            turn[NEXT_CONTROL_PS] += np.int64(buffers.settings[CONTROL_INTERVAL_PS])
+        elif until_ps < turn[b.UNTIL_PS] and state.clock.now_ps >= until_ps:
+            kind = turn[b.STEP_KIND]
+            turn[b.NEXT_CONTROL_PS] += np.int64(buffers.settings[b.CONTROL_INTERVAL_PS])
         else:
-            turn[KIND] = NO_KIND
+            turn[b.KIND] = b.NO_KIND
             return False
-        turn[KIND], turn[PICKED], turn[PLANNED] = kind, 0, 0
+        turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = kind, 0, 0
         if offer(state, buffers, i):
             return True
         answer = partner_answer(state, buffers, i, kind)
@@ -166,19 +117,19 @@ def offer(state, buffers, i):
         for place in range(CANDIDATE_SIZE):
             candidates[k, place] = 0.0
     buffers.mask[i, :] = 0
-    if buffers.offers[buffers.turns[i, KIND]] == 0:
+    if buffers.offers[buffers.turns[i, b.KIND]] == 0:
         raise UserError("a rule of the partner answered ASK to a decision that this environment does not ask; "
                         "let it answer, or take an environment that asks for it")
-    return kernel_at(buffers.offers[buffers.turns[i, KIND]])(state, buffers, i) >= 2
+    return kernel_at(buffers.offers[buffers.turns[i, b.KIND]])(state, buffers, i) >= 2
 
 
 @inlined
 def answer_of(state, buffers, i):
     """The answer for the simulator, or MORE; an action that is not legal does what the partner would do."""
-    kind, action = buffers.turns[i, KIND], buffers.actions[i, 0]
-    if kind != CONTROL:
+    kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
+    if kind != b.CONTROL:
         size = buffers.mask.shape[1]
-        if action == PARTNER_ACTION or not 0 <= action < size or buffers.mask[i, action] == 0:
+        if action == b.PARTNER_ACTION or not 0 <= action < size or buffers.mask[i, action] == 0:
             return partner_answer(state, buffers, i, kind)
     return kernel_at(buffers.answers[kind])(state, buffers, i)
 
@@ -186,8 +137,8 @@ def answer_of(state, buffers, i):
 @inlined
 def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
-    kind, instance = buffers.turns[i, KIND], np.int64(0)
-    if kind < CLOCK:
+    kind, instance = buffers.turns[i, b.KIND], np.int64(0)
+    if kind < b.CLOCK:
         instance = state.pending.instance
         slot = state.pending.request
         if instance < 0:
@@ -195,11 +146,11 @@ def observe(state, buffers, i):
     else:
         instance = min(state.config.relaxed_count, state.instances.size - 1)
     out = buffers.cluster[i]
-    fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / PS_PER_S, out)
-    place = np.int64(buffers.settings[PACK_PARAM])
-    out[32] = share(state.params[place] * buffers.settings[PACK_SCALE], 2.0) if place >= 0 else 0.0
+    fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, out)
+    place = np.int64(buffers.settings[b.PACK_PARAM])
+    out[32] = share(state.params[place] * buffers.settings[b.PACK_SCALE], 2.0) if place >= 0 else 0.0
     out[34] = share(recent_violations(state, buffers.account[i]), 0.06)
-    out[35] = share(float(buffers.turns[i, PICKED]), float(MOST_PICKS))
+    out[35] = share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS))
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
     rank_candidates(buffers.candidates[i])
@@ -212,8 +163,8 @@ def blank(buffers, i):
     buffers.candidates[i, :, :] = 0.0
     buffers.decision[i, :] = 0.0
     buffers.mask[i, :] = 0
-    if buffers.mask.shape[1] > PARTNER_ACTION:
-        buffers.mask[i, PARTNER_ACTION] = 1
+    if buffers.mask.shape[1] > b.PARTNER_ACTION:
+        buffers.mask[i, b.PARTNER_ACTION] = 1
 
 
 @inlined
@@ -227,17 +178,17 @@ def show(state, buffers, i, goes_on):
 
 @inner
 def _step(state, buffers, i, run_address):
-    if buffers.turns[i, KIND] == NO_KIND:  # a window without a decision: its one step is its end
+    if buffers.turns[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
         settle_account(state, buffers.weights, buffers.account[i])
         return False
     answer = answer_of(state, buffers, i)
-    if answer == MORE:
+    if answer == b.MORE:
         if offer(state, buffers, i):
             observe(state, buffers, i)
             settle_account(state, buffers.weights, buffers.account[i])
             return True
         buffers.actions[i, 0] = 0  # nobody is left to pick: what has been picked is the answer
-        answer = kernel_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
+        answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
     goes_on = advance(state, buffers, i, run_address, answer)
     settle_account(state, buffers.weights, buffers.account[i])
     show(state, buffers, i, goes_on)
@@ -255,7 +206,7 @@ def step_all(buffers_address, run_address, first, last):
     """
     buffers, ended = buffers_at(buffers_address), 0
     for i in range(first, last):
-        if buffers.turns[i, OPEN]:
+        if buffers.turns[i, b.OPEN]:
             ended += not _step(state_at(buffers.handles[i]), buffers, i, run_address)
     return ended
 
@@ -265,11 +216,11 @@ def begin(buffers_address, run_address, i):
     """Opens the books of an episode and runs it to its first decision. Returns whether there is one."""
     buffers = buffers_at(buffers_address)
     state, turn = state_at(buffers.handles[i]), buffers.turns[i]
-    turn[NEXT_CONTROL_PS] = NEVER
-    if turn[STEP_KIND] != NO_KIND:
-        turn[NEXT_CONTROL_PS] = state.clock.now_ps
-    open_account(state, buffers.weights, buffers.settings[VIOLATION_BUDGET], buffers.account[i])
-    goes_on = advance(state, buffers, i, run_address, ASK)
+    turn[b.NEXT_CONTROL_PS] = s.NEVER
+    if turn[b.STEP_KIND] != b.NO_KIND:
+        turn[b.NEXT_CONTROL_PS] = state.clock.now_ps
+    open_account(state, buffers.weights, buffers.settings[b.VIOLATION_BUDGET], buffers.account[i])
+    goes_on = advance(state, buffers, i, run_address, s.ASK)
     show(state, buffers, i, goes_on)
     return goes_on
 
@@ -277,13 +228,13 @@ def begin(buffers_address, run_address, i):
 @inner
 def play_down(state, buffers, i, run_address, end_ps):
     """The rest of the load after the window: nothing waits on the agent's account any more."""
-    waiting, buffers.weights[WAITING] = buffers.weights[WAITING], 0.0
+    waiting, buffers.weights[r.WAITING] = buffers.weights[r.WAITING], 0.0
     set_margin(state, buffers, buffers.tuned[i])
-    if buffers.turns[i, STEP_KIND] == CLOCK:
-        kernel_at(buffers.partners[CLOCK])(state, buffers, i)
-    run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, ASK)
+    if buffers.turns[i, b.STEP_KIND] == b.CLOCK:
+        kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
+    run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, s.ASK)
     settle_account(state, buffers.weights, buffers.account[i])
-    buffers.weights[WAITING] = waiting
+    buffers.weights[r.WAITING] = waiting
 
 
 @jit(types.void(types.int64, types.int64, types.int64, types.int64))
@@ -294,7 +245,7 @@ def drain(buffers_address, run_address, i, end_ps):
 
 
 # --- Looking ahead: copies of one episode, each with an action of its own, played out in one compiled call -----------
-SCORE = TOTAL + REWARD - PART  # column of an account: the reward so far, and what a play-out adds to it
+SCORE = r.TOTAL + r.REWARD - r.PART  # column of an account: the reward so far, and what a play-out adds to it
 # Who plays on: the partner; or, in decisions of the environment's kinds, *no*, the shortest or the longest request
 # offered (the partner where requests are not what is offered); or, by the clock, the same action again and again.
 PARTNER, DECLINE, SHORTEST, LONGEST, HOLD = range(5)
@@ -305,9 +256,9 @@ TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
 @inner
 def _set_back(state, buffers, i, kind):
     """What the clock's decision has set goes back to what the partner has."""
-    if kind == CLOCK:
-        kernel_at(buffers.partners[CLOCK])(state, buffers, i)
-    elif kind == CONTROL:
+    if kind == b.CLOCK:
+        kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
+    elif kind == b.CONTROL:
         for part in range(buffers.params.size):
             state.params[buffers.params[part]] = buffers.levels[part, buffers.actions[0, part]]
         end_runs(state)
@@ -320,9 +271,9 @@ def _done(state):
     for slot in range(state.clock.next_arrival):
         request = state.requests[slot]
         status = request.status
-        if request.online or status in (FINISHED, REJECTED):
+        if request.online or status in (s.FINISHED, s.REJECTED):
             continue
-        held = status in (RESIDENT, LEAVING, MOVING, PUSH_WAITING)
+        held = status in (s.RESIDENT, s.LEAVING, s.MOVING, s.PUSH_WAITING)
         if not held and request.generated_tokens == 0:
             continue
         alone = prefill_one(state, table, request.prompt_tokens)
@@ -332,39 +283,39 @@ def _done(state):
             total += alone
         else:  # its prompt is to be prefilled anew, with all that it had generated
             total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
-    return total / PS_PER_S
+    return total / s.PS_PER_S
 
 
 @inner
 def own_action(state, buffers, i, base):
     """What a base that is not the partner does at the open decision."""
-    kind, size = buffers.turns[i, KIND], buffers.candidates.shape[1]
+    kind, size = buffers.turns[i, b.KIND], buffers.candidates.shape[1]
     if base == HOLD:
         return buffers.actions[i, 0]
     if base == DECLINE:
-        return DECLINE_ACTION if buffers.mask[i, DECLINE_ACTION] else PARTNER_ACTION
-    if kind not in (GATE, EVICT, PULL):
-        return PARTNER_ACTION
+        return b.DECLINE_ACTION if buffers.mask[i, b.DECLINE_ACTION] else b.PARTNER_ACTION
+    if kind not in (s.GATE, s.EVICT, s.PULL):
+        return b.PARTNER_ACTION
     best = -1
     for k in range(size):
-        if buffers.mask[i, FIXED + k] == 0:
+        if buffers.mask[i, b.FIXED + k] == 0:
             continue
         lead = buffers.candidates[i, k, TOKENS] - buffers.candidates[i, max(0, best), TOKENS]
         if best < 0 or (lead < 0.0 if base == SHORTEST else lead > 0.0):
             best = k
-    return FIXED + best if best >= 0 else DECLINE_ACTION
+    return b.FIXED + best if best >= 0 else b.DECLINE_ACTION
 
 
 @inner
 def _picked(state, buffers, i, answer, base):
     """The answer of a decision of several picks: the base goes on picking, the partner stops."""
-    while answer == MORE:
-        buffers.actions[i, 0] = DECLINE_ACTION
+    while answer == b.MORE:
+        buffers.actions[i, 0] = b.DECLINE_ACTION
         if base != PARTNER and offer(state, buffers, i):
             buffers.actions[i, 0] = own_action(state, buffers, i, base)
             answer = answer_of(state, buffers, i)
         else:
-            answer = kernel_at(buffers.answers[buffers.turns[i, KIND]])(state, buffers, i)
+            answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
     return answer
 
 
@@ -373,11 +324,11 @@ def _play_on(state, buffers, i, run_address, answer, base):
     """From an answer to StepBuffers.turns[i, UNTIL_PS] under a base."""
     turn = buffers.turns[i]
     if base == PARTNER:
-        if turn[NEXT_CONTROL_PS] < turn[UNTIL_PS]:
-            run_to(state, buffers, i, run_address, buffers.rules[1], turn[NEXT_CONTROL_PS], answer)
-            _set_back(state, buffers, i, turn[STEP_KIND])
-            answer = ASK
-        run_to(state, buffers, i, run_address, buffers.rules[1], turn[UNTIL_PS], answer)
+        if turn[b.NEXT_CONTROL_PS] < turn[b.UNTIL_PS]:
+            run_to(state, buffers, i, run_address, buffers.rules[1], turn[b.NEXT_CONTROL_PS], answer)
+            _set_back(state, buffers, i, turn[b.STEP_KIND])
+            answer = s.ASK
+        run_to(state, buffers, i, run_address, buffers.rules[1], turn[b.UNTIL_PS], answer)
         return
     while advance(state, buffers, i, run_address, answer):
         buffers.actions[i, 0] = own_action(state, buffers, i, base)
@@ -406,15 +357,15 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         state, turn, base = state_at(buffers.handles[i]), buffers.turns[i], bases[0, i]
         answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
         bases[1, i], same = answer, -1
-        if turn[KIND] < CLOCK and turn[KIND] != PULL:
+        if turn[b.KIND] < b.CLOCK and turn[b.KIND] != s.PULL:
             for k in range(i):
                 if bases[0, k] == base and bases[1, k] == answer:
                     same = k
         if same >= 0:
             buffers.account[i, SCORE] = buffers.account[same, SCORE]
             continue
-        window_end_ps = turn[UNTIL_PS]
-        turn[UNTIL_PS] = min(until_ps, window_end_ps)
+        window_end_ps = turn[b.UNTIL_PS]
+        turn[b.UNTIL_PS] = min(until_ps, window_end_ps)
         _play_on(state, buffers, i, run_address, answer, base)
         settle_account(state, buffers.weights, buffers.account[i])
         if until_ps >= window_end_ps:
@@ -432,18 +383,18 @@ def change_lengths(handle):
     state = state_at(handle)
     for slot in range(state.clock.next_arrival):
         request = state.requests[slot]
-        if request.online and request.status < FINISHED and request.first_decode_ps > 0:
+        if request.online and request.status < s.FINISHED and request.first_decode_ps > 0:
             first_step(state, slot, request.first_decode_ps)
     for instance in range(state.instances.size):
         spec = state.instances[instance]
         drop_lanes(state, instance)  # they count on the old lengths
-        if spec.activity != DECODE:
+        if spec.activity != s.DECODE:
             continue
         settle(state, instance)
         cut(state, instance)
-        left, miss_ps = np.int64(NEVER), np.int64(NEVER)
+        left, miss_ps = np.int64(s.NEVER), np.int64(s.NEVER)
         for i in range(spec.running):
-            request = state.requests[state.members[BATCH, instance, i]]
+            request = state.requests[state.members[s.BATCH, instance, i]]
             left = min(left, np.int64(request.output_tokens - request.generated_tokens))
             miss_ps = min(miss_ps, request.latest_ps)
         spec.left, spec.miss_ps = left, miss_ps
