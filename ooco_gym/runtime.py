@@ -90,7 +90,7 @@ class Memory:
         self._shape = (length, size)
 
     def see(self, cluster: Any) -> np.ndarray:
-        """The `cluster` for the policy, (length · Fc,), when this vector (Fc,) has come; the first fills every place.
+        """The `cluster` for the policy, (length · Fc,), when this vector (Fc,) has come; the first fills every slot.
 
         Raises:
             UserError: it has another shape.
@@ -232,7 +232,7 @@ class Policy:
 
         Args:
             cluster: value of every cluster feature by name.
-            candidates: at most K mappings of candidate features; the places after them are padding and illegal.
+            candidates: at most K mappings of candidate features; the slots after them are padding and illegal.
             decision: what is to be decided; None where the policy knows one decision only.
             fixed_legal: whether each of the actions that take no candidate is allowed (for two: the decision's own no,
                 what the partner would do); None allows all of them.
@@ -240,12 +240,12 @@ class Policy:
         Raises:
             UserError: too many candidates, a feature or a decision is missing or unknown.
         """
-        places, width = self._shapes["candidates"]
-        if len(candidates) > places:
-            raise UserError(f"{len(candidates)} candidates given, but this policy takes at most {places}")
-        table, mask = np.zeros((places, width), np.float32), np.zeros(len(self.actions), np.int8)
-        for place, candidate in enumerate(candidates):
-            table[place] = self._row("candidates", candidate)
+        slots, width = self._shapes["candidates"]
+        if len(candidates) > slots:
+            raise UserError(f"{len(candidates)} candidates given, but this policy takes at most {slots}")
+        table, mask = np.zeros((slots, width), np.float32), np.zeros(len(self.actions), np.int8)
+        for index, candidate in enumerate(candidates):
+            table[index] = self._row("candidates", candidate)
         if fixed_legal is not None and len(fixed_legal) != self.fixed:
             raise UserError(f"fixed_legal has {len(fixed_legal)} flags; expected {self.fixed}: "
                             f"{', '.join(self.actions[: self.fixed])}")
@@ -311,8 +311,8 @@ class Policy:
             raise UserError(f"observation '{key}' has shape {value.shape}; expected {shape}, last axis: {last}")
         if not np.isfinite(value).all():
             names = self._names[key]
-            place = int(np.argwhere(~np.isfinite(value))[0][-1])
-            raise UserError(f"observation '{key}' is not finite: feature '{names[place]}'")
+            index = int(np.argwhere(~np.isfinite(value))[0][-1])
+            raise UserError(f"observation '{key}' is not finite: feature '{names[index]}'")
         return value
 
     def _run(self, *parts: np.ndarray) -> np.ndarray:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from agents.settings import plain, require
 from ooco_gym.envs.features import DECISIONS
-from ooco_gym.envs.reward import PARTS
+from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
@@ -60,7 +60,7 @@ CHARTS = (
           "min,last"),
     Chart(HELD_OUT, "Decisions where the look ahead finds nothing better", "share", ("regret/best_share",),
           "max,last"),
-    Chart(EARNED, "Reward by part", "per simulated second", tuple(f"reward/{part}_per_s" for part in PARTS)),
+    Chart(EARNED, "Reward by part", "per simulated second", tuple(f"reward/{term}_per_s" for term in TERMS)),
     Chart(PROMISED, "Online requests that missed an SLO", "per simulated second",
           ("cost/cost_per_s", "cost/cost_ttft_per_s", "cost/cost_tpot_per_s"), "min,last"),
     Chart(PROMISED, "Multiplier of a Lagrangian agent", "", ("lagrangian/multiplier",), only="lagrangian"),

@@ -72,7 +72,7 @@ class Rollout:
                  progress: float = 1.0, samples: int = 0, bases: Sequence[str] | None = None, seed: int = 0) -> None:
         self.env, self.horizon_s, self.every, self.progress = env, horizon_s, every, progress
         self.samples, self.seed = samples, seed
-        self.weights = env.config.weights * [weight if part in PRICED else 1.0 for part in r.PARTS]
+        self.weights = env.config.weights * [weight if term in PRICED else 1.0 for term in r.TERMS]
         self.bases = bases_of(env, bases)
         self._window: Any = None
         self._clones: Clones | None = None

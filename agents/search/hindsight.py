@@ -51,7 +51,7 @@ class Hindsight:
         if base not in BASES:
             raise unknown("base", base, BASES)
         self.env, self.base, self.horizon_s = env, BASES.index(base), horizon_s
-        self.weights = env.config.weights * [weight if part in PRICED else 1.0 for part in r.PARTS]
+        self.weights = env.config.weights * [weight if term in PRICED else 1.0 for term in r.TERMS]
         self._window: Any = None
 
     def values(self) -> np.ndarray:

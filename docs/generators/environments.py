@@ -201,7 +201,7 @@ def reward_rows() -> list[tuple[str, str, str]]:
 def _rewards() -> list[str]:
     presets = {preset: load_yaml("reward", preset) for preset in names("reward")}
     budget = load_yaml("protocol", "default")["violation_budget"]
-    first, *others = (f"w_{term} · {term}" for term in reward_module.PARTS)
+    first, *others = (f"w_{term} · {term}" for term in reward_module.TERMS)
     rows = [(f"`{term}`", charged, when, *(f"{weights.get(term, 0.0):g}" for weights in presets.values()))
             for term, charged, when in reward_rows()]
     return [f"reward = {' − '.join([first, *others])}, with what came to each term since the last decision:",

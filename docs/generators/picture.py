@@ -13,7 +13,7 @@ _RELAXED, _STRICT, _TOP, _WIDE, _HIGH = 190, 560, 74, 270, 240  # the two instan
 
 
 def picture(title: str, decisions: Sequence[str]) -> str:
-    """The scheme of a co-located cluster with the places where the given decisions are taken, and their actions.
+    """The scheme of a co-located cluster with a mark where each of the given decisions is taken, and their actions.
 
     Args:
         title: above the picture.
@@ -31,7 +31,7 @@ def picture(title: str, decisions: Sequence[str]) -> str:
              *_cluster("route" in decisions, "control" in decisions), *_flows()]
     parts += [_disc(x, y, label) for name, label in zip(decisions, labels, strict=True)
               for x, y in kinds()[name].marks]
-    parts += [_row(place, *row) for place, row in enumerate(rows)]
+    parts += [_row(index, *row) for index, row in enumerate(rows)]
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -48,9 +48,9 @@ def _cluster(many: bool, knobs: bool) -> list[str]:
 def _relaxed() -> list[str]:
     left = _RELAXED + 12
     parts = [_text(left, _TOP + 42, "waiting for prefill", GREY)]
-    parts += [_box(left + 14 * place, _TOP + 48, 11, 14, ONLINE) for place in range(2)]
-    parts += [_box(left + 14 * place, _TOP + 70, wide, 14, OFFLINE)
-              for place, wide in ((0, 11), (1, 11), (2, 25), (4, 11), (5, 39), (8, 11))]
+    parts += [_box(left + 14 * index, _TOP + 48, 11, 14, ONLINE) for index in range(2)]
+    parts += [_box(left + 14 * index, _TOP + 70, wide, 14, OFFLINE)
+              for index, wide in ((0, 11), (1, 11), (2, 25), (4, 11), (5, 39), (8, 11))]
     parts += [_text(left + 34, _TOP + 60, "online", ONLINE), _text(left + 142, _TOP + 82, "offline", DARK),
               _arrow((left + 134, _TOP + 88), (left + 134, _TOP + 124)),
               _text(left, _TOP + 118, "what runs", GREY),
@@ -63,8 +63,8 @@ def _strict() -> list[str]:
     left = _STRICT + 12
     heights = (36, 22, 48, 30, 44, 20, 36, 26, 40)
     parts = [_text(left, _TOP + 64, "a decode step: its batch", GREY)]
-    parts += [_box(left + 18 * place, _TOP + 90 - high // 2 + 20, 15, high, ONLINE if place < 3 else OFFLINE)
-              for place, high in enumerate(heights)]
+    parts += [_box(left + 18 * index, _TOP + 90 - high // 2 + 20, 15, high, ONLINE if index < 3 else OFFLINE)
+              for index, high in enumerate(heights)]
     parts += [f'<path d="M{left + 178} {_TOP + 50}V{_TOP + 150}" stroke="#B00020" stroke-dasharray="5 3" '
               'stroke-width="1.6"/>',
               _text(left + 184, _TOP + 60, "TPOT SLO", "#B00020"),
@@ -86,8 +86,8 @@ def _memory(left: float, shares: Sequence[tuple[str, int, str]]) -> list[str]:
 
 def _knobs() -> list[str]:
     parts = [_text(_RELAXED + 12, 58, "the partner's parameters:", GREY)]
-    for place in range(6):
-        x, y, turn = _RELAXED + 190 + 28 * place, 54, (-5, 6, 0, 5, -6, 2)[place]
+    for index in range(6):
+        x, y, turn = _RELAXED + 190 + 28 * index, 54, (-5, 6, 0, 5, -6, 2)[index]
         parts.append(f'<circle cx="{x}" cy="{y}" r="9" fill="#fff" stroke="{GREY}"/>'
                      f'<path d="M{x} {y}l{turn} -7" stroke="{ASKED}" stroke-width="2"/>')
     return parts
@@ -109,16 +109,16 @@ def _flows() -> list[str]:
 def _key(decisions: Sequence[str]) -> list[tuple[str, str, str]]:
     """Rows below the picture: (mark, text, weight)."""
     rows: list[tuple[str, str, str]] = []
-    for place, name in enumerate(decisions):
+    for index, name in enumerate(decisions):
         words = kinds()[name]
-        rows.append((str(place + 1) if len(decisions) > 1 else "?", words.question, "bold"))
+        rows.append((str(index + 1) if len(decisions) > 1 else "?", words.question, "bold"))
         if len(decisions) == 1 and words.take:
             rows += [("0", words.no, ""), ("1", PARTNER, ""), ("2 + k", f"{words.take} (k: {words.candidates})", "")]
     return rows
 
 
-def _row(place: int, mark: str, words: str, weight: str) -> str:
-    y = HEIGHT + LINE * place
+def _row(index: int, mark: str, words: str, weight: str) -> str:
+    y = HEIGHT + LINE * index
     if weight:
         return _disc(28, y - 4, mark) + _text(44, y, words, weight=weight)
     return _text(44, y, mark, ASKED, weight="bold") + _text(92, y, words)

@@ -34,14 +34,14 @@ class DecisionEnv(gym.Env):
     adds `predicted_output` (K,), what a length predictor with that error believes that each candidate still generates.
 
     ## Rewards
-    The sum of named parts, each in `info["reward/<part>"]`, with weights from `conf/reward`: `service` (reference
+    The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`: `service` (reference
     GPU-seconds of the offline requests completed), `waiting` (reference GPU-seconds of offline work in the system times
     seconds, negative), `ttft` and `tpot` (online requests that missed that SLO, negative, charged when the deadline
     passes or the miss becomes certain), `late` (online requests past an SLO and unfinished, times seconds,
     negative: one that is late anyway must still be served), `burst` (online requests that miss beyond the violation
     budget within ten minutes, negative: the budget of a day is not for one peak), `waste` (instance time to be spent
     again, negative). `info["cost"]` counts the online requests that missed an SLO for the first time, `cost_ttft` and
-    `cost_tpot` by SLO. The parts of an episode add up to the figures of `summary`.
+    `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
@@ -57,7 +57,7 @@ class DecisionEnv(gym.Env):
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),
-    `cost`, `cost_ttft`, `cost_tpot`, `reward/<part>`; at the end `summary`, the protocol's figures of the episode.
+    `cost`, `cost_ttft`, `cost_tpot`, `reward/<term>`; at the end `summary`, the protocol's figures of the episode.
 
     ## Arguments
     `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
@@ -172,15 +172,15 @@ class DecisionEnv(gym.Env):
             if controls is None:
                 self._actions[0] = whole(action)
                 return
-            parts = [whole(part) for part in action]
+            levels = [whole(level) for level in action]
         except OverflowError:
             self._actions[0] = ILLEGAL
             return
         except TypeError:
-            parts = []
-        if controls is None or len(parts) != len(self._actions):
+            levels = []
+        if controls is None or len(levels) != len(self._actions):
             raise UserError(f"step({action!r}): expected an action of {self.action_space}")
-        bounded = np.clip(np.array(parts, object), ILLEGAL, controls.levels.shape[1])
+        bounded = np.clip(np.array(levels, object), ILLEGAL, controls.levels.shape[1])
         self._actions[:] = controls.legal(bounded.astype(np.int64))
 
     def action_masks(self) -> np.ndarray:
@@ -256,7 +256,7 @@ class DecisionEnv(gym.Env):
         return self.episodes.rule_action(0, name)
 
     def seat_of(self, name: str) -> str:
-        """Whose seat a policy has here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
+        """The seat of a policy here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
         return seat_of(self.episodes, name)
 
     @property

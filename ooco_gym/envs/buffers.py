@@ -10,7 +10,7 @@ from numba import typeof, types
 from ooco_gym.compile import function_at, jit
 from ooco_gym.decisions import POINTS
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
-from ooco_gym.envs.reward import ACCOUNT, PARTS
+from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.sim.reference import Handle, Reference, layer, reference_at
 from ooco_gym.sim.state import STATE_TYPE
 
@@ -30,7 +30,7 @@ MOST_PICKS = 16  # of one decision
 
 
 class StepBuffers(NamedTuple):
-    """N episodes, K candidates, A = FIXED + K actions, P parts of an action. Everything is written in place."""
+    """N episodes, K candidates, A = FIXED + K actions, P dimensions of an action. Everything is written in place."""
 
     handles: np.ndarray  # int64[N], addresses of the episodes' states
     rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the partner's
@@ -44,9 +44,9 @@ class StepBuffers(NamedTuple):
     planned: np.ndarray  # int32[N, MOST_PICKS], what the partner would pick
     picked: np.ndarray  # int32[N, MOST_PICKS], what has been picked
     levels: np.ndarray  # float64[P, levels], values of what is controlled by the clock
-    params: np.ndarray  # int64[P], their places in State.params
+    params: np.ndarray  # int64[P], their indices in State.params
     settings: np.ndarray  # float64[SETTINGS]
-    weights: np.ndarray  # float64[parts of the reward]
+    weights: np.ndarray  # float64[terms of the reward]
     account: np.ndarray  # float64[N, ACCOUNT]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
     tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window
@@ -56,17 +56,17 @@ class StepBuffers(NamedTuple):
     decision: np.ndarray  # float32[N, slots of decisions], one hot
 
 
-def empty_buffers(episodes: int, candidates: int, parts: int = 1, levels: int = 1, actions: int | None = None,
+def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: int = 1, actions: int | None = None,
                   decisions: int = DECISION_SIZE) -> StepBuffers:
     """Allocates buffers, zeroed."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
         np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
-        np.zeros((n, parts), np.int64), np.zeros((n, TURN), np.int64),
+        np.zeros((n, dimensions), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
-        np.zeros((n, MOST_PICKS), np.int32), np.zeros((parts, levels)), np.zeros(parts, np.int64),
-        np.zeros(SETTINGS), np.zeros(len(PARTS)), np.zeros((n, ACCOUNT)), np.zeros(n),
+        np.zeros((n, MOST_PICKS), np.int32), np.zeros((dimensions, levels)), np.zeros(dimensions, np.int64),
+        np.zeros(SETTINGS), np.zeros(len(TERMS)), np.zeros((n, ACCOUNT)), np.zeros(n),
         np.zeros(n), np.zeros((n, CLUSTER_SIZE), np.float32), np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
         np.zeros((n, decisions), np.float32),

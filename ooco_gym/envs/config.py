@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.envs.reward import PARTS
+from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, whole_number
 from ooco_gym.policy.bundle import Policy
 from ooco_gym.resources import load_yaml
@@ -19,7 +19,7 @@ DRAIN_S = 120.0  # most that is played after a window, to see its online request
 MOST_CANDIDATES = 64
 PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how full steps are packed
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
-NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they say what it is, and for whom
+NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
 _KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
          "interval_s", "levels", "controls", "vary", "shifts", "splits")
 
@@ -33,7 +33,7 @@ class EpisodeConfig:
         partner: policy that takes all other decisions, as `policy_of` takes it.
         window_s, warmup_s: lengths, in seconds.
         candidates: how many are offered at a decision (K).
-        weights: float64[parts], of the reward's parts.
+        weights: float64[terms], of the reward's terms.
         interval_s: from one decision by the clock to the next, in seconds.
         levels: shares of the TPOT SLO to which steps may be packed.
         controls: parameters of the partner that may be turned, and the size of a step of each.
@@ -56,7 +56,7 @@ class EpisodeConfig:
         key = np.random.SeedSequence([seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF, number & 0xFFFFFFFF])
         first, second = (int(word) for word in key.generate_state(2))
         slots = int(DAY_S // self.window_s)
-        start_s = DAY_S + (first % max(1, slots)) * self.window_s  # a day later: room for the warm-up before midnight
+        start_s = DAY_S + (first % max(1, slots)) * self.window_s  # a day later: the warm-up may begin before midnight
         changes: dict[str, Any] = {}
         if self.vary:
             random = np.random.default_rng(key.spawn(1)[0])
@@ -91,8 +91,8 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
                         "or a Scenario")
     base = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
-    parts = {"levels": levels, "controls": controls, "vary": vary, "shifts": shifts}
-    base.update({key: value for key, value in parts.items() if value is not None})
+    given_settings = {"levels": levels, "controls": controls, "vary": vary, "shifts": shifts}
+    base.update({key: value for key, value in given_settings.items() if value is not None})
     check_keys("env", {**base, **others}, _KEYS)
 
     def given_or_default(name: str, given: Any, default: Any) -> Any:
@@ -216,7 +216,7 @@ def _scenario(base: Mapping[str, Any], given: Any, short: Mapping[str, Any], shi
 
 
 def _merged(scenario: Scenario, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Changes of scenario fields, where a mapping (`offline: {rate: 2}`, or `offline.rate: 2`) changes a part of one.
+    """Changes of scenario fields, where a mapping (`offline: {rate: 2}`, or `offline.rate: 2`) changes one key of it.
 
     Raises:
         UserError: no field of that name.
@@ -243,19 +243,19 @@ def _is_range(values: Any) -> bool:
 
 
 def reward_weights(value: Any) -> np.ndarray:
-    """Reads the weights of the reward's parts: a name in `conf/reward`, a YAML path or a mapping.
+    """Reads the weights of the reward's terms: a name in `conf/reward`, a YAML path or a mapping.
 
     Raises:
-        UserError: an unknown part, a missing one, or a negative weight.
+        UserError: an unknown term, a missing one, or a negative weight.
     """
     raw = dict(value) if isinstance(value, Mapping) else load_yaml("reward", value)
     raw.pop("name", None)
     for key, weight in raw.items():
-        if key not in PARTS:
-            raise UserError(f"reward: unknown part '{key}'{nearest(str(key), PARTS)}; parts are {', '.join(PARTS)}")
+        if key not in TERMS:
+            raise UserError(f"reward: unknown term '{key}'{nearest(str(key), TERMS)}; terms are {', '.join(TERMS)}")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e9:
             raise UserError(f"reward.{key}={weight!r} must be a number of at least 0")
-    return np.array([float(raw.get(part, 0.0)) for part in PARTS])
+    return np.array([float(raw.get(term, 0.0)) for term in TERMS])
 
 
 def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:

@@ -23,13 +23,13 @@ LEVELS = 2 * STEPS + 1
 
 @step_kernel
 def offer_controls(state, buffers, i):
-    """One candidate a parameter: where it stands among its levels."""
+    """One candidate for each parameter: where it stands among its levels."""
     last = buffers.levels.shape[1] - 1
-    for part in range(buffers.params.size):
-        out = buffers.candidates[i, part]
+    for index in range(buffers.params.size):
+        out = buffers.candidates[i, index]
         out[0] = 1.0
         for level in range(last + 1):
-            if state.params[buffers.params[part]] == buffers.levels[part, level]:
+            if state.params[buffers.params[index]] == buffers.levels[index, level]:
                 out[14] = level / last
                 break
     buffers.mask[i, :] = 1
@@ -40,10 +40,10 @@ def offer_controls(state, buffers, i):
 def answer_controls(state, buffers, i):
     """Sets every parameter to its level for the interval that begins."""
     changed = False
-    for part in range(buffers.params.size):
-        level = buffers.actions[i, part]
-        if state.params[buffers.params[part]] != buffers.levels[part, level]:
-            state.params[buffers.params[part]] = buffers.levels[part, level]
+    for index in range(buffers.params.size):
+        level = buffers.actions[i, index]
+        if state.params[buffers.params[index]] != buffers.levels[index, level]:
+            state.params[buffers.params[index]] = buffers.levels[index, level]
             changed = True
     if changed:
         end_runs(state)

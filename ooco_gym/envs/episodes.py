@@ -28,8 +28,8 @@ from ooco_gym.sim.loop import RUN_SIGNATURE, run
 from ooco_gym.sim.reference import bytes_of
 from ooco_gym.workload import Trace
 
-_INFO = slice(r.PART, r.ELAPSED + 1)
-INFO_KEYS = (*(f"reward/{part}" for part in r.PARTS), "reward", "cost", *(f"cost_{part}" for part in r.COSTS),
+_INFO = slice(r.TERM, r.ELAPSED + 1)
+INFO_KEYS = (*(f"reward/{term}" for term in r.TERMS), "reward", "cost", *(f"cost_{slo}" for slo in r.COSTS),
              "elapsed_s")
 
 
@@ -49,7 +49,7 @@ class Episodes:
         buffers: their arrays: observations, masks, accounts.
         config: what an episode is made of.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
-        watchers: who is told of beginnings (`begin`, `opened`) and steps (`took`), as `recording.Recorder` is.
+        watchers: objects whose `begin`, `opened` and `took` are called as episodes go, such as `recording.Recorder`.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0) -> None:
@@ -77,23 +77,23 @@ class Episodes:
         if any(param.name == "gate_window" for param in partner.params):
             return replace(partner, values={**partner.values, "gate_window": window})
         why = ("its class-blind queue leaves nothing to decide" if partner.class_blind else
-               "it has no parameter gate_window, by which it is told how many waiting requests to look at")
+               "it has no parameter gate_window, which sets how many waiting requests it looks at")
         raise UserError(f"partner '{partner.name}' has no gate to be asked here: {why}")
 
     def _lay_out(self, count: int) -> None:
         config = self.config
-        parts, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
+        dimensions, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
         self.controls: Controls | None = None
         for decision in self.decisions:
             if decision.controls is not None:
                 self.controls = decision.controls(self._partner, config)
-                levels, parts = self.controls.levels, len(self.controls.names)
-                size, actions = parts, int(self.controls.counts.sum())
+                levels, dimensions = self.controls.levels, len(self.controls.names)
+                size, actions = dimensions, int(self.controls.counts.sum())
             elif decision.levels is not None:
                 levels = decision.levels(self._partner, config)
                 size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
         slots = slot_names(self.decisions)
-        self.buffers = b.empty_buffers(count, size, parts, levels.shape[1], actions, len(slots))
+        self.buffers = b.empty_buffers(count, size, dimensions, levels.shape[1], actions, len(slots))
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
         for decision in self.decisions:
@@ -108,14 +108,14 @@ class Episodes:
 
     # --- Beginning, stepping, ending -------------------------------------------------------------------------------
     def start(self, i: int, seed: int, number: int) -> None:
-        """Plays window `number` of `seed` in place i, as far as its first decision."""
+        """Plays window `number` of `seed` in slot i, as far as its first decision."""
         buffers = self.buffers
         simulation = self._warm(i, seed, number)
         for watcher in self.watchers:
             watcher.begin(i)
         buffers.handles[i] = simulation.handle.address
-        place = int(buffers.settings[b.PACK_PARAM])
-        buffers.tuned[i] = simulation.policy.vector()[place] if place >= 0 else 0.0
+        index = int(buffers.settings[b.PACK_PARAM])
+        buffers.tuned[i] = simulation.policy.vector()[index] if index >= 0 else 0.0
         buffers.days[i] = simulation.scenario.start_s - simulation.window_s[0]
         turn = buffers.turns[i]
         turn[:] = 0
@@ -157,10 +157,10 @@ class Episodes:
         buffers, policy = self.buffers, simulation.policy
         hooks = policy.hooks()
         buffers.rules[1] = addresses(hooks)
-        buffers.rules[0] = addresses([ask_outside if place + 1 in self._by_kind else rule
-                                  for place, rule in enumerate(hooks)])
-        place, scale = pack_parameter(policy, self.config)
-        buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = place, scale
+        buffers.rules[0] = addresses([ask_outside if index + 1 in self._by_kind else rule
+                                  for index, rule in enumerate(hooks)])
+        index, scale = pack_parameter(policy, self.config)
+        buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = index, scale
         buffers.settings[b.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
         buffers.settings[b.VIOLATION_BUDGET] = float(simulation.scenario.protocol.violation_budget)
         if self.controls is not None:
@@ -168,7 +168,7 @@ class Episodes:
             buffers.params[:] = [names.index(name) for name in self.controls.names]
 
     def step(self, first: int = 0, last: int | None = None) -> list[int]:
-        """Takes `buffers.actions` in the open episodes first … last - 1. Returns the places of those that ended."""
+        """Takes `buffers.actions` in the open episodes first … last - 1. Returns the slots of those that ended."""
         end, turns = len(self.simulations) if last is None else last, self.buffers.turns
         watched = [i for i in range(first, end) if turns[i, b.OPEN]] if self.watchers else []
         ended: list[int] = []
@@ -187,7 +187,7 @@ class Episodes:
         assert simulation is not None
         last = buffers.account[i].copy()
         drain(self._handle.address, self._run, i, simulation.end_ps)
-        buffers.account[i, r.PART:r.ELAPSED] += last[r.PART:r.ELAPSED]
+        buffers.account[i, r.TERM:r.ELAPSED] += last[r.TERM:r.ELAPSED]
         buffers.account[i, r.ELAPSED] = last[r.ELAPSED]
         buffers.turns[i, b.OPEN] = 0
         if self.controls is not None:
@@ -199,11 +199,11 @@ class Episodes:
         return self._handle.address
 
     def asked(self, i: int) -> Decision | None:
-        """The decision that the episode in place i waits for; None where it waits for none."""
+        """The decision that the episode in slot i waits for; None where it waits for none."""
         return self._by_kind.get(int(self.buffers.turns[i, b.KIND]))
 
     def open(self, i: int) -> bool:
-        """Whether the episode in place i goes on."""
+        """Whether the episode in slot i goes on."""
         return bool(self.buffers.turns[i, b.OPEN])
 
     # --- Copies ----------------------------------------------------------------------------------------------------
@@ -216,7 +216,7 @@ class Episodes:
         return Frozen(*self.windows[i], s.copy_state(simulation.state), rows)
 
     def thaw(self, i: int, frozen: Frozen | None) -> None:
-        """Goes on in place i where a copy stands, of this configuration."""
+        """Goes on in slot i where a copy stands, of this configuration."""
         if frozen is None:
             return
         simulation = self.simulations[i]
@@ -239,7 +239,7 @@ class Episodes:
         totals, account = simulation.state.totals, self.buffers.account[i]
         arrived = max(1, int(totals.online_arrived))
         return {
-            "reward_total": float(account[r.TOTAL + r.REWARD - r.PART]),
+            "reward_total": float(account[r.TOTAL + r.REWARD - r.TERM]),
             "online_arrived": float(totals.online_arrived), "online_violated": float(totals.violations),
             "violation_rate": float(totals.violations / arrived),
             "offline_finished": float(totals.offline_finished),
@@ -249,7 +249,7 @@ class Episodes:
             "wasted_gpu_s_per_s": float(totals.wasted_ps / s.PS_PER_S / window_s),
             "evictions": float(totals.evictions), "interruptions": float(totals.interruptions),
             "migrations": float(totals.migrations),
-            **{f"reward/{part}": float(account[r.TOTAL + place]) for place, part in enumerate(r.PARTS)},
+            **{f"reward/{term}": float(account[r.TOTAL + index]) for index, term in enumerate(r.TERMS)},
         }
 
     def line(self, i: int) -> str | None:
@@ -368,7 +368,7 @@ def _facts(simulation: Simulation) -> Facts:
 # Requests are nearly all of an episode's memory, and those that have not arrived yet stand as they were built: a copy
 # has the rows of those that have, and shares one array of the others with all copies of the same window.
 _ROW = s.REQUEST.itemsize
-_APART = (*s.SHARED, "requests", "log")  # the log belongs to whoever records
+_APART = (*s.SHARED, "requests", "log")  # the log belongs to the recorder
 _COPIED = tuple(name for name in s.State._fields if name not in _APART)
 
 
@@ -396,10 +396,10 @@ class Snapshot:
 
 
 class Snapshots:
-    """Takes copies of one place of `Episodes` and puts them back."""
+    """Takes copies of one slot of `Episodes` and puts them back."""
 
     def __init__(self, episodes: Episodes, i: int = 0) -> None:
-        self.episodes, self.place = episodes, i
+        self.episodes, self.index = episodes, i
         self.key = _key(episodes)
         self._built: tuple[tuple[int, int], int, np.ndarray] | None = None
 
@@ -412,7 +412,7 @@ class Snapshots:
         Raises:
             UserError: no episode has begun.
         """
-        simulation, window = self.episodes.simulations[self.place], self.episodes.windows[self.place]
+        simulation, window = self.episodes.simulations[self.index], self.episodes.windows[self.index]
         if simulation is None:
             raise UserError("call reset() before snapshot(): there is no episode yet")
         state, buffers = simulation.state, self.episodes.buffers
@@ -421,7 +421,7 @@ class Snapshots:
         size = sum(view.size for view in views)
         buffer = into.buffer if into is not None and into.buffer.size >= size else np.empty(size, np.uint8)
         _pack(views, buffer)
-        rows = {name: getattr(buffers, name)[self.place].copy() for name in b.ROWS}
+        rows = {name: getattr(buffers, name)[self.index].copy() for name in b.ROWS}
         return Snapshot(self.key, window, arrived, buffer, self._as_built(window, state, arrived), rows)
 
     def _as_built(self, window: tuple[int, int], state: s.State, arrived: int) -> np.ndarray:
@@ -442,7 +442,7 @@ class Snapshots:
         if snapshot.key != self.key:
             raise UserError("restore(): the snapshot is of an environment of another configuration; make this one with "
                             "the same arguments")
-        episodes, i = self.episodes, self.place
+        episodes, i = self.episodes, self.index
         same = episodes.simulations[i] is not None and episodes.windows[i] == snapshot.window
         if not same:
             episodes._build(i, *snapshot.window)

@@ -18,7 +18,7 @@ from ooco_gym.sim.state import DECLINE, EVICT
 
 @step_kernel
 def offer_victims(state, buffers, i):
-    """The partner's choice, the longest, the shortest, who joined last, then quantiles of length."""
+    """The partner's choice, the longest, the shortest, the last to join, then quantiles of length."""
     view = pending_view(state)
     instance, count = view.instance, view.candidates.size
     settle(state, instance)
@@ -51,7 +51,7 @@ def offer_victims(state, buffers, i):
 
 @step_kernel
 def answer_victim(state, buffers, i):
-    """The position of the one that gives way, or that nobody does."""
+    """The position of the request that is evicted, or DECLINE."""
     k = buffers.actions[i, 0] - FIXED
     return buffers.chosen[i, k] if k >= 0 else DECLINE
 
@@ -74,13 +74,13 @@ DECISION = Decision(
 
 
 class EvictionEnv(DecisionEnv):
-    """Who loses its KV memory where memory is short; a partner policy takes all other decisions.
+    """Which request loses its KV memory where memory is short; a partner policy takes all other decisions.
 
     ## Description
     Online requests need KV memory: to be prefilled on a relaxed instance, to move to a strict one, to grow while they
     decode. Offline requests that are resident there give way (OOCO, arXiv 2511.21862, section 3.4.1): what they have
     computed is lost, and they are prefilled anew with all that they had generated. One is chosen at a time until the
-    memory suffices. Where the memory is for a request that can wait, nobody need give way yet: it is asked again when
+    memory suffices. Where the memory is for a request that can wait, none need give way yet: it is asked again when
     something has changed. On pools an evicted request keeps nothing; what a mixed instance keeps of a prefix is its
     block manager's affair.
 

@@ -90,7 +90,7 @@ CANDIDATES = (
     _share("step", 2.0, "believed latency of the decode step that results, over the TPOT SLO"),
     _log("backlog", "ms", 10_000, "instances: believed latency of the prefills there; arrivals: until theirs is over"),
     _share("residents", 2.0, "instances: requests that decode there, over bs_sat"),
-    _share("level", 2.0, "packing: the share of the TPOT SLO; control: its place among the levels"),
+    _share("level", 2.0, "packing: the share of the TPOT SLO; control: its index among the levels"),
     _share("partner", 1.0, "1 where it is what the partner would choose"),
     _share("shorter", 1.0, "share of the other candidates that are shorter"),
 )

@@ -68,11 +68,11 @@ def stack_floats(size: int) -> Any:
 
         def build(context, builder, signature, arguments):
             with builder.goto_entry_block():
-                room = builder.alloca(ir.DoubleType(), size=ir.IntType(64)(size))
-                room.align = 64
+                memory = builder.alloca(ir.DoubleType(), size=ir.IntType(64)(size))
+                memory.align = 64
             array = make_array(kind)(context, builder)
             word = context.get_constant(types.intp, 8)
-            context.populate_array(array, data=room, shape=[context.get_constant(types.intp, size)], strides=[word],
+            context.populate_array(array, data=memory, shape=[context.get_constant(types.intp, size)], strides=[word],
                                    itemsize=word, meminfo=None)
             return getattr(array, "_getvalue")()  # noqa: B009 (llvmlite's own words)
 
@@ -198,10 +198,10 @@ def fill_cluster(state, instance, day_s, out):
     """
     row = _cluster_row()
     _fill_row(state, instance, day_s, row)
-    for place in range(ROW):
-        row[place] = scale_log(row[place], _CLUSTER_SCALES[place])
-    for place in range(CLUSTER_SIZE):
-        out[place] = row[place]
+    for index in range(ROW):
+        row[index] = scale_log(row[index], _CLUSTER_SCALES[index])
+    for index in range(CLUSTER_SIZE):
+        out[index] = row[index]
 
 
 @inlined
@@ -240,8 +240,8 @@ def _fill_row(state, instance, day_s, out):
     out[31] = _guard(state, instance)
     out[33] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
     out[32] = out[34] = 0.0
-    for place in range(35, ROW):
-        out[place] = 0.0
+    for index in range(35, ROW):
+        out[index] = 0.0
 
 
 @inlined
@@ -293,7 +293,7 @@ def _fill_strict(state, out):
 
 @inlined
 def _guard(state, instance):
-    """Whether Algorithm 1 would think of a pull: everybody in the batch, latency and memory to spare (OOCO 3.4.3)."""
+    """Whether OOCO's Algorithm 1 (3.4.3) would think of a pull: all in the batch, latency and memory to spare."""
     spec = state.instances[instance]
     if spec.role != s.STRICT or spec.all_included == 0 or spec.arriving_pulls > 0 or spec.free_blocks <= 0:
         return 0.0
@@ -310,7 +310,7 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
 
     Args:
         state: the episode.
-        instance: whose believed prefill latency is meant.
+        instance: of the believed prefill latency.
         slot: the request.
         blocks_of: blocks that count as the whole of the memory.
         rate: `online_rate` over the shortest horizon.
@@ -348,8 +348,8 @@ def take_logs(logs, count, candidates):
         count: of the candidates.
         candidates: float32[at least count, CANDIDATE_SIZE].
     """
-    for place in range(LOG_COUNT * count, LOG_COUNT * count + -LOG_COUNT * count % CHUNK):
-        logs[place] = 0.0
+    for index in range(LOG_COUNT * count, LOG_COUNT * count + -LOG_COUNT * count % CHUNK):
+        logs[index] = 0.0
     chunk = _chunk()  # what no other function has seen is known to overlap with nothing: else this is no vector code
     for first in range(0, count, CHUNK // LOG_COUNT):
         for lane in range(CHUNK):

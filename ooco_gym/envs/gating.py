@@ -19,18 +19,18 @@ WINDOW = 64  # waiting requests from which the candidates are chosen
 
 @step_kernel
 def offer_gate(state, buffers, i):
-    """The head of the queue among those that fit, whom the partner would start, then quantiles of length."""
+    """The head of the queue among those that fit, the partner's choice, then quantiles of length."""
     instance, count = state.pending.instance, state.pending.count
     chosen, wanted = buffers.chosen[i], partner_pick(state, buffers, i)
     first = state.picks[0]
     wanted = state.picks[wanted] if 0 <= wanted < count else -1
     chosen[0] = first
     offered = add_choice(chosen, 1, wanted)
-    # Who fits is no longer than who does not: the first ones by length are the candidates.
+    # What fits is no longer than what does not: the first ones by length are the candidates.
     shortest, low, high = state.front[instance, SHORTEST], 0, 0
-    for place in range(count):
-        low += place * (shortest[place] == first)
-        high += place * (shortest[place] == wanted)
+    for index in range(count):
+        low += index * (shortest[index] == first)
+        high += index * (shortest[index] == wanted)
     if offered == 1:
         high = count
     offered = add_spread(shortest, chosen, offered, count - offered, min(low, high), max(low, high))
@@ -90,8 +90,8 @@ class GatingEnv(DecisionEnv):
     k, filled up with waiting requests in queue order to the partner's token budget.
 
     ## Candidates
-    Candidate 0 is the head of the queue among the waiting requests that fit; then comes whom the partner would start,
-    if anyone else; the others are length quantiles of the 64 first ones, shortest first.
+    Candidate 0 is the head of the queue among the waiting requests that fit; then comes the partner's
+    choice, where it is another one; the others are length quantiles of the 64 first ones, shortest first.
     """
 
     id: ClassVar[str] = "ooco_gym/Gating-v0"

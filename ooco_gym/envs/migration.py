@@ -35,26 +35,26 @@ def _among(values, count, value):
 
 @inner
 def _gather(state, buffers, i, free):
-    """Writes to State.scratch whom the instance could still pull: pairs of length and request. Returns how many."""
-    found, picked = 0, buffers.turns[i, b.PICKED]
+    """Writes to State.scratch what the instance could still pull, (length, request) pairs. Returns how many."""
+    available, picked = 0, buffers.turns[i, b.PICKED]
     for source in range(state.config.relaxed_count):
         settle(state, source)
         for j in range(state.instances[source].offline_members):
             slot = state.members[s.OFFLINE, source, j]
             request = state.requests[slot]
-            if request.status != s.RESIDENT or request.urgent or found >= state.scratch.shape[1]:
+            if request.status != s.RESIDENT or request.urgent or available >= state.scratch.shape[1]:
                 continue
             if blocks_for(state, length(state, slot) + 1) > free or _among(buffers.picked[i], picked, slot):
                 continue
-            state.scratch[0, found] = length(state, slot)
-            state.scratch[1, found] = slot
-            found += 1
-    return found
+            state.scratch[0, available] = length(state, slot)
+            state.scratch[1, available] = slot
+            available += 1
+    return available
 
 
 @step_kernel
 def offer_pulls(state, buffers, i):
-    """Whom the partner would pull next, then quantiles of length of those that fit."""
+    """The request that the partner would pull next, then quantiles of length of those that fit."""
     turn, chosen, picked = buffers.turns[i], buffers.chosen[i], buffers.picked[i]
     instance = state.pending.instance
     if turn[b.PICKED] == 0:
@@ -65,12 +65,12 @@ def offer_pulls(state, buffers, i):
     for j in range(more):
         free -= blocks_for(state, length(state, picked[j]) + 1)
         context += length(state, picked[j])
-    found = _gather(state, buffers, i, free)
+    available = _gather(state, buffers, i, free)
     wanted = buffers.planned[i, more] if more < min(turn[b.PLANNED], b.MOST_PICKS) else -1
     offered = 0
-    if wanted >= 0 and _among(state.scratch[1], found, wanted):
+    if wanted >= 0 and _among(state.scratch[1], available, wanted):
         offered = add_choice(chosen, offered, wanted)
-    offered = add_quantiles(state, chosen, offered, found)
+    offered = add_quantiles(state, chosen, offered, available)
     rate, logs = fast_rate(state), stack_logs()
     for k in range(offered):
         slot, out = chosen[k], buffers.candidates[i, k]
@@ -115,17 +115,17 @@ DECISION = Decision(
 
 
 class MigrationEnv(DecisionEnv):
-    """Whom a strict instance pulls from the relaxed ones; a partner policy takes all other decisions.
+    """Which requests a strict instance pulls from the relaxed ones; a partner policy takes all other decisions.
 
     ## Description
-    Offline requests are prefilled on relaxed instances and decode there. A strict instance whose steps leave room
+    Offline requests are prefilled on relaxed instances and decode there. A strict instance whose steps leave time
     within the TPOT SLO may pull some of them over (OOCO, arXiv 2511.21862, section 3.4.3, Algorithm 1): they fill its
     steps and free the relaxed instance. But what is pulled takes KV memory, and an online burst soon evicts it: then
     all that it had is computed anew. Algorithm 1 asks for latency and memory to spare first; here the question comes
     without that guard (`pull_guard` says how it stands), and the picks are made one by one.
 
     ## Action Space
-    `Discrete(2 + K)`: 0 ends the picks (pulls nobody, or nobody more), 1 does what the partner would do (first pick
+    `Discrete(2 + K)`: 0 ends the picks (pulls none, or no more), 1 does what the partner would do (first pick
     only), `2 + k` picks candidate k and is asked again, up to 16 times.
 
     ## Candidates

@@ -27,12 +27,12 @@ def offer_levels(state, buffers, i):
     settle(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
-    place = int(buffers.settings[b.PACK_PARAM])
+    index = int(buffers.settings[b.PACK_PARAM])
     for k in range(buffers.levels.shape[1]):
         value, out = buffers.levels[0, k], buffers.candidates[i, k]
         out[0] = 1.0
         fill_step(state, instance, spec.decodable, context, out)
-        out[10] = state.params[place] == value
+        out[10] = state.params[index] == value
         out[14] = share(value * buffers.settings[b.PACK_SCALE], 2.0)
         out[15] = value == buffers.tuned[i]
         buffers.chosen[i, k] = k

@@ -91,19 +91,19 @@ class Recording:
         self.answers: list[Answered] = []
         self.events: list[np.ndarray] = []
         self.lanes: list[list[Slice]] = [[] for _ in range(state.instances.size + state.links.size)]
-        self._links = {(int(link["source"]), int(link["target"])): state.instances.size + place
-                       for place, link in enumerate(state.links)}
+        self._links = {(int(link["source"]), int(link["target"])): state.instances.size + index
+                       for index, link in enumerate(state.links)}
         self._since = [self.begin_ps] * len(self.lanes)
         self._open: list[Slice | None] = [None] * len(self.lanes)
-        for place, instance in enumerate(state.instances):
+        for index, instance in enumerate(state.instances):
             work = _OF_ACTIVITY.get(int(instance["activity"]))
             if work is not None and work != DECODE_WORK:
-                self._open[place] = Slice(self.begin_ps, 0, work, int(instance["running"]),
+                self._open[index] = Slice(self.begin_ps, 0, work, int(instance["running"]),
                                           int(instance["context"]))
         self._mixed = bool((state.instances["role"] == s.MIXED).any())
         self._strict = (state.instances["role"] == s.STRICT).tolist()
         members = state.instances["offline_members"] + state.instances["urgent_members"] * self._strict
-        self._members = members.tolist()  # who could decode: on relaxed instances, offline requests
+        self._members = members.tolist()  # requests that could decode: on relaxed instances, offline ones
         state.queues.log_used = 0
         self._sample(state)
 
@@ -222,7 +222,7 @@ class Asking:
         self.open = [(0, "", -1, -1)] * len(episodes.simulations)  # time, decision, instance, request
 
     def note(self, i: int) -> None:
-        """Notes which decision is open in place i."""
+        """Notes which decision is open in slot i."""
         simulation, asked = self.episodes.simulations[i], self.episodes.asked(i)
         assert simulation is not None
         decision, instance, request = asked.name if asked is not None else "", -1, -1
@@ -231,7 +231,7 @@ class Asking:
         self.open[i] = (int(simulation.state.clock.now_ps), decision, instance, request)
 
     def answered(self, i: int) -> Answered:
-        """The decision noted last in place i, which `buffers.actions[i]` has answered."""
+        """The decision noted last in slot i, which `buffers.actions[i]` has answered."""
         buffers, controls = self.episodes.buffers, self.episodes.controls
         action: Any = buffers.actions[i].tolist()
         if controls is not None:
@@ -246,7 +246,7 @@ class Recorder:
     """Watches episodes and records them.
 
     Attributes:
-        recordings: of each place; None before its start.
+        recordings: of each slot; None before its start.
     """
 
     def __init__(self, episodes: Episodes) -> None:
@@ -255,7 +255,7 @@ class Recorder:
         self._asking = Asking(episodes)
 
     def begin(self, i: int) -> None:
-        """A new episode begins in place i: from here on its events are logged."""
+        """A new episode begins in slot i: from here on its events are logged."""
         simulation = self.episodes.simulations[i]
         assert simulation is not None
         if simulation.state.log.size != LOG_ENTRIES:
@@ -269,7 +269,7 @@ class Recorder:
         self._asking.note(i)
 
     def took(self, i: int) -> None:
-        """The open decision of place i was answered with `buffers.actions[i]`, and the episode has gone on."""
+        """The open decision of slot i was answered with `buffers.actions[i]`, and the episode has gone on."""
         answered = self._asking.answered(i)
         recording = self.recording(i)
         if answered.decision:
@@ -278,7 +278,7 @@ class Recorder:
         self._asking.note(i)
 
     def recording(self, i: int) -> Recording:
-        """What has been recorded in place i.
+        """What has been recorded in slot i.
 
         Raises:
             UserError: nothing yet.
@@ -289,7 +289,7 @@ class Recorder:
         return recording
 
     def copied(self, i: int) -> Any:
-        """A copy of what has been recorded in place i, for `put_back`; None before its start."""
+        """A copy of what has been recorded in slot i, for `put_back`; None before its start."""
         recording = self.recordings[i]
         return None if recording is None else (recording.copied(), self._asking.open[i])
 
@@ -305,7 +305,7 @@ class Recorder:
 
 def names_of(state: s.State) -> Sequence[str]:
     """Names of the lanes: instances by number and role, then links."""
-    instances = [f"{place}: {s.ROLE_NAMES[int(role)]}" for place, role in enumerate(state.instances["role"])]
+    instances = [f"{index}: {s.ROLE_NAMES[int(role)]}" for index, role in enumerate(state.instances["role"])]
     return [*instances, *(f"link {int(link['source'])} → {int(link['target'])}" for link in state.links)]
 
 
@@ -390,8 +390,8 @@ def _counters(recording: Recording) -> Iterator[tuple[int, int, Event]]:
     before = None
     for one in recording.samples:
         if before is None or one.kv_share != before.kv_share:
-            for place, share in enumerate(one.kv_share):
-                yield one.time_ps, _OTHER, _counter(f"KV memory {place} (%)", {"used": round(100 * share, 2)})
+            for index, share in enumerate(one.kv_share):
+                yield one.time_ps, _OTHER, _counter(f"KV memory {index} (%)", {"used": round(100 * share, 2)})
         now = (one.online_waiting, one.offline_waiting)
         if before is None or now != (before.online_waiting, before.offline_waiting):
             yield one.time_ps, _OTHER, _counter("waiting (requests)", {"online": now[0], "offline": now[1]})

@@ -46,7 +46,7 @@ class Canvas:
         self.words: list[tuple[int, int, str, str, int]] = []  # x, y, text, colour, size
 
     def write(self, x: int, y: int, text: str, colour: str = TEXT, size: int = 12) -> None:
-        """Puts words with their upper left corner at a place."""
+        """Puts words with their upper left corner at a point."""
         self.words.append((x, y, text, colour, size))
 
     def plot(self, top: int, height: int) -> np.ndarray:
@@ -92,7 +92,7 @@ def frame(recording: Recording, title: str, window_start_ps: int, budget: float,
     state = recording.state
     count, links = state.instances.size, state.links.size
     high = max(10, min(72, _LANES // count))
-    tops = [_TOP + _MARKS + _GAP + place * (high + _GAP) for place in range(count)]
+    tops = [_TOP + _MARKS + _GAP + index * (high + _GAP) for index in range(count)]
     transfers = tops[-1] + high + _GAP
     queues = transfers + (_LINK + _GAP if links else 0)
     slos = queues + _QUEUES + _GAP
@@ -105,21 +105,21 @@ def frame(recording: Recording, title: str, window_start_ps: int, budget: float,
 
     _head(canvas, recording, title, window_start_ps, day_s)
     names = names_of(state)
-    for place in range(count):
-        part = canvas.plot(tops[place], high)
+    for index in range(count):
+        part = canvas.plot(tops[index], high)
         if samples[-1].mixed_ps:
-            shares = _shares_of_sums(samples, place, edges)
+            shares = _shares_of_sums(samples, index, edges)
         else:
-            shares = _shares(recording.slices(place, first_ps), edges)
+            shares = _shares(recording.slices(index, first_ps), edges)
         _work(part, shares, edges, recording.now_ps)
-        memory = np.array([sample.kv_share[place] for sample in samples])
+        memory = np.array([sample.kv_share[index] for sample in samples])
         _line(part, memory[held], KV_COLOUR, edges, recording.now_ps)
         size = 12 if high >= 16 else 9
-        canvas.write(8, tops[place] + max(0, high // 2 - 14 if high >= 40 else high // 2 - size // 2 - 1), names[place],
+        canvas.write(8, tops[index] + max(0, high // 2 - 14 if high >= 40 else high // 2 - size // 2 - 1), names[index],
                      size=size)
         if high >= 40:
-            spec = state.instances[place]
-            canvas.write(8, tops[place] + high // 2 + 2, f"{spec['urgent_members']} + {spec['offline_members']}, "
+            spec = state.instances[index]
+            canvas.write(8, tops[index] + high // 2 + 2, f"{spec['urgent_members']} + {spec['offline_members']}, "
                          f"KV {memory[-1]:.0%}", GREY, 11)
     if links:
         shares = np.mean([_shares(recording.slices(count + link, first_ps), edges) for link in range(links)], axis=0)
@@ -142,7 +142,7 @@ def _head(canvas: Canvas, recording: Recording, title: str, window_start_ps: int
         words = f"last: {last.decision}{where}: {last.action} ({last.kind}), reward {last.reward:+.3f}"
         canvas.write(520, 6, words[:62])
     x = LEFT
-    kinds = [(name, COLOURS[place]) for place, name in enumerate(WORK) if place != MIXED_WORK]
+    kinds = [(name, COLOURS[index]) for index, name in enumerate(WORK) if index != MIXED_WORK]
     if not recording.state.links.size:
         kinds.pop()
     for name, colour in (*kinds, ("idle", COLOURS[_IDLE]), ("KV memory", KV_COLOUR)):
@@ -164,12 +164,12 @@ def _shares(lane: Sequence[Slice], edges: np.ndarray) -> np.ndarray:
     return shares
 
 
-def _shares_of_sums(samples: Sequence[Sample], place: int, edges: np.ndarray) -> np.ndarray:
+def _shares_of_sums(samples: Sequence[Sample], index: int, edges: np.ndarray) -> np.ndarray:
     """The same of a mixed instance, from sums at each decision: one iteration is work of several kinds."""
     shares = np.zeros((len(WORK), len(edges) - 1))
     times = np.array([sample.time_ps for sample in samples], np.float64)
-    for work in range(len(samples[0].mixed_ps[place])):
-        sums = np.array([sample.mixed_ps[place][work] for sample in samples], np.float64)
+    for work in range(len(samples[0].mixed_ps[index])):
+        sums = np.array([sample.mixed_ps[index][work] for sample in samples], np.float64)
         shares[work] = np.diff(np.interp(edges, times, sums)) / np.diff(edges)
     return shares
 

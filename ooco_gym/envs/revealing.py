@@ -26,7 +26,7 @@ class LengthPredictor:
     an episode; at least one token is still to come. Of an instance as a candidate (`route`), the request to be sent.
 
     Args:
-        episodes: whose candidates.
+        episodes: the candidates are theirs.
         error: standard deviation of the logarithm of the belief; 0: the truth.
 
     Raises:
@@ -40,7 +40,7 @@ class LengthPredictor:
         self._spread: dict[int, tuple[tuple[int, int], np.ndarray]] = {}
 
     def observe(self, i: int) -> np.ndarray:
-        """Of the open decision in place i: float32 (K,), log(1 + tokens) / log(1 + LIMIT), cut at 1; 0: no request."""
+        """Of the open decision in slot i: float32 (K,), log(1 + tokens) / log(1 + LIMIT), cut at 1; 0: no request."""
         episodes = self.episodes
         simulation, chosen = episodes.simulations[i], episodes.buffers.chosen[i]
         out = np.zeros(episodes.buffers.candidates.shape[1], np.float32)
@@ -59,7 +59,7 @@ class LengthPredictor:
         return out
 
     def _factors(self, i: int) -> np.ndarray:
-        """Belief over truth of every request of the episode in place i."""
+        """Belief over truth of every request of the episode in slot i."""
         window, known = self.episodes.windows[i], self._spread.get(i)
         if known is None or known[0] != window:
             simulation = self.episodes.simulations[i]

@@ -20,28 +20,28 @@ from ooco_gym.sim.state import (
     PS_PER_S,
 )
 
-PARTS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
-COSTS = ("ttft", "tpot")  # parts that are online requests beyond an SLO: info["cost_<part>"]
+TERMS = ("service", "waiting", "ttft", "tpot", "late", "burst", "waste")
+COSTS = ("ttft", "tpot")  # terms that are online requests beyond an SLO: info["cost_<term>"]
 BURST_S = 600.0  # a block of time within which the violation budget must hold, too
-_N = len(PARTS)
-# Columns of an account: sums at the last decision, the step's parts, their total, cost, costs by SLO, elapsed seconds,
+_N = len(TERMS)
+# Columns of an account: sums at the last decision, the step's terms, their total, cost, costs by SLO, elapsed seconds,
 # what was at the beginning of the present block of time, the share of online requests that may miss an SLO, then totals
 # of the episode.
-OLD, PART, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
+OLD, TERM, REWARD, COST, TTFT_COUNT, TPOT_COUNT, ELAPSED = 0, _N, 2 * _N, 2 * _N + 1, 2 * _N + 2, 2 * _N + 3, 2 * _N + 4
 OLD_TIME, OLD_ARRIVED, OLD_VIOLATIONS, BLOCK, BLOCK_ARRIVED, BLOCK_VIOLATED, BLOCK_EXCESS, BUDGET = range(
     2 * _N + 5, 2 * _N + 13)
-TOTAL = 2 * _N + 13  # and on, as from PART to COST
+TOTAL = 2 * _N + 13  # and on, as from TERM to COST
 ACCOUNT = TOTAL + _N + 2
 SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
 
 @inlined
-def settle_account(state, weights, account):
-    """Writes the parts of the reward since the last call: differences of the simulator's sums, weighted.
+def update_account(state, weights, account):
+    """Writes the terms of the reward since the last call: differences of the simulator's sums, weighted.
 
     Args:
         state: the episode.
-        weights: float64[parts], at least 0.
+        weights: float64[terms], at least 0.
         account: float64[ACCOUNT], kept from call to call.
     """
     totals = state.totals
@@ -62,23 +62,23 @@ def settle_account(state, weights, account):
     _book(account, weights, WASTE, -1.0, totals.wasted_ps / PS_PER_S)
     account[OLD_ARRIVED], account[OLD_VIOLATIONS] = totals.online_arrived, totals.violations
     account[REWARD] = 0.0
-    for part in range(_N):
-        account[REWARD] += account[PART + part]
+    for term in range(_N):
+        account[REWARD] += account[TERM + term]
     for column in range(_N + 2):
-        account[TOTAL + column] += account[PART + column]
+        account[TOTAL + column] += account[TERM + column]
 
 
 @inlined
-def _book(account, weights, part, sign, total):
-    account[PART + part] = sign * weights[part] * (total - account[OLD + part])
-    account[OLD + part] = total
+def _book(account, weights, term, sign, total):
+    account[TERM + term] = sign * weights[term] * (total - account[OLD + term])
+    account[OLD + term] = total
 
 
 @inlined
 def _excess(state, account, now):
     """Online requests beyond the budget, summed over the blocks of time so far; of the present one, so far."""
     block = np.floor(now / BURST_S)
-    if block != account[BLOCK]:  # nobody turned it in time: what has happened since the last call is of this block
+    if block != account[BLOCK]:  # no call has turned it: what has happened since the last one is of this block
         account[BLOCK_EXCESS], account[BLOCK] = account[OLD + BURST], block
         account[BLOCK_ARRIVED], account[BLOCK_VIOLATED] = account[OLD_ARRIVED], account[OLD_VIOLATIONS]
     violated = state.totals.violations - account[BLOCK_VIOLATED]
@@ -103,20 +103,20 @@ def turn_block(state, account):
 
 @inner
 def open_account(state, weights, budget, account):
-    """Opens the books at the beginning of an episode: nothing before it counts.
+    """Opens the account at the beginning of an episode: nothing before it counts.
 
     Args:
         state: the episode.
-        weights: float64[parts].
+        weights: float64[terms].
         budget: share of the online requests that may miss an SLO.
         account: float64[ACCOUNT], written.
     """
     account[:] = 0.0
     account[BUDGET] = budget
     account[BLOCK] = np.floor(state.clock.now_ps / PS_PER_S / BURST_S)
-    settle_account(state, weights, account)
+    update_account(state, weights, account)
     for column in range(_N + 2):
-        account[PART + column] = 0.0
+        account[TERM + column] = 0.0
         account[TOTAL + column] = 0.0
     account[ELAPSED] = 0.0
 

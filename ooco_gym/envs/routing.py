@@ -24,7 +24,7 @@ def offer_instances(state, buffers, i):
     first, last = (0, relaxed) if arrives else (relaxed, state.instances.size)
     wanted = partner_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if first <= wanted < last else -1)
-    found = 0
+    available = 0
     for instance in range(first, min(last, first + state.scratch.shape[1])):
         spec = state.instances[instance]
         if arrives:
@@ -33,11 +33,11 @@ def offer_instances(state, buffers, i):
                 load += spec.context
         else:
             load = urgent_load(state, instance)[1] + spec.arriving_context
-        state.scratch[0, found] = load
-        state.scratch[1, found] = instance
-        found += 1
-    sort_ascending(state.scratch[0], state.scratch[1], found)
-    for j in range(found):
+        state.scratch[0, available] = load
+        state.scratch[1, available] = instance
+        available += 1
+    sort_ascending(state.scratch[0], state.scratch[1], available)
+    for j in range(available):
         offered = add_choice(chosen, offered, state.scratch[1, j])
     for k in range(offered):
         fill_instance(state, chosen[k], slot, 0 if arrives else 1, buffers.candidates[i, k])
@@ -78,9 +78,9 @@ class RoutingEnv(DecisionEnv):
 
     ## Description
     Of many latency-relaxed instances one must prefill an arriving request; then one of many latency-strict ones must
-    decode it, or it decodes where it is (offline requests), or waits for room (online ones). Published routers compare
-    backlogs (OOCO and xLLM) or counts (vLLM); lengths are skewed, so that both are wrong at times, and what is sent
-    together evicts or slows down what is there.
+    decode it, or it decodes where it is (offline requests), or waits for memory (online ones). Published routers
+    compare backlogs (OOCO and xLLM) or counts (vLLM); lengths are skewed, so that both are wrong at times, and what is
+    sent together evicts or slows down what is there.
 
     ## Action Space
     `Discrete(2 + K)`: 0 waits or stays (not legal for an arrival), 1 does what the partner would do, `2 + k` takes

@@ -15,7 +15,7 @@ from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy, list_policies, policy_of
 
 PARTNER = "partner"
-Ask = Callable[..., Any]  # (method of an environment, arguments) -> what it says in each place
+Ask = Callable[..., Any]  # (method of an environment, arguments) -> what it says in each slot
 
 
 class RuleAgent:
@@ -42,7 +42,7 @@ class RuleAgent:
             episode_start, deterministic: without effect.
 
         Returns:
-            The action (those of all places of a vector, and of a batch, as an array), and `state`.
+            The action (those of all slots of a vector, and of a batch, as an array), and `state`.
         """
         actions = self._ask()
         if not self._many and _batched(observation, self._space):
@@ -50,7 +50,7 @@ class RuleAgent:
         return np.asarray(actions), state
 
     def __call__(self, observation: Any = None) -> Any:
-        """The action for the environment as it stands; those of all places of a vector."""
+        """The action for the environment as it stands; those of all slots of a vector."""
         return np.asarray(self._ask())
 
 
@@ -58,7 +58,7 @@ def make_agent(name: str, env: Any) -> RuleAgent:
     """Makes a registered policy an agent of an environment, for example `ooco_gym.make_agent("ooco", env)`.
 
     Args:
-        name: a policy (`ooco`, `echo_pd`, `ooco:interrupt=slack`), or `partner`: whoever takes the other decisions.
+        name: a policy (`ooco`, `echo_pd`, `ooco:interrupt=slack`), or `partner`, which takes the others.
         env: an environment of ours, wrapped or not; a vector of them: Gymnasium's native, sync or async ones, or a
             `VecEnv` of Stable-Baselines3.
 
@@ -86,7 +86,7 @@ def make_agent(name: str, env: Any) -> RuleAgent:
 
 
 def seat_of(episodes: Episodes, name: str) -> str:
-    """Whose seat a policy has in an environment: '' its own, `partner`; else why it has none, in a sentence."""
+    """The seat of a policy in an environment: '' its own, `partner`; else why it has none, in a sentence."""
     partner = episodes.config.partner
     if name in (PARTNER, partner):
         return PARTNER
@@ -110,7 +110,7 @@ def seat_of(episodes: Episodes, name: str) -> str:
 
 
 def _vector_of(env: Any) -> tuple[Any, bool]:
-    """The environment to ask, and whether it has several places; a `VecEnv` around a vector of Gymnasium's gives that.
+    """The environment to ask, and whether it has several slots; a `VecEnv` around a vector of Gymnasium's gives that.
     """
     if hasattr(env, "env_method"):  # Stable-Baselines3's, which is not needed here
         inner = getattr(env.unwrapped, "env", None)
@@ -119,7 +119,7 @@ def _vector_of(env: Any) -> tuple[Any, bool]:
 
 
 def _asking(env: Any) -> Ask:
-    """How the places of an environment are asked."""
+    """How the slots of an environment are asked."""
     if hasattr(env, "env_method"):
         return env.env_method
     inside = env.unwrapped

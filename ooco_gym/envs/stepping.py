@@ -9,7 +9,7 @@ from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at, kernel_at
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
-from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, settle_account, turn_block
+from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import prefill_one
@@ -53,10 +53,10 @@ def partner_answer(state, buffers, i, kind):
 @inner
 def set_margin(state, buffers, value):
     """Sets the partner's margin on the latency of strict (or mixed) steps; runs that counted on the old one end."""
-    place = np.int64(buffers.settings[b.PACK_PARAM])
-    if place < 0 or state.params[place] == value:
+    index = np.int64(buffers.settings[b.PACK_PARAM])
+    if index < 0 or state.params[index] == value:
         return
-    state.params[place] = value
+    state.params[index] = value
     end_runs(state)
 
 
@@ -114,8 +114,8 @@ def offer(state, buffers, i):
     chosen, candidates = buffers.chosen[i], buffers.candidates[i]
     for k in range(chosen.size):
         chosen[k] = -1
-        for place in range(CANDIDATE_SIZE):
-            candidates[k, place] = 0.0
+        for index in range(CANDIDATE_SIZE):
+            candidates[k, index] = 0.0
     buffers.mask[i, :] = 0
     if buffers.offers[buffers.turns[i, b.KIND]] == 0:
         raise UserError("a rule of the partner answered ASK to a decision that this environment does not ask; "
@@ -147,8 +147,8 @@ def observe(state, buffers, i):
         instance = min(state.config.relaxed_count, state.instances.size - 1)
     out = buffers.cluster[i]
     fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, out)
-    place = np.int64(buffers.settings[b.PACK_PARAM])
-    out[32] = share(state.params[place] * buffers.settings[b.PACK_SCALE], 2.0) if place >= 0 else 0.0
+    index = np.int64(buffers.settings[b.PACK_PARAM])
+    out[32] = share(state.params[index] * buffers.settings[b.PACK_SCALE], 2.0) if index >= 0 else 0.0
     out[34] = share(recent_violations(state, buffers.account[i]), 0.06)
     out[35] = share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS))
     buffers.decision[i, :] = 0.0
@@ -179,18 +179,18 @@ def show(state, buffers, i, goes_on):
 @inner
 def _step(state, buffers, i, run_address):
     if buffers.turns[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
-        settle_account(state, buffers.weights, buffers.account[i])
+        update_account(state, buffers.weights, buffers.account[i])
         return False
     answer = answer_of(state, buffers, i)
     if answer == b.MORE:
         if offer(state, buffers, i):
             observe(state, buffers, i)
-            settle_account(state, buffers.weights, buffers.account[i])
+            update_account(state, buffers.weights, buffers.account[i])
             return True
-        buffers.actions[i, 0] = 0  # nobody is left to pick: what has been picked is the answer
+        buffers.actions[i, 0] = 0  # no request is left to pick: what has been picked is the answer
         answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
     goes_on = advance(state, buffers, i, run_address, answer)
-    settle_account(state, buffers.weights, buffers.account[i])
+    update_account(state, buffers.weights, buffers.account[i])
     show(state, buffers, i, goes_on)
     return goes_on
 
@@ -213,7 +213,7 @@ def step_all(buffers_address, run_address, first, last):
 
 @jit(types.boolean(types.int64, types.int64, types.int64))
 def begin(buffers_address, run_address, i):
-    """Opens the books of an episode and runs it to its first decision. Returns whether there is one."""
+    """Opens the account of an episode and runs it to its first decision. Returns whether there is one."""
     buffers = buffers_at(buffers_address)
     state, turn = state_at(buffers.handles[i]), buffers.turns[i]
     turn[b.NEXT_CONTROL_PS] = s.NEVER
@@ -233,21 +233,21 @@ def play_down(state, buffers, i, run_address, end_ps):
     if buffers.turns[i, b.STEP_KIND] == b.CLOCK:
         kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
     run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, s.ASK)
-    settle_account(state, buffers.weights, buffers.account[i])
+    update_account(state, buffers.weights, buffers.account[i])
     buffers.weights[r.WAITING] = waiting
 
 
 @jit(types.void(types.int64, types.int64, types.int64, types.int64))
 def drain(buffers_address, run_address, i, end_ps):
-    """Plays an episode on under the partner, until its online requests are settled, and accounts for it."""
+    """Plays an episode on under the partner until its online requests have finished or failed; accounts for it."""
     buffers = buffers_at(buffers_address)
     play_down(state_at(buffers.handles[i]), buffers, i, run_address, end_ps)
 
 
 # --- Looking ahead: copies of one episode, each with an action of its own, played out in one compiled call -----------
-SCORE = r.TOTAL + r.REWARD - r.PART  # column of an account: the reward so far, and what a play-out adds to it
-# Who plays on: the partner; or, in decisions of the environment's kinds, *no*, the shortest or the longest request
-# offered (the partner where requests are not what is offered); or, by the clock, the same action again and again.
+SCORE = r.TOTAL + r.REWARD - r.TERM  # column of an account: the reward so far, and what a play-out adds to it
+# What answers after the first action: the partner; in decisions of the environment, *no*, or the shortest or longest
+# request offered (the partner where no requests are offered); by the clock, the same action again and again.
 PARTNER, DECLINE, SHORTEST, LONGEST, HOLD = range(5)
 BASES = ("partner", "decline", "shortest", "longest", "hold")
 TOKENS = 1  # feature of a candidate: its context (features.CANDIDATES)
@@ -259,8 +259,8 @@ def _set_back(state, buffers, i, kind):
     if kind == b.CLOCK:
         kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
     elif kind == b.CONTROL:
-        for part in range(buffers.params.size):
-            state.params[buffers.params[part]] = buffers.levels[part, buffers.actions[0, part]]
+        for index in range(buffers.params.size):
+            state.params[buffers.params[index]] = buffers.levels[index, buffers.actions[0, index]]
         end_runs(state)
 
 
@@ -367,7 +367,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         window_end_ps = turn[b.UNTIL_PS]
         turn[b.UNTIL_PS] = min(until_ps, window_end_ps)
         _play_on(state, buffers, i, run_address, answer, base)
-        settle_account(state, buffers.weights, buffers.account[i])
+        update_account(state, buffers.weights, buffers.account[i])
         if until_ps >= window_end_ps:
             play_down(state, buffers, i, run_address, min(until_ps, end_ps))
         elif progress > 0.0:
@@ -378,7 +378,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
 def change_lengths(handle):
     """Output lengths have been changed: runs end with the step in progress, and none counts on the old ones.
 
-    Before they are changed the books must be brought up to now (`sim.look.bring_up`).
+    Before they are changed, all records must be up to date (`sim.look.bring_up`).
     """
     state = state_at(handle)
     for slot in range(state.clock.next_arrival):

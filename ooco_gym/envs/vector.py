@@ -25,7 +25,7 @@ from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError, whole_number
 
-_INFO = slice(r.PART, r.ELAPSED + 1)
+_INFO = slice(r.TERM, r.ELAPSED + 1)
 _REWARD = INFO_KEYS.index("reward")
 _ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
 _FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
@@ -44,8 +44,8 @@ class DecisionVectorEnv(VectorEnv):
         max_episode_steps: truncates after as many decisions; None: only at the window's end.
         train_seeds: every episode plays a random window of one of these seeds, whatever seed and window `reset` asks
             for, so that learning never meets another one; None: as `reset` and the seeds drawn from it say.
-        train_stream: keys what each place draws from `train_seeds`.
-        train_group: so many neighbouring places draw the same windows and play them at the same time: where one comes
+        train_stream: keys what each slot draws from `train_seeds`.
+        train_group: so many neighbouring slots draw the same windows and play them at the same time: where one comes
             to its end, the others are truncated, so that all of them begin the next one together.
         bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
             `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
@@ -115,9 +115,9 @@ class DecisionVectorEnv(VectorEnv):
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_BUFFERS}
-        places = range(self.num_envs)
-        return {**kept, "_frozen": [self.episodes.frozen(i) for i in places],
-                "_recorded": [self._watch.copied(i) for i in places]}
+        slots = range(self.num_envs)
+        return {**kept, "_frozen": [self.episodes.frozen(i) for i in slots],
+                "_recorded": [self._watch.copied(i) for i in slots]}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
@@ -132,15 +132,15 @@ class DecisionVectorEnv(VectorEnv):
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
               ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Starts an episode in every place, or in those of `options["reset_mask"]`.
+        """Starts an episode in every slot, or in those of `options["reset_mask"]`.
 
         Args:
-            seed: place i takes seed + i; or one for each place; None draws on.
-            options: `window`: which window of its seed each place plays, a number or one for each place;
+            seed: slot i takes seed + i; or one for each slot; None draws on.
+            options: `window`: which window of its seed each slot plays, a number or one for each slot;
                 `reset_mask`: bool (N,).
 
         Raises:
-            UserError: an unknown option, one that is none of the above, or a first reset of some places only.
+            UserError: an unknown option, one that is none of the above, or a first reset of some slots only.
         """
         options = reset_options(options, ("window", "reset_mask"))
         chosen = self._reset_mask(options.get("reset_mask"))
@@ -230,11 +230,11 @@ class DecisionVectorEnv(VectorEnv):
             truncated |= going & (self._steps >= self._most)
         if self._group > 1:
             truncated |= going & np.repeat(truncated.reshape(-1, self._group).any(1), self._group)
-        rewards = np.where(going, buffers.account[:, r.PART + _REWARD], 0.0)
+        rewards = np.where(going, buffers.account[:, r.TERM + _REWARD], 0.0)
         infos = self._infos(None if going.all() else going)
         if ended:
             infos["summary"] = self._summaries(ended)
-            infos["_summary"] = _places(self.num_envs, ended)
+            infos["_summary"] = _mask_of(self.num_envs, ended)
         self._over |= truncated
         buffers.turns[truncated, OPEN] = 0
         if self.mode == AutoresetMode.SAME_STEP and truncated.any():
@@ -276,7 +276,7 @@ class DecisionVectorEnv(VectorEnv):
         for key in rows[0]:
             summary[key] = np.zeros(self.num_envs)
             summary[key][ended] = [row[key] for row in rows]
-            summary[f"_{key}"] = _places(self.num_envs, ended)
+            summary[f"_{key}"] = _mask_of(self.num_envs, ended)
         return summary
 
     def _final(self, infos: dict[str, Any], over: np.ndarray) -> dict[str, Any]:
@@ -310,7 +310,7 @@ class DecisionVectorEnv(VectorEnv):
         return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
 
     def seat_of(self, name: str) -> str:
-        """Whose seat a policy has here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
+        """The seat of a policy here, for `ooco_gym.make_agent`; see `rule_agent.seat_of`."""
         return seat_of(self.episodes, name)
 
     def summary(self, i: int) -> dict[str, float]:
@@ -319,7 +319,7 @@ class DecisionVectorEnv(VectorEnv):
 
     @property
     def windows(self) -> list[tuple[int, int]]:
-        """(seed, number) of what each place plays; (-1, -1) before its first start."""
+        """(seed, number) of what each slot plays; (-1, -1) before its first start."""
         return self.episodes.windows
 
     def render(self) -> tuple[Any, ...] | None:
@@ -331,52 +331,52 @@ class DecisionVectorEnv(VectorEnv):
         shown = self._watch.render()
         return None if shown is None else tuple(shown)
 
-    def export_trace(self, path: str | PathLike[str], place: int = 0) -> None:
-        """Writes the episode in a place so far as a Chrome trace; see `DecisionEnv.export_trace`.
+    def export_trace(self, path: str | PathLike[str], index: int = 0) -> None:
+        """Writes the episode in a slot so far as a Chrome trace; see `DecisionEnv.export_trace`.
 
         Raises:
             UserError: nothing is recorded, or no file can be written.
         """
-        self._watch.export_trace(path, place)
+        self._watch.export_trace(path, index)
 
     def _observations(self) -> dict[str, np.ndarray]:
         return {key: array.copy() for key, array in self._arrays.items()}
 
 
-_TOLD = tuple(key for key in INFO_KEYS if key != "reward")
+_FIGURES = tuple(key for key in INFO_KEYS if key != "reward")
 
 
 class BatchStep:
     """Copies of the observations and figures of all episodes of the buffers.
 
-    The parts of the observations share one block of memory, the figures another one, and rewards have their own: who
-    keeps one part keeps no more than its block.
+    The parts of the observations share one block of memory, the figures another one, and rewards have their own:
+    keeping one part keeps no more than its block.
 
     Args:
-        episodes: whose buffers.
+        episodes: the buffers are theirs.
     """
 
     def __init__(self, episodes: Episodes) -> None:
         buffers = episodes.buffers
         self._address, self._count = episodes.address, len(buffers.turns)
         n, actions = buffers.mask.shape
-        self._seen = np.dtype([("cluster", np.float32, buffers.cluster.shape),
-                               ("candidates", np.float32, (n, buffers.candidates[0].size)),
-                               ("decision", np.float32, buffers.decision.shape),
-                               ("action_mask", np.int8, (n, actions))])
-        self._told = np.dtype([*((key, np.float64, (n,)) for key in _TOLD), ("action_mask", np.int8, (n, actions))])
-        self._sizes = -(-self._seen.itemsize // 4), -(-self._told.itemsize // 8)
+        masks = ("action_mask", np.int8, (n, actions))
+        self._observed = np.dtype([("cluster", np.float32, buffers.cluster.shape),
+                                   ("candidates", np.float32, (n, buffers.candidates[0].size)),
+                                   ("decision", np.float32, buffers.decision.shape), masks])
+        self._figures = np.dtype([*((key, np.float64, (n,)) for key in _FIGURES), masks])
+        self._sizes = -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
 
     def take(self, infos: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
         """Observations and rewards; figures and masks of legality go into `infos`."""
-        seen_size, told_size = self._sizes
-        seen, told, rewards = np.empty(seen_size, np.float32), np.empty(told_size), np.empty(self._count)
-        copy_out(self._address, seen, told, rewards)
-        parts: Any = np.ndarray((), self._seen, seen)
-        figures: Any = np.ndarray((), self._told, told)
-        for key in _TOLD:
-            infos[key] = figures[key]
-        infos["action_mask"] = figures["action_mask"]
+        observed_size, figures_size = self._sizes
+        observed, figures, rewards = np.empty(observed_size, np.float32), np.empty(figures_size), np.empty(self._count)
+        copy_out(self._address, observed, figures, rewards)
+        parts: Any = np.ndarray((), self._observed, observed)
+        named: Any = np.ndarray((), self._figures, figures)
+        for key in _FIGURES:
+            infos[key] = named[key]
+        infos["action_mask"] = named["action_mask"]
         return {"cluster": parts["cluster"], "candidates": parts["candidates"], "action_mask": parts["action_mask"],
                 "decision": parts["decision"]}, rewards
 
@@ -392,28 +392,28 @@ def _copied(source, out, begin):
 
 
 @jit(types.void(types.int64, types.float32[::1], types.float64[::1], types.float64[::1]))
-def copy_out(buffers_address, seen, told, rewards):
+def copy_out(buffers_address, observed, figures, rewards):
     """Copies what a step returns.
 
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
-        seen: takes cluster, candidates, decision and, as bytes, the mask.
-        told: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
+        observed: takes cluster, candidates, decision and, as bytes, the mask.
+        figures: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
         rewards: takes the reward of each episode.
     """
     buffers = buffers_at(buffers_address)
     episodes = rewards.size
-    end = _copied(buffers.cluster.reshape(buffers.cluster.size), seen, 0)
-    end = _copied(buffers.candidates.reshape(buffers.candidates.size), seen, end)
-    end = _copied(buffers.decision.reshape(buffers.decision.size), seen, end)
+    end = _copied(buffers.cluster.reshape(buffers.cluster.size), observed, 0)
+    end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
+    end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
     mask = buffers.mask.reshape(buffers.mask.size)
-    _copied(mask, seen.view(np.int8), 4 * end)
-    _copied(mask, told.view(np.int8), 8 * (r.ELAPSED - r.PART) * episodes)
+    _copied(mask, observed.view(np.int8), 4 * end)
+    _copied(mask, figures.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
     account, begin = buffers.account, 0
-    for column in range(r.PART, r.ELAPSED + 1):
+    for column in range(r.TERM, r.ELAPSED + 1):
         there = rewards
         if column != r.REWARD:
-            there, begin = told[begin : begin + episodes], begin + episodes
+            there, begin = figures[begin : begin + episodes], begin + episodes
         for i in range(episodes):
             there[i] = account[i, column]
 
@@ -423,18 +423,18 @@ def _train_seeds(seeds: Any) -> list[int] | None:
         return None
     if isinstance(seeds, (str, Mapping)) or not isinstance(seeds, Iterable) or not (listed := list(seeds)):
         raise UserError(f"train_seeds={seeds!r} must be a list of seeds, one at least; None lets reset choose them")
-    return [whole_number(f"train_seeds[{place}]", seed, 0) for place, seed in enumerate(listed)]
+    return [whole_number(f"train_seeds[{index}]", seed, 0) for index, seed in enumerate(listed)]
 
 
-def _places(count: int, chosen: Sequence[int]) -> np.ndarray:
-    """True at the places chosen: bool (count,)."""
-    places = np.zeros(count, bool)
-    places[chosen] = True
-    return places
+def _mask_of(count: int, chosen: Sequence[int]) -> np.ndarray:
+    """True at the slots chosen: bool (count,)."""
+    slots = np.zeros(count, bool)
+    slots[chosen] = True
+    return slots
 
 
 def _only(infos: dict[str, Any], kept: np.ndarray) -> dict[str, Any]:
-    """Vector infos with nothing but what belongs to the places `kept`."""
+    """Vector infos with nothing but what belongs to the slots `kept`."""
     cut: dict[str, Any] = {}
     for key, value in infos.items():
         if isinstance(value, dict):

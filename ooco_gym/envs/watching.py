@@ -21,7 +21,7 @@ class Watch:
     """Shows the episodes of an environment as its `render_mode` says, and writes traces.
 
     Args:
-        episodes: whom it watches; it begins with their next start.
+        episodes: which it watches, from their next start on.
         title: the environment's name.
         mode: `human`, `rgb_array`, `ansi` or None.
         trace: whether what `export_trace` writes is kept in other modes than `rgb_array`, which keeps it anyway.
@@ -51,22 +51,22 @@ class Watch:
             episodes.watchers.append(self.live)
 
     def render(self) -> list[Any] | None:
-        """What each place looks like: text or uint8 pictures; None where nothing is returned.
+        """What each slot looks like: text or uint8 pictures; None where nothing is returned.
 
         Raises:
             UserError: a picture, before the first reset.
         """
-        places = range(len(self.episodes.simulations))
+        slots = range(len(self.episodes.simulations))
         if self.mode == "ansi":
-            return [self.episodes.line(i) for i in places]
+            return [self.episodes.line(i) for i in slots]
         if self.mode == "rgb_array":
-            return [self.frame(i) for i in places]
+            return [self.frame(i) for i in slots]
         if self.live is not None:
             self.live.show()
         return None
 
     def frame(self, i: int) -> Any:
-        """The picture of place i: uint8 (height, width, 3)."""
+        """The picture of slot i: uint8 (height, width, 3)."""
         from ooco_gym.envs.rendering import frame
 
         assert self.recorder is not None
@@ -75,7 +75,7 @@ class Watch:
                      float(buffers.days[i]))
 
     def export_trace(self, path: str | PathLike[str], i: int = 0) -> None:
-        """Writes the trace of place i so far.
+        """Writes the trace of slot i so far.
 
         Raises:
             UserError: nothing was recorded, or the file cannot be written.
@@ -94,11 +94,11 @@ class Watch:
         return round(simulation.window_s[0] * s.PS_PER_S)
 
     def copied(self, i: int) -> Any:
-        """What has been recorded in place i, for `put_back`; None where nothing is."""
+        """What has been recorded in slot i, for `put_back`; None where nothing is."""
         return None if self.recorder is None else self.recorder.copied(i)
 
     def put_back(self, i: int, copied: Any) -> None:
-        """The episode in place i has been put back to where it stood at `copied`."""
+        """The episode in slot i has been put back to where it stood at `copied`."""
         if self.episodes.simulations[i] is None:
             return
         if self.recorder is not None:
@@ -126,7 +126,7 @@ class LiveView:
     Where the output is no terminal, the last view is printed when it closes.
 
     Args:
-        episodes: whom it watches.
+        episodes: of which it watches the first.
         title: above the view.
         fps: how often it changes, at most.
         console: a rich `Console`; None: standard output.
@@ -144,7 +144,7 @@ class LiveView:
 
     # --- What the episodes tell -------------------------------------------------------------------------------------
     def begin(self, i: int) -> None:
-        """A new episode begins in place i."""
+        """A new episode begins in slot i."""
         if i == 0:
             self.last, self._total, self._steps = None, 0.0, 0
 
@@ -221,12 +221,12 @@ def _instances(state: s.State) -> Any:
         table.add_column(head, no_wrap=True)
     for head in ("on + off here", "waiting"):
         table.add_column(head, justify="right", no_wrap=True)
-    for place, row in enumerate(state.instances[:MOST_INSTANCES]):
+    for index, row in enumerate(state.instances[:MOST_INSTANCES]):
         share = 1.0 - row["free_blocks"] / row["total_blocks"]
         activity = int(row["activity"])
         runs = s.ACTIVITY_NAMES[activity].replace("_", " ")
         batch = f" of {row['running']}" if activity != s.IDLE else ""
-        table.add_row(f"{place}: {s.ROLE_NAMES[row['role']]}", f"[{_STYLES[activity]}]{runs}{batch}[/]",
+        table.add_row(f"{index}: {s.ROLE_NAMES[row['role']]}", f"[{_STYLES[activity]}]{runs}{batch}[/]",
                       f"{_bar(share)} {share:4.0%}", f"{row['urgent_members']} + {row['offline_members']}",
                       f"{row['online_waiting']} + {row['offline_waiting']}")
     more = state.instances.size - MOST_INSTANCES

@@ -18,7 +18,7 @@ from agents.learning.dashboard import CHARTS, STEP
 from agents.learning.loggers import Table
 from agents.learning.tracking import WIDTH, Moment, Tracking, Watch, nice, regret_of, timeline, window_table
 from ooco_gym.envs.features import CLUSTER_SIZE
-from ooco_gym.envs.reward import PARTS
+from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -65,7 +65,7 @@ def test_parts_of_the_reward_add_up_in_the_log(tracked):
     assert len(table["data"]) == 2
     for row in table["data"]:
         named = dict(zip(table["columns"], row, strict=True))
-        assert sum(named[f"reward/{part}"] for part in PARTS) == pytest.approx(named["reward"], abs=1e-6)
+        assert sum(named[f"reward/{term}"] for term in TERMS) == pytest.approx(named["reward"], abs=1e-6)
 
 
 def test_actions_are_histograms_by_kind_of_decision(tracked):

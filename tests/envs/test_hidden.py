@@ -27,7 +27,7 @@ def look_again(buffers_address, i):
 
 
 def unfinished(state):
-    """Requests whose outputs have an end that nobody knows yet."""
+    """Requests whose outputs have an end that is not known yet."""
     return ~np.isin(state.requests["status"], (s.FINISHED, s.REJECTED))
 
 

@@ -15,7 +15,7 @@ from docs.generators import environments as document
 from docs.generators.picture import WIDTH, picture
 from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs.decision import actual, asked, figures_of, kinds, meaning, shown
-from ooco_gym.envs.reward import PARTS
+from ooco_gym.envs.reward import TERMS
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -38,7 +38,7 @@ def test_a_page_has_what_is_its_own_and_the_common_page_gymnasiums_other_section
     for table in inside.feature_tables().values():
         for slot, row in enumerate(table):
             assert f"| {slot} | `{row['name']}` | " in shared
-    for term in PARTS:
+    for term in TERMS:
         assert f"| `{term}` | " in shared
     assert f"`{env.action_space}`" in text
     for part, space in inside.observation_space.spaces.items():
@@ -67,7 +67,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
 
 
 def test_the_rewards_docstring_names_every_part_once() -> None:
-    assert tuple(row[0] for row in document.reward_rows()) == PARTS
+    assert tuple(row[0] for row in document.reward_rows()) == TERMS
 
 
 def _row(policy: str, figures: dict[str, Any], difference: dict[str, Any]) -> dict[str, Any]:

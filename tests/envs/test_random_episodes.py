@@ -89,7 +89,7 @@ def check_state(state):
         here = requests["instance"] == place
         held = requests["blocks"][here & (requests["blocks"] > 0)].sum()
         coming = requests["target_blocks"][(requests["target"] == place) & (requests["target_blocks"] > 0)].sum()
-        assert held + coming == spec["total_blocks"] - spec["free_blocks"], "memory that nobody holds, or twice"
+        assert held + coming == spec["total_blocks"] - spec["free_blocks"], "memory that none holds, or two"
         for rows, count in ((s.URGENT, "urgent_members"), (s.OFFLINE, "offline_members")):
             members = state.members[rows, place, : spec[count]]
             assert len(set(members.tolist())) == len(members)

@@ -8,7 +8,7 @@ from episodes_in_short import IDS, at_random, make, partner, play
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.envs.reward import BURST_S, PARTS
+from ooco_gym.envs.reward import BURST_S, TERMS
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim import state as s
 
@@ -72,12 +72,12 @@ def played(name, seed, choose, **changes):
 def test_parts_are_the_reward_and_totals_the_protocols_figures(name, seed, draws):
     env, steps, expected = played(name, seed, at_random(draws))
     for step in steps[1:]:
-        assert step.reward == pytest.approx(sum(step.info[f"reward/{part}"] for part in PARTS), abs=1e-9)
-    total = {part: sum(step.info[f"reward/{part}"] for step in steps[1:]) for part in PARTS}
+        assert step.reward == pytest.approx(sum(step.info[f"reward/{term}"] for term in TERMS), abs=1e-9)
+    total = {term: sum(step.info[f"reward/{term}"] for step in steps[1:]) for term in TERMS}
     summary, totals = steps[-1].info["summary"], env.simulation.state.totals
     assert summary["reward_total"] == pytest.approx(sum(step.reward for step in steps), abs=1e-6)
-    for part in PARTS:
-        assert summary[f"reward/{part}"] == pytest.approx(total[part], abs=1e-6)
+    for term in TERMS:
+        assert summary[f"reward/{term}"] == pytest.approx(total[term], abs=1e-6)
     window_s = env.config.window_s
     assert total["service"] == pytest.approx(WEIGHTS["service"] * expected.service(), abs=1e-6)
     assert total["service"] == pytest.approx(summary["offline_reference_gpu_s_per_s"] * window_s, abs=1e-6)
@@ -113,9 +113,9 @@ def test_parts_do_not_hang_on_how_often_an_agent_is_asked():
         env = make(f"ooco_gym/{name}-v0", reward=WEIGHTS, partner="ooco:gate_window=64", interval_s=interval_s,
                    window_s=1_500.0, scenario={"rate_scale": 0.17, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}})
         summary = play(env, partner)[-1].info["summary"]
-        totals[name] = [summary[f"reward/{part}"] for part in PARTS]
+        totals[name] = [summary[f"reward/{term}"] for term in TERMS]
     first = totals.pop("Gating")
-    assert first[PARTS.index("burst")] < 0.0
+    assert first[TERMS.index("burst")] < 0.0
     for name, total in totals.items():
         assert total == pytest.approx(first, rel=1e-9, abs=1e-6), name
 
@@ -140,5 +140,5 @@ def test_waiting_ends_with_the_window():
 def test_the_constrained_form_leaves_misses_to_the_cost():
     env = make("ooco_gym/Gating-v0", reward="constrained", scenario={"rate_scale": 0.8})
     steps = play(env, partner)
-    assert all(step.info[f"reward/{part}"] == 0.0 for step in steps[1:] for part in ("ttft", "tpot", "burst"))
+    assert all(step.info[f"reward/{term}"] == 0.0 for step in steps[1:] for term in ("ttft", "tpot", "burst"))
     assert sum(step.info["cost"] for step in steps[1:]) == steps[-1].info["summary"]["online_violated"] > 0

@@ -37,7 +37,7 @@ def maker(name):
 
 
 def filled(infos, like):
-    """Vector infos with what `like` has and they lack: there, but for nobody."""
+    """Vector infos with what `like` has and they lack: there, but for no slot."""
     whole = dict(infos)
     for key, value in like.items():
         if isinstance(value, dict):
