@@ -20,8 +20,8 @@ from ooco_gym.errors import UserError
 from ooco_gym.jobs import processes
 from ooco_gym.render import Record, report
 from ooco_gym.render.comparison import comparison_table, difference_table
+from ooco_gym.render.figures import evaluation_figure, training_figure
 from ooco_gym.render.record import grouped, scenario_name
-from ooco_gym.render.totals import evaluation_figure, training_figure
 from ooco_gym.report import Section, Table, percent
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import conf_root

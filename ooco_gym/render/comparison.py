@@ -13,7 +13,8 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.render import conditions, over_time, totals, words
+from ooco_gym.render import figures, words
+from ooco_gym.render.figures import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 from ooco_gym.render.record import (
     Record,
     differing_conditions,
@@ -23,7 +24,6 @@ from ooco_gym.render.record import (
     scenario_name,
     with_distinct_labels,
 )
-from ooco_gym.render.totals import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 from ooco_gym.report import Section, Table, duration, number, percent, with_interval, write_page
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ def report(path: str | os.PathLike[str], runs: Sequence[Run | Record], extra_tab
 
 
 def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ()) -> list[Section]:
-    """The parts of a comparison: headline, violations, throughput, load, latency, instances, conditions."""
+    """The parts of a comparison: headline, violations, throughput, load, latency, instances, words."""
     groups = grouped(records)
     budget = float(records[0].scenario["protocol"]["violation_budget"])
     shown = one_seed(groups)
@@ -75,27 +75,27 @@ def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ())
         Section("Headline", words.violation_words(groups, budget) + words.service_words(groups, budget), rows,
                 commands=again, warning=warning),
         Section("Violations against the budget", (), (),
-                [totals.violation_figure(groups, budget)],
+                [figures.violation_figure(groups, budget)],
                 "Filled points are means over seeds with their 95 % interval, rings single seeds.", again),
-        Section("Offline throughput", words.waste_words(groups), (), [totals.throughput_figure(groups, budget)],
+        Section("Offline throughput", words.waste_words(groups), (), [figures.throughput_figure(groups, budget)],
                 "Completed within the window. Hatched: not ranked, because too many online requests violate or none "
                 "arrived. The dashed line is what was offered.", again),
     ]
     if shown:
-        mine = [command for command in map(conditions.command_of, shown) if command] if not commands else again
+        mine = [command for command in map(words.command_of, shown) if command] if not commands else again
         which = f"Seed {', '.join(map(str, sorted({record.seed for record in shown})))}."
         sections += [
-            Section("Load over time", words.load_words(shown), (), [over_time.load_figure(shown)], which, mine),
+            Section("Load over time", words.load_words(shown), (), [figures.load_figure(shown)], which, mine),
             Section("Online latency against the SLO", words.latency_words(shown, budget), (),
-                    [over_time.latency_figure(shown, budget)],
+                    [figures.latency_figure(shown, budget)],
                     f"{which} By time of arrival; crosses mark intervals over the budget. What was unfinished at the "
                     "end enters with the time that it had waited by then.", mine),
             Section("What the instances were doing", words.instance_words(shown), (),
-                    [over_time.instance_figure(shown)],
+                    [figures.instance_figure(shown)],
                     f"{which} Shares in the sentences are means over the whole run, warm-up and drain included.", mine),
         ]
-    table = conditions.conditions_table(records[0], seeds)
-    return [*sections, Section("Protocol and scenario", [conditions.protocol_words(records[0])],
+    table = words.conditions_table(records[0], seeds)
+    return [*sections, Section("Protocol and scenario", [words.protocol_words(records[0])],
                                [replace(table, title="")], commands=again)]
 
 
@@ -103,7 +103,7 @@ def simulate_commands(records: Sequence[Record]) -> list[str]:
     """Commands that simulate all records again, and make the report of them."""
     commands, folders = [], []
     for place, record in enumerate(records):
-        command = conditions.command_of(record)
+        command = words.command_of(record)
         if command is None:
             continue
         folders.append(f"run-{place + 1}")

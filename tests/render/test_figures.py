@@ -10,15 +10,20 @@ import pytest
 from ooco_gym.metrics.quality import judge
 from ooco_gym.metrics.summary import counted, rules_of
 from ooco_gym.render import read_record, record_of, write_samples
-from ooco_gym.render.over_time import TimeAxis, bin_s, instance_figure, latency_figure, load_figure, online_quality
-from ooco_gym.render.record import grouped, one_seed, with_distinct_labels
-from ooco_gym.render.totals import (
+from ooco_gym.render.figures import (
+    TimeAxis,
+    bin_s,
     evaluation_figure,
+    instance_figure,
+    latency_figure,
+    load_figure,
     offered_tokens_per_s,
+    online_quality,
     throughput_figure,
     training_figure,
     violation_figure,
 )
+from ooco_gym.render.record import grouped, one_seed, with_distinct_labels
 from ooco_gym.report.pages import POLICY_COLOURS, WORK_COLOURS, colours
 
 BUDGET = 0.03

@@ -15,10 +15,9 @@ from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.render import report
 from ooco_gym.render.comparison import comparison_table, difference_table
-from ooco_gym.render.conditions import command_of
+from ooco_gym.render.figures import violation_figure
 from ooco_gym.render.record import grouped
-from ooco_gym.render.totals import violation_figure
-from ooco_gym.render.words import latency_words, service_words, violation_words, waste_words
+from ooco_gym.render.words import command_of, latency_words, service_words, violation_words, waste_words
 from ooco_gym.report import Section, Table
 from ooco_gym.resources import load_yaml
 
