@@ -18,7 +18,7 @@ from experiments.common.policies import names_of, seeds_of
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError
 from ooco_gym.jobs import processes
-from ooco_gym.render import Record, report
+from ooco_gym.render import RunRecord, report
 from ooco_gym.render.comparison import comparison_table, difference_table
 from ooco_gym.render.figures import evaluation_figure, training_figure
 from ooco_gym.render.record import grouped, scenario_name
@@ -48,7 +48,7 @@ def warm_up(scenario: Scenario, policies: Sequence[str], env: Mapping[str, Any])
     made.close()
 
 
-def simulate_record(scenario: Scenario, policy: str) -> Record:
+def simulate_record(scenario: Scenario, policy: str) -> RunRecord:
     """Simulates one scenario and keeps what the report needs of it."""
     from ooco_gym.render import record_of
     from ooco_gym.sim.driver import simulate
@@ -274,7 +274,7 @@ def _evaluate(options: Mapping[str, Any], out: Path, trained: Mapping[str, Any] 
                      "workers": options["workers"], "out": str(out / "evaluation")})
 
 
-def _collect(asked: Mapping[str, Sequence[Future[Record]]]) -> list[Record]:
+def _collect(asked: Mapping[str, Sequence[Future[RunRecord]]]) -> list[RunRecord]:
     """Waits for the records of the comparison."""
     futures = [future for some in asked.values() for future in some]
     with progress("simulating the comparison", len(futures)) as bar:
@@ -285,7 +285,7 @@ def _collect(asked: Mapping[str, Sequence[Future[Record]]]) -> list[Record]:
     return records
 
 
-def _lead(records: Sequence[Record], seeds: Sequence[int]) -> str:
+def _lead(records: Sequence[RunRecord], seeds: Sequence[int]) -> str:
     first = records[0]
     return (f"Made by 'ooco-gym demo'. {scenario_name(first.scenario)}, {first.window_s / 3600:.3g} h, "
             f"{len(seeds)} paired seed{'s' if len(seeds) > 1 else ''}; every figure comes from the simulator, none is "

@@ -110,10 +110,10 @@ def experiments(roots: Iterable[Path], command: str) -> dict[str, str]:
     found = {}
     for root in roots:
         for path in sorted((root / EXPERIMENT).glob("*.yaml")):
-            said = re.search(rf"^# *ooco-gym +{re.escape(command)} +\+{EXPERIMENT}={re.escape(path.stem)} *: *(.*)$",
+            match = re.search(rf"^# *ooco-gym +{re.escape(command)} +\+{EXPERIMENT}={re.escape(path.stem)} *: *(.*)$",
                              path.read_text(encoding="utf-8"), re.MULTILINE)
-            if said:
-                found.setdefault(path.stem, said[1].rstrip("."))
+            if match:
+                found.setdefault(path.stem, match[1].rstrip("."))
     return found
 
 

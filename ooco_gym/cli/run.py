@@ -192,8 +192,8 @@ def _folders(command: Command, request: Request, multirun: bool) -> list[str]:
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     out = Path(request.out or f"outputs/{command.name}/{stamp}").expanduser().absolute()
     _check_writable(out, request.out)
-    place = "'" + str(out).replace("'", "\\'") + "'"
-    words = [f"hydra.run.dir={place}", f"hydra.sweep.dir={place}", *QUIET]
+    quoted = "'" + str(out).replace("'", "\\'") + "'"
+    words = [f"hydra.run.dir={quoted}", f"hydra.sweep.dir={quoted}", *QUIET]
     if multirun:
         words += _labels(request) + _launcher_defaults(request)
     return words

@@ -17,7 +17,7 @@ class Terminated(KeyboardInterrupt):
 
 
 class Outlet:
-    """A text stream that goes on without a word once nobody reads it (`ooco-gym perf | head`): files are still made."""
+    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`): files are made."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -26,7 +26,7 @@ class Outlet:
         return getattr(self._stream, name)
 
     def write(self, text: str) -> int:
-        """Writes, or drops what nobody reads."""
+        """Writes, or drops the text once the reader is gone."""
         try:
             return self._stream.write(text)
         except BrokenPipeError:
@@ -34,7 +34,7 @@ class Outlet:
             return len(text)
 
     def flush(self) -> None:
-        """Flushes, or drops what nobody reads."""
+        """Flushes, or drops the text once the reader is gone."""
         try:
             self._stream.flush()
         except BrokenPipeError:

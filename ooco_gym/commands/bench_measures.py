@@ -31,7 +31,7 @@ CROWDS = (100, 1000, 10_000)  # waiting offline requests
 CROWD = 1000  # the one that targets are for
 DECISIONS, WARM_DECISIONS = 300, 5  # timed, and taken before
 HOUR_S = 3600.0
-MOST_ASKED = 20_000  # decisions taken to find those to be timed
+MOST_DECISIONS = 20_000  # decisions taken to find those to be timed
 MORE_RUN = (1000, 2000, 4000)  # than there are seats, where their number does not bind
 SIDE_BY_SIDE = 64  # episodes of a vector environment
 WARM_STEPS = 20  # taken before the clock runs
@@ -220,7 +220,7 @@ def decision_us(policy: str, waiting: int) -> tuple[float, float] | None:
 def _timed_decisions(policy: str, waiting: int, running: int) -> tuple[float, float] | None:
     simulation = _crowded(crowd(waiting + running, 1.0, 600.0), policy, tuple(point.name for point in POINTS))
     state, times, idle = simulation.state, {}, []
-    for asked in range(MOST_ASKED):
+    for decision in range(MOST_DECISIONS):
         if not simulation.advance() or sum(map(len, times.values())) >= DECISIONS:
             break
         pending = state.pending
@@ -230,7 +230,7 @@ def _timed_decisions(policy: str, waiting: int, running: int) -> tuple[float, fl
         took, answer = _timed(simulation.rule_answer)
         simulation.answer(answer)
         queued = int((state.instances["offline_waiting"] + state.instances["online_waiting"]).sum())
-        if asked >= WARM_DECISIONS and waiting / 2 <= queued <= 1.5 * waiting:
+        if decision >= WARM_DECISIONS and waiting / 2 <= queued <= 1.5 * waiting:
             times.setdefault(point, []).append(took)
     nothing = float(np.median(idle))
     if not times:

@@ -11,7 +11,7 @@ from ooco_gym.errors import UserError
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ooco_gym.render import Record
+    from ooco_gym.render import RunRecord
 
 SCHEMA = "ooco-gym/report/1"
 FILE_NAME = "report.html"
@@ -37,7 +37,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             "runs": [{"folder": one.folder, "policy": one.label, "seed": one.seed} for one in records]}
 
 
-def records_of(runs: Any) -> list[Record]:
+def records_of(runs: Any) -> list[RunRecord]:
     """Reads the runs that were named; of the folder of a sweep (`-m`), all jobs.
 
     Raises:

@@ -94,7 +94,7 @@ def result_table(summary: Mapping[str, Any]) -> Table:
         ("evictions, interrupted prefills", f"{offline['evictions']:,}, {offline['interruptions']:,}"),
         ("moved to strict instances", f"{offline['migrations']:,} offline requests"),
         ("offline queueing age, P99", duration(offline["age_p99_s"])),
-        *((f"instance {place} ({one['role']})", _instance(one)) for place, one in enumerate(summary["instances"][:8])),
+        *((f"instance {index} ({one['role']})", _instance(one)) for index, one in enumerate(summary["instances"][:8])),
     ]
     return Table(f"{summary['policy']}, seed {summary['seed']}: {summary['simulated_s'] / 3600:.2f} h simulated in "
                  f"{summary['wall_s']:.2f} s", ("", ""), rows, align="l")
@@ -106,7 +106,7 @@ def _cache_rows(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
     if not keeps_prefixes(summary["params"]):
         return []
-    return [(f"prefix cache, {room}", _cached(summary[room])) for room in ("online", "offline")]
+    return [(f"prefix cache, {kind}", _cached(summary[kind])) for kind in ("online", "offline")]
 
 
 def _cached(one: Mapping[str, Any]) -> str:
@@ -149,13 +149,13 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     return lines
 
 
-def _nothing_offline(asked: Mapping[str, Any], offline: Mapping[str, Any]) -> str:
+def _nothing_offline(load: Mapping[str, Any], offline: Mapping[str, Any]) -> str:
     """Why no offline request is counted, and what to do about it, by the mode in which they come."""
-    mode = asked.get("mode") or "rate"
-    if mode == "rate" and not asked.get("rate"):
+    mode = load.get("mode") or "rate"
+    if mode == "rate" and not load.get("rate"):
         return "no offline work was asked for (offline.rate=0); offline.rate=1.0 would ask for one request a second."
     if mode == "rate":
-        return (f"at offline.rate={asked['rate']:g} a second no offline request arrived in the window and none was "
+        return (f"at offline.rate={load['rate']:g} a second no offline request arrived in the window and none was "
                 "finished in it: raise offline.rate or duration_s.")
     if mode == "jobs" and not offline["left"]:
         return "no offline work was asked for (offline.mode=jobs); offline.jobs=100 would ask for a hundred requests."

@@ -1,4 +1,4 @@
-"""Online service quality, request by request: TTFT, TPOT in both definitions, deadlines, and who violates (PROTOCOL).
+"""Online service quality, request by request: TTFT, TPOT in both definitions, deadlines, violations (PROTOCOL).
 
 Everything is recomputed from the times in the request table, never read from what the event loop charged; a test holds
 the two against each other.
@@ -108,7 +108,7 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
 
     Args:
         arrival_s: arrivals in seconds, sorted, shape (n,).
-        violated: who violates, shape (n,).
+        violated: whether each violates, shape (n,).
         start_s: start of what is measured, in seconds.
         end_s: its end; shorter than a window, it is taken whole.
         window_s: length of a window in seconds.

@@ -93,8 +93,8 @@ def within(rates: Any, budget: float) -> bool:
     """Whether the upper 95 % limit of the mean of violation rates is at most `budget` (feasibility before score).
 
     Args:
-        rates: one a seed, shape (seeds,); None or NaN where no online request arrived: nobody was served, so nothing
-            was kept, and the answer is no.
+        rates: one a seed, shape (seeds,); None or NaN where no online request arrived: nothing was
+            served, so nothing was kept, and the answer is no.
         budget: largest share of online requests that may violate.
     """
     mean, _, high = interval(np.array([math.nan if rate is None else rate for rate in rates]))

@@ -42,7 +42,7 @@ def summarise(run: Run) -> dict[str, Any]:
 
 
 def keeps_prefixes(params: Mapping[str, Any]) -> bool:
-    """Whether a policy with these parameters has blocks of prompts that begin alike kept and found again."""
+    """Whether a policy with these parameters has blocks of prompts that begin alike kept and reused."""
     return params.get("prefix_caching") == "on"
 
 
@@ -205,9 +205,9 @@ def gap_quantile_s(counts: np.ndarray, share: float) -> float | None:
     if total == 0:
         return None
     reached = np.cumsum(counts)
-    place = int(np.searchsorted(reached, share * total))
-    inside = (share * total - (reached[place] - counts[place])) / counts[place]
-    return float(ITL_FIRST_PS / PS_PER_S * math.exp((place - 1 + inside) * ITL_WIDTH))
+    index = int(np.searchsorted(reached, share * total))
+    inside = (share * total - (reached[index] - counts[index])) / counts[index]
+    return float(ITL_FIRST_PS / PS_PER_S * math.exp((index - 1 + inside) * ITL_WIDTH))
 
 
 def completed_within(requests: np.ndarray, window_s: tuple[float, float]) -> np.ndarray:

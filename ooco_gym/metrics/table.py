@@ -26,7 +26,7 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         everything: also the requests of warm-up and drain, whose arrivals lie outside the measured window.
 
     Returns:
-        A table with the columns `id` (int32, place among all requests of the run), `class` ("online" or "offline"),
+        A table with the columns `id` (int32, index among all requests of the run), `class` ("online" or "offline"),
         `arrival_s` (float64, like the other times in seconds since the start of the measured window), `prompt_tokens`,
         `output_tokens` (int32), `first_token_s`, `finish_s` (float64, null where it has not come to that),
         `generated_tokens` (int32), `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool;

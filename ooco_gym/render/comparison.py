@@ -16,7 +16,7 @@ from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.render import figures, words
 from ooco_gym.render.figures import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 from ooco_gym.render.record import (
-    Record,
+    RunRecord,
     differing_conditions,
     grouped,
     one_seed,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ooco_gym.sim.driver import Run
 
 
-def report(path: str | os.PathLike[str], runs: Sequence[Run | Record], extra_tables: Sequence[Section | Table] = (),
+def report(path: str | os.PathLike[str], runs: Sequence[Run | RunRecord], extra_tables: Sequence[Section | Table] = (),
            *, title: str | None = None, commands: Sequence[str] = (), lead: str = "") -> Path:
     """Writes the report of several runs as one HTML file, atomically.
 
@@ -49,7 +49,7 @@ def report(path: str | os.PathLike[str], runs: Sequence[Run | Record], extra_tab
     Raises:
         UserError: no run, or a policy with the same seed twice.
     """
-    records = with_distinct_labels([run if isinstance(run, Record) else record_of(run) for run in runs])
+    records = with_distinct_labels([run if isinstance(run, RunRecord) else record_of(run) for run in runs])
     if not records:
         raise UserError("a report needs at least one run")
     extra = [Section(part.title, tables=[replace(part, title="")]) if isinstance(part, Table) else part
@@ -59,7 +59,7 @@ def report(path: str | os.PathLike[str], runs: Sequence[Run | Record], extra_tab
     return write_page(path, title, [sections[0], *extra, *sections[1:]], lead)
 
 
-def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ()) -> list[Section]:
+def comparison_sections(records: Sequence[RunRecord], commands: Sequence[str] = ()) -> list[Section]:
     """The parts of a comparison: headline, violations, throughput, load, latency, instances, words."""
     groups = grouped(records)
     budget = float(records[0].scenario["protocol"]["violation_budget"])
@@ -99,14 +99,14 @@ def comparison_sections(records: Sequence[Record], commands: Sequence[str] = ())
                                [replace(table, title="")], commands=again)]
 
 
-def simulate_commands(records: Sequence[Record]) -> list[str]:
+def simulate_commands(records: Sequence[RunRecord]) -> list[str]:
     """Commands that simulate all records again, and make the report of them."""
     commands, folders = [], []
-    for place, record in enumerate(records):
+    for index, record in enumerate(records, start=1):
         command = words.command_of(record)
         if command is None:
             continue
-        folders.append(f"run-{place + 1}")
+        folders.append(f"run-{index}")
         commands.append(f"{command} out={folders[-1]}")
     return [*commands, f"ooco-gym report 'runs=[{','.join(folders)}]' out=report"] if folders else []
 
@@ -134,8 +134,8 @@ def comparison_table(groups: Groups, budget: float) -> Table:
     """The headline figures of each policy: mean over seeds, the most important ones with their 95 % interval."""
     rows = []
     for label, members in groups.items():
-        cells = [_cell(interval(values_of(members, room, name)), show, place in WITH_INTERVAL)
-                 for place, (_, room, name, show) in enumerate(FIGURES)]
+        cells = [_cell(interval(values_of(members, kind, name)), show, index in WITH_INTERVAL)
+                 for index, (_, kind, name, show) in enumerate(FIGURES)]
         rows.append((label, *cells, _ranked(members, budget)))
     seeds = sorted({record.seed for members in groups.values() for record in members})
     one = len(seeds) == 1
@@ -146,7 +146,7 @@ def comparison_table(groups: Groups, budget: float) -> Table:
     return Table("Policies on the same load", head, tuple(rows), note)
 
 
-def _ranked(members: Sequence[Record], budget: float) -> str:
+def _ranked(members: Sequence[RunRecord], budget: float) -> str:
     """The last cell: whether a policy is ranked, and why not where it has no violation rate."""
     idle = idle_seeds(members)
     if idle:
@@ -156,22 +156,22 @@ def _ranked(members: Sequence[Record], budget: float) -> str:
 
 def cache_table(groups: Groups) -> Table | None:
     """What the prefix cache found under the policies that keep blocks: means over seeds; None where none does."""
-    head = ("policy", *(f"{room} {what}" for room in ("online", "offline") for what in (
+    head = ("policy", *(f"{kind} {what}" for kind in ("online", "offline") for what in (
         "hit rate", "prompt tokens/s", "of them computed")))
     rows = []
     for label, members in groups.items():
         if any(keeps_prefixes(record.summary.get("params", {})) for record in members):
-            cells = [_cell(interval(_cached(members, room, name)), show, name == "hit_rate")
-                     for room in ("online", "offline") for name, show in CACHE_FIGURES]
+            cells = [_cell(interval(_cached(members, kind, name)), show, name == "hit_rate")
+                     for kind in ("online", "offline") for name, show in CACHE_FIGURES]
             rows.append((label, *cells))
     note = ("Hit rates are of the prompts that arrived in the window and were admitted; tokens of those completed in "
             "it, whenever they arrived.")
     return Table("Prefix cache", head, tuple(rows), note) if rows else None
 
 
-def _cached(members: Sequence[Record], room: str, name: str) -> np.ndarray:
+def _cached(members: Sequence[RunRecord], kind: str, name: str) -> np.ndarray:
     """A figure of the cache, NaN where a run was simulated before it was kept: float64[records]."""
-    figures = [record.summary[room].get(name) for record in members]
+    figures = [record.summary[kind].get(name) for record in members]
     return np.array([np.nan if value is None else value for value in figures], float)
 
 
@@ -184,12 +184,12 @@ def difference_table(groups: Groups) -> Table | None:
     rows = []
     for label, members in others:
         cells = []
-        for place in DIFFERENCES:
-            _, room, name, show = FIGURES[place]
-            result = paired_interval(values_of(members, room, name), values_of(base, room, name))
+        for index in DIFFERENCES:
+            _, kind, name, show = FIGURES[index]
+            result = paired_interval(values_of(members, kind, name), values_of(base, kind, name))
             cells.append(_cell(result, _signed(show), True))
         rows.append((label, *cells))
-    titles = tuple(f"Δ {FIGURES[place][0]}" for place in DIFFERENCES)
+    titles = tuple(f"Δ {FIGURES[index][0]}" for index in DIFFERENCES)
     note = ("Differences are taken seed by seed on the same arrivals; brackets are their 95 % intervals. Where a "
             "bracket holds 0, no difference is shown." if len(seeds) > 1 else "One seed: no interval can be given.")
     return Table(f"Differences to {reference}, paired by seed", ("policy", *titles), tuple(rows), note)

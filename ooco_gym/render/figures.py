@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.metrics.statistics import interval, within
-from ooco_gym.render.record import Record
+from ooco_gym.render.record import RunRecord
 from ooco_gym.report import colours, error_bars, layout, percent
 from ooco_gym.report.pages import KV_COLOUR, LIMIT_COLOUR, LIMIT_LINE, WORK_COLOURS
 
-Groups = Mapping[str, Sequence[Record]]
+Groups = Mapping[str, Sequence[RunRecord]]
 NO_ONLINE = "no online request"
 PANELS = (("violation_rate", "online requests that violate (%)", 100.0),
           ("offline_reference_gpu_s_per_s", "offline service (reference GPU-s/s)", 1.0),
@@ -28,13 +28,13 @@ DAY_LIKE_S = (12 * 3600.0, 36 * 3600.0)  # windows with a tick every three hours
 
 
 # --- Totals of whole runs ---------------------------------------------------------------------------------------------
-def values_of(members: Sequence[Record], room: str, name: str) -> np.ndarray:
-    """A figure of `summary[room]` for each record, NaN where it has none: float64[records]."""
-    figures = [record.summary[room][name] for record in members]
+def values_of(members: Sequence[RunRecord], kind: str, name: str) -> np.ndarray:
+    """A figure of `summary[kind]` for each record, NaN where it has none: float64[records]."""
+    figures = [record.summary[kind][name] for record in members]
     return np.array([np.nan if value is None else value for value in figures], float)
 
 
-def within_budget(members: Sequence[Record], budget: float) -> bool:
+def within_budget(members: Sequence[RunRecord], budget: float) -> bool:
     """Whether the upper 95 % limit of the violation rate over seeds is within the budget; of one seed, the rate.
 
     Without an online request there is no rate, and nothing that was kept.
@@ -42,7 +42,7 @@ def within_budget(members: Sequence[Record], budget: float) -> bool:
     return within(values_of(members, "online", "violation_rate"), budget)
 
 
-def idle_seeds(members: Sequence[Record]) -> list[int]:
+def idle_seeds(members: Sequence[RunRecord]) -> list[int]:
     """Seeds on which no online request arrived in the window: they have no violation rate."""
     return [record.seed for record in members if record.summary["online"]["violation_rate"] is None]
 
@@ -122,7 +122,7 @@ def throughput_figure(groups: Groups, budget: float) -> Any:
     return figure.update_layout(margin_l=150, bargap=0.35)
 
 
-def offered_tokens_per_s(members: Sequence[Record]) -> float | None:
+def offered_tokens_per_s(members: Sequence[RunRecord]) -> float | None:
     """Output tokens of the offline requests that arrived in the window, a second; None where no record has requests."""
     rates = []
     for record in members:
@@ -143,7 +143,7 @@ def bin_s(window_s: float, least_s: float = FEW_MINUTES_S) -> float:
 class TimeAxis:
     """Places of a record on the time axis: time of day for hours, minutes since the window's start for less."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: RunRecord) -> None:
         self.window_s = record.window_s
         self.short = record.window_s < 7200.0
         self.origin_s = 0.0 if self.short else record.day_start_s
@@ -169,7 +169,7 @@ def lean(values: Any) -> np.ndarray:
     return np.asarray(values, np.float32)
 
 
-def load_figure(records: Sequence[Record]) -> Any:
+def load_figure(records: Sequence[RunRecord]) -> Any:
     """Online arrivals, offline completions and requests waiting for their prefill, one curve a record.
 
     Args:
@@ -181,10 +181,10 @@ def load_figure(records: Sequence[Record]) -> Any:
     colour, axis = colours([record.label for record in records]), TimeAxis(records[0])
     arrivals = [_binned(record, "online_arrivals_per_s") for record in records]
     shared = all(len(one[1]) == len(arrivals[0][1]) and np.allclose(one[1], arrivals[0][1]) for one in arrivals)
-    for place, record in enumerate(records):
+    for index, record in enumerate(records):
         name, line = record.label, {"color": colour[record.label], "width": 1.8}
-        at, values = arrivals[place]
-        if place == 0 or not shared:
+        at, values = arrivals[index]
+        if index == 0 or not shared:
             figure.add_scatter(x=axis.at(at), y=lean(values), mode="lines", row=1, col=1,
                                name="online arrivals" if shared else f"online arrivals, {name}",
                                line={**line, "color": "#444"} if shared else line)
@@ -202,7 +202,7 @@ def load_figure(records: Sequence[Record]) -> Any:
     return layout(figure, 700)
 
 
-def latency_figure(records: Sequence[Record], budget: float) -> Any:
+def latency_figure(records: Sequence[RunRecord], budget: float) -> Any:
     """P99 and P50 of TTFT and TPOT by arrival, with the SLO, and the share that violates, with the budget.
 
     What was unfinished at the run's end enters with the time it had waited by then, a lower bound.
@@ -247,7 +247,7 @@ def latency_figure(records: Sequence[Record], budget: float) -> Any:
     return layout(figure, 860, top=90)
 
 
-def instance_figure(records: Sequence[Record]) -> Any:
+def instance_figure(records: Sequence[RunRecord]) -> Any:
     """Share of time that each instance spends on each kind of work, stacked, and the KV memory in use.
 
     One row of panels a record, one column an instance; of more than `MOST_INSTANCES`, the mean of each role.
@@ -287,13 +287,13 @@ def instance_figure(records: Sequence[Record]) -> Any:
     return figure
 
 
-def work_name(key: str, record: Record) -> str:
+def work_name(key: str, record: RunRecord) -> str:
     """What a share of the samples is called; a policy that knows no classes has one kind of prefill."""
     name = key.removesuffix("_share").replace("_", " ")
     return "prefill of either class" if record.class_blind and name == "online prefill" else name
 
 
-def online_quality(record: Record) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
+def online_quality(record: RunRecord) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:
     """Times of the counted online requests, and in which bin of the window each arrived.
 
     Returns:
@@ -330,7 +330,7 @@ def _means(flags: np.ndarray, which: np.ndarray, bins: int) -> np.ndarray:
         return np.where(counts > 0, np.bincount(which, flags, minlength=bins) / counts, np.nan)
 
 
-def _binned(record: Record, *keys: str, members: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
+def _binned(record: RunRecord, *keys: str, members: Sequence[int] | None = None) -> tuple[np.ndarray, np.ndarray]:
     """Samples averaged over bins: middles of the bins, and the values; over instances, their mean where `members`
     names them, else their sum."""
     assert record.samples is not None
@@ -345,7 +345,7 @@ def _binned(record: Record, *keys: str, members: Sequence[int] | None = None) ->
     return (bins + 0.5) * width, np.bincount(place, values) / np.bincount(place) if len(ends) else values
 
 
-def _columns(record: Record) -> list[tuple[str, list[int]]]:
+def _columns(record: RunRecord) -> list[tuple[str, list[int]]]:
     """What the panels of a record show: each instance, or each role, with the instances it is the mean of."""
     roles = [one["role"] for one in record.summary["instances"]]
     if len(roles) <= MOST_INSTANCES:

@@ -30,7 +30,7 @@ COLUMNS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "fini
 
 
 @dataclass(frozen=True)
-class Record:
+class RunRecord:
     """One run as pictures see it. Times in seconds since the start of the measured window.
 
     Attributes:
@@ -61,7 +61,7 @@ class Record:
 
     @property
     def class_blind(self) -> bool:
-        """Whether the policy treats offline requests as online ones, so that their prefills are not told apart."""
+        """Whether the policy treats offline requests as online ones, so that their prefills are one kind of work."""
         from ooco_gym.policy import get_policy, list_policies
 
         name = self.summary["policy"]
@@ -73,7 +73,7 @@ class Record:
         return self.summary["scenario"]
 
 
-def record_of(run: Run, label: str | None = None, detail: bool = True) -> Record:
+def record_of(run: Run, label: str | None = None, detail: bool = True) -> RunRecord:
     """Makes the record of a finished run.
 
     Args:
@@ -84,7 +84,7 @@ def record_of(run: Run, label: str | None = None, detail: bool = True) -> Record
     from ooco_gym.metrics import requests_table, summarise
 
     summary = {**summarise(run), "params": run.params, "scenario": run.scenario.describe()}
-    record = Record(label or run.policy, run.scenario.seed, summary, day_start_s=_day_start_s(run),
+    record = RunRecord(label or run.policy, run.scenario.seed, summary, day_start_s=_day_start_s(run),
                     end_s=run.simulated_s - run.window_s[0])
     if not detail:
         return record
@@ -102,34 +102,34 @@ def write_samples(run: Run, path: str | os.PathLike[str]) -> None:
                             **run.samples)  # type: ignore[arg-type]
 
 
-def read_record(folder: str | os.PathLike[str]) -> Record:
+def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     """Reads the run that `ooco-gym simulate` left in a folder.
 
     Raises:
         UserError: the folder holds no such run, or one of its files cannot be read.
     """
-    place = Path(folder)
-    summary = _summary(place)
-    samples = _samples(place / SAMPLES_FILE)
+    path = Path(folder)
+    summary = _summary(path)
+    samples = _samples(path / SAMPLES_FILE)
     window_s, day_start_s = samples.pop("window_s"), float(samples.pop("day_start_s"))
     try:
         from pyarrow import parquet
 
-        requests = _columns(parquet.read_table(place / REQUESTS_FILE))
+        requests = _columns(parquet.read_table(path / REQUESTS_FILE))
     except (OSError, ValueError, KeyError) as error:
         raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read; simulate it again") from error
-    return Record(_asked(place, summary), int(summary["seed"]), summary, requests,
+    return RunRecord(_policy_words(path, summary), int(summary["seed"]), summary, requests,
                   _in_window(samples, float(window_s[0])), day_start_s,
                   float(summary["simulated_s"]) - float(window_s[0]), str(folder))
 
 
-def grouped(records: Iterable[Record]) -> dict[str, list[Record]]:
+def grouped(records: Iterable[RunRecord]) -> dict[str, list[RunRecord]]:
     """Records by label, in the order in which labels first come, seeds ascending.
 
     Raises:
         UserError: a label has a seed twice.
     """
-    groups: dict[str, list[Record]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     for record in records:
         groups.setdefault(record.label, []).append(record)
     for label, members in groups.items():
@@ -142,7 +142,7 @@ def grouped(records: Iterable[Record]) -> dict[str, list[Record]]:
     return groups
 
 
-def with_distinct_labels(records: Sequence[Record]) -> list[Record]:
+def with_distinct_labels(records: Sequence[RunRecord]) -> list[RunRecord]:
     """Records whose labels tell conditions apart: where a policy ran under several, the folder's name is added."""
     conditions: dict[str, set[str]] = {}
     for record in records:
@@ -151,14 +151,14 @@ def with_distinct_labels(records: Sequence[Record]) -> list[Record]:
             if len(conditions[record.label]) > 1 and record.folder else record for record in records]
 
 
-def differing_conditions(records: Sequence[Record]) -> list[str]:
+def differing_conditions(records: Sequence[RunRecord]) -> list[str]:
     """Names of the scenario's fields, other than the seed, in which the records differ."""
     first = records[0].scenario
     return sorted({key for record in records[1:] for key in {*first, *record.scenario}
                    if key != "seed" and _text(record.scenario.get(key)) != _text(first.get(key))})
 
 
-def one_seed(groups: Mapping[str, Sequence[Record]]) -> list[Record]:
+def one_seed(groups: Mapping[str, Sequence[RunRecord]]) -> list[RunRecord]:
     """Of each label the record that is shown over time: of the first seed that has requests and samples, and, where
     possible, the same seed for all."""
     detailed = {label: [record for record in members if record.requests is not None and record.samples is not None]
@@ -221,7 +221,7 @@ def _samples(path: Path) -> dict[str, Any]:
     return samples
 
 
-def _asked(folder: Path, summary: Mapping[str, Any]) -> str:
+def _policy_words(folder: Path, summary: Mapping[str, Any]) -> str:
     """The policy as it was asked for: its name, and the parameters that are not its configuration's own."""
     from ooco_gym.resources import load_yaml, names
 
@@ -237,7 +237,7 @@ def _asked(folder: Path, summary: Mapping[str, Any]) -> str:
     return f"{name}:{','.join(changed)}" if changed else name
 
 
-def _condition(record: Record) -> str:
+def _condition(record: RunRecord) -> str:
     return _text({key: value for key, value in record.scenario.items() if key != "seed"})
 
 

@@ -21,7 +21,7 @@ from ooco_gym.render.figures import (
     within_budget,
     work_name,
 )
-from ooco_gym.render.record import Record
+from ooco_gym.render.record import RunRecord
 from ooco_gym.report import Table, percent
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import workload_name
@@ -43,7 +43,7 @@ PROTOCOL_WORDS = (
 
 # --- What the figures show --------------------------------------------------------------------------------------------
 def violation_words(groups: Groups, budget: float) -> list[str]:
-    """Who keeps the promises, and from when on one that does not breaks them."""
+    """Which policies keep the SLO, and which are over the budget."""
     lines = []
     for label, members in groups.items():
         idle = idle_seeds(members)
@@ -128,7 +128,7 @@ def waste_words(groups: Groups) -> list[str]:
     return lines or ["No policy recomputes more than a fifth of what it serves offline, and memory does not thrash."]
 
 
-def latency_words(records: Sequence[Record], budget: float) -> list[str]:
+def latency_words(records: Sequence[RunRecord], budget: float) -> list[str]:
     """When each record is worst, and how long it is over the budget."""
     lines = []
     for record in records:
@@ -152,29 +152,29 @@ def latency_words(records: Sequence[Record], budget: float) -> list[str]:
     return lines
 
 
-def load_words(records: Sequence[Record]) -> list[str]:
+def load_words(records: Sequence[RunRecord]) -> list[str]:
     """How much arrives, when most, and how deep the queues get."""
     lines, first = [], records[0]
     if first.samples is not None and len(first.samples["t_s"]):
-        online, offline = (first.summary[room]["arrived"] / first.window_s for room in ("online", "offline"))
+        online, offline = (first.summary[kind]["arrived"] / first.window_s for kind in ("online", "offline"))
         edges, which, _ = online_quality(first)
         counts = np.bincount(which, minlength=len(edges) - 1) / np.diff(edges)
-        axis, place = TimeAxis(first), int(counts.argmax())
-        highest = (f"; online load is highest, {counts[place]:.3g} a second, in the {_span(edges[1] - edges[0])} from "
-                   f"{_clock(axis.at(edges[place:place + 1])[0], axis)}")
+        axis, index = TimeAxis(first), int(counts.argmax())
+        highest = (f"; online load is highest, {counts[index]:.3g} a second, in the {_span(edges[1] - edges[0])} from "
+                   f"{_clock(axis.at(edges[index:index + 1])[0], axis)}")
         lines.append(f"On average {online:.3g} online and {offline:.3g} offline requests a second arrive"
                      f"{highest if online > 0 else ''}.")
     for record in records:
         if record.samples is not None and len(record.samples["t_s"]):
             waiting = (record.samples["online_waiting"] + record.samples["offline_waiting"]).sum(axis=1)
-            place = int(waiting.argmax())
+            index = int(waiting.argmax())
             axis = TimeAxis(record)
-            lines.append(f"Under {record.label} at most {waiting[place]:,.0f} requests wait for their prefill, at "
-                         f"{_clock(axis.at(record.samples['t_s'][place:place + 1])[0], axis)}.")
+            lines.append(f"Under {record.label} at most {waiting[index]:,.0f} requests wait for their prefill, at "
+                         f"{_clock(axis.at(record.samples['t_s'][index:index + 1])[0], axis)}.")
     return lines
 
 
-def instance_words(records: Sequence[Record]) -> list[str]:
+def instance_words(records: Sequence[RunRecord]) -> list[str]:
     """What the instances were busy with, by role, over the whole run."""
     lines = []
     for record in records:
@@ -204,14 +204,14 @@ def _clock(value: float, axis: TimeAxis) -> str:
 
 
 # --- Conditions, and how to play a run again --------------------------------------------------------------------------
-def protocol_words(record: Record) -> str:
+def protocol_words(record: RunRecord) -> str:
     """The protocol's definitions with this record's figures."""
     protocol, slo = record.scenario["protocol"], record.scenario["slo"]
     return PROTOCOL_WORDS.format(short=slo["tpot_min_tokens"], warmup=float(protocol["warmup_s"]),
                                  budget=100 * float(protocol["violation_budget"]))
 
 
-def conditions_table(record: Record, seeds: Sequence[int]) -> Table:
+def conditions_table(record: RunRecord, seeds: Sequence[int]) -> Table:
     """The scenario that a record was played in, one row a part."""
     scenario = record.scenario
     slo, offline, predictor = scenario["slo"], scenario["offline"], scenario["predictor"]
@@ -248,7 +248,7 @@ def _cluster(cluster: Mapping[str, Any]) -> str:
     return f"{short_name(cluster)}: {short_name(cluster.get('model') or '?')}, {', '.join(pools)}"
 
 
-def command_of(record: Record) -> str | None:
+def command_of(record: RunRecord) -> str | None:
     """The `ooco-gym simulate` that plays a record again, or None where a setting has no short name."""
     scenario = record.scenario
     if scenario["predictor"]["name"] != "exact" or dict(scenario["protocol"]) != load_yaml("protocol", "default"):

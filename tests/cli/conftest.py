@@ -49,7 +49,7 @@ seed: 1
 seeds: 3
 rate: 0.5
 fast: true
-name: nobody
+name: unnamed
 words: [a, b]
 start: null
 knife: {blade: {length_cm: 9.0}, sharp: true}

@@ -107,7 +107,7 @@ def test_control_takes_levels_by_place_and_by_name(play: Any) -> None:
     (("stps=3",), "play has no key 'stps' (did you mean 'steps'?)"),
     (("seed=1.5",), "seed=1.5 must be a whole number of at least 0"),
     (("shift=brust",), "unknown shift 'brust' (did you mean 'burst'?)"),
-    (("partner=nobody",), "unknown policy 'nobody'"),
+    (("partner=missing",), "unknown policy 'missing'"),
 ])
 def test_mistakes_of_the_command_are_one_sentence(play: Any, words: tuple[str, ...], sentence: str) -> None:
     code, out, err, _ = play("", *words)

@@ -1,4 +1,4 @@
-"""Progress bars are silent where nobody watches, and seen on a terminal."""
+"""Progress bars are silent where there is no terminal, and seen on a terminal."""
 
 from __future__ import annotations
 

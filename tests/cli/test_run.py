@@ -33,7 +33,7 @@ def test_results(toy: SimpleNamespace) -> None:
     assert summary["cwd"] == str(toy.cwd)
     assert summary["values"] == {
         "fruit": {"name": "apple", "weight_g": 160.5, "path": None, "core": {"seeds_in_it": 5}},
-        "seed": 7, "seeds": 3, "rate": 0.5, "fast": True, "name": "nobody", "words": ["a", "b"], "start": None,
+        "seed": 7, "seeds": 3, "rate": 0.5, "fast": True, "name": "unnamed", "words": ["a", "b"], "start": None,
         "knife": {"blade": {"length_cm": 12}, "sharp": True}, "size": "small", "fail": None, "out": str(folder)}
     assert yaml.safe_load((folder / "config.yaml").read_text()) == summary["values"]
 

@@ -34,7 +34,7 @@ def command(*words: str) -> list[str]:
 @pytest.mark.parametrize("words", [("perf", "out=there"), ("--help",), ("experiment", "--help")])
 def test_a_closed_pipe_is_no_event(tmp_path: Path, words: tuple[str, ...]) -> None:
     reading, writing = os.pipe()
-    os.close(reading)  # nobody reads: every write fails
+    os.close(reading)  # without a reader every write fails
     try:
         done = subprocess.run(command(*words), stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path, check=False)
     finally:

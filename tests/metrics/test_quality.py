@@ -1,4 +1,4 @@
-"""Who violates, and when: PROTOCOL's definitions on hand-made requests."""
+"""Violations and when they happen: PROTOCOL's definitions on hand-made requests."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_a_violation_rate_is_within_the_budget_by_its_upper_limit():
     assert not within([0.01, 0.05, 0.02], 0.03)  # the mean is within, the upper limit is not
     assert within([0.02], 0.03) and not within([0.04], 0.03)
     assert within([0.0, 0.0], 0.03)
-    assert not within([None], 0.03) and not within([0.01, None, 0.01], 0.03)  # nobody was served: nothing was kept
+    assert not within([None], 0.03) and not within([0.01, None, 0.01], 0.03)  # nothing was served: nothing was kept
 
 
 def test_a_footnote_says_which_interval_it_is_and_advises_more_seeds():
