@@ -132,7 +132,7 @@ def code_of(text: str) -> str:
 
 @lru_cache(maxsize=1024)
 def _parsed(name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
-    """What a module does, and the names that it imports, at once and within functions: modules, or what is in them."""
+    """What a module does, and the modules that it imports: at once, and within functions."""
     path = _file_of(name)
     assert path is not None
     text = path.read_text(encoding="utf-8")
@@ -145,7 +145,7 @@ def _parsed(name: str) -> tuple[str, tuple[str, ...], tuple[str, ...]]:
 
 
 def _imported(node: ast.AST, package: str, inside: bool) -> Iterator[tuple[str, bool]]:
-    """Imported names below a node, each with whether it is within a function."""
+    """Modules imported below a node, each with whether it is within a function."""
     if isinstance(node, ast.If) and getattr(node.test, "id", "") == "TYPE_CHECKING":
         return
     if isinstance(node, ast.Import):
@@ -153,8 +153,8 @@ def _imported(node: ast.AST, package: str, inside: bool) -> Iterator[tuple[str, 
     elif isinstance(node, ast.ImportFrom):
         above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
         origin = ".".join([*above, *([node.module] if node.module else [])])
-        yield origin, inside
-        yield from ((f"{origin}.{alias.name}", inside) for alias in node.names)
+        names = [f"{origin}.{alias.name}" for alias in node.names]
+        yield from ((name if _file_of(name) else origin, inside) for name in names)
     inside = inside or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     for child in ast.iter_child_nodes(node):
         yield from _imported(child, package, inside)
