@@ -63,7 +63,7 @@ validity: $(VENV)/.demo
 	$(BIN)/python -m experiments.validity out=docs data=$(OOCO_GYM_DATA) chain=$(CHAIN) servegen=$(SERVEGEN)
 
 # All trained policies and tuned opponents from nothing, within three hours on two cores (docs/zoo.md); what is there
-# already is kept. The table of them: ooco-gym evaluate +experiment=learned_table zoo=zoo
+# already is kept. The table of them: ooco-gym evaluate +preset=learned_table zoo=zoo
 zoo: $(VENV)/.all
 	$(BIN)/ooco-gym zoo out=$(ZOO) $(ZOO_FLAGS)
 

@@ -67,15 +67,15 @@ def ship(config: Mapping[str, Any], entries: Mapping[str, Mapping[str, Any]]) ->
 def _table(path: Any) -> dict[str, Any]:
     if path is None:
         raise UserError("ship=true needs table=FILE: the learned_table.json of 'ooco-gym evaluate "
-                        "+experiment=learned_table zoo=ZOO'")
+                        "+preset=learned_table zoo=ZOO'")
     try:
         table = json.loads(Path(str(path)).read_text(encoding="utf-8"))
     except (OSError, json.JSONDecodeError) as error:
         raise UserError(f"table={path} cannot be read ({' '.join(str(error).split())}); expected the "
-                        "learned_table.json of 'ooco-gym evaluate +experiment=learned_table zoo=ZOO'") from error
+                        "learned_table.json of 'ooco-gym evaluate +preset=learned_table zoo=ZOO'") from error
     if not isinstance(table, dict) or not isinstance(table.get("environments"), dict):
         raise UserError(f"table={path} has no 'environments'; expected the learned_table.json of 'ooco-gym evaluate "
-                        "+experiment=learned_table zoo=ZOO'")
+                        "+preset=learned_table zoo=ZOO'")
     return table
 
 
@@ -84,7 +84,7 @@ def _of_table(table: Mapping[str, Any], env: str) -> dict[str, Any]:
         if env in (key, one.get("name")) or key.lower() == f"ooco_gym/{env}-v0":
             return one
     raise UserError(f"the table has no environment '{env}'{nearest(env, table['environments'])}; measure it first: "
-                    "ooco-gym evaluate +experiment=learned_table zoo=ZOO")
+                    "ooco-gym evaluate +preset=learned_table zoo=ZOO")
 
 
 def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, Any]]]:
@@ -152,7 +152,7 @@ def _check_same_runs(env: str, runs: Mapping[str, Any], measured: Mapping[str, A
     if of_table is not None and of_table != set(runs):
         raise UserError(f"the table's runs of {env} are {', '.join(sorted(of_table))}, the zoo's "
                         f"{', '.join(sorted(runs))}; make the table of this zoo: ooco-gym evaluate "
-                        "+experiment=learned_table zoo=ZOO")
+                        "+preset=learned_table zoo=ZOO")
 
 
 def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, Any]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
         "not_for": doubts + [one["words"] for one in shifts if not one["holds_budget"] or one["behind"]],
         "tried": list(entry.get("tried") or []),
         "reproduce": [f"ooco-gym zoo envs=[{env}] seeds=[{','.join(map(str, seeds))}] out=ZOO",
-                      "ooco-gym evaluate +experiment=learned_table zoo=ZOO out=TABLE",
+                      "ooco-gym evaluate +preset=learned_table zoo=ZOO out=TABLE",
                       f"ooco-gym zoo ship=true envs=[{env}] zoo=ZOO table=TABLE/learned_table.json"],
     }
 

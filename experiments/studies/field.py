@@ -2,7 +2,7 @@
 
 Equal hardware (each policy on the cluster of its kind), the same arrivals, lengths and SLOs, the same seeds. The rate
 is searched as `capacity` does; what a policy did there (throughput, waste, cache hits, violations) stands beside it.
-`ooco-gym compare +experiment=field` is the whole field on one page (docs/field.md).
+`ooco-gym compare +preset=field` is the whole field on one page (docs/field.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`ooco-gym evaluate +experiment=learned_table zoo=ZOO`: learned policies against tuned heuristics and look-ahead.
+"""`ooco-gym evaluate +preset=learned_table zoo=ZOO`: learned policies against tuned heuristics and look-ahead.
 
 For each environment of a zoo's working folder (`ZOO/<env>/seed_<n>/`, `ZOO/<env>/tuned/<policy>/policy.yaml`) all play
 the same held-out windows: chance, every heuristic, every tuned policy, the learned one (all its training runs),
@@ -423,8 +423,8 @@ def environments_of(zoo: Path, table: Mapping[str, Any]) -> list[str]:
         raise UserError(f"zoo folder '{zoo}' does not exist; expected the 'out' of 'ooco-gym zoo'")
     known = list(plain(table.get("environments") or {}))
     if not known:
-        raise UserError("table.environments is empty; expected the settings of conf/experiment/learned_table.yaml: add "
-                        "+experiment=learned_table")
+        raise UserError("table.environments is empty; expected the settings of conf/preset/learned_table.yaml: add "
+                        "+preset=learned_table")
     only = table.get("only")
     asked = [only] if isinstance(only, str) else list(only or [])
     for name in asked:
@@ -458,7 +458,7 @@ def evaluate(cfg: DictConfig) -> dict[str, Any]:
 
         return evaluate_one(cfg)
     if cfg.get("zoo") is None or cfg.get("table") is None:
-        raise UserError("zoo and table belong together; expected 'ooco-gym evaluate +experiment=learned_table "
+        raise UserError("zoo and table belong together; expected 'ooco-gym evaluate +preset=learned_table "
                         "zoo=FOLDER', the working folder of 'ooco-gym zoo'")
     config = plain(cfg)
     given = [key for key, default in load_yaml("", "evaluate").items()

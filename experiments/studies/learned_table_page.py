@@ -183,7 +183,7 @@ def _verdict(difference: Mapping[str, float | None], feasible: bool, few: str | 
     return "better" if low > 0.0 else "worse" if high < 0.0 else "no difference shown"
 
 
-BEGIN = "<!-- results: written by ooco-gym evaluate +experiment=learned_table; what stands outside is not touched -->"
+BEGIN = "<!-- results: written by ooco-gym evaluate +preset=learned_table; what stands outside is not touched -->"
 END = "<!-- end of results -->"
 SCHEMA = "ooco-gym/learned-table/1"
 BY_OTHER_CODE = "windows_by_other_code"

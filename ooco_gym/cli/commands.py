@@ -15,7 +15,9 @@ from ooco_gym.resources import conf_root, load_yaml
 
 GROUP = "ooco_gym.commands"  # of entry points
 OURS = ("agents", "baselines", "conf", "experiments")
-EXPERIMENT = "experiment"  # the group of files that set many keys of a command at once, `+experiment=NAME`
+# The group of files that set many keys of a command at once, `+preset=NAME`; then its earlier name.
+PRESETS = ("preset", "experiment")
+PRESET = PRESETS[0]
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
 _WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
 
@@ -105,12 +107,12 @@ def names(roots: Iterable[Path], group: str) -> list[str]:
     return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
 
 
-def experiments(roots: Iterable[Path], command: str) -> dict[str, str]:
-    """The experiments of a command and what their files say of them: those whose comment begins with its name."""
+def presets(roots: Iterable[Path], command: str) -> dict[str, str]:
+    """The presets of a command and what their files say of them: those whose comment begins with its name."""
     found = {}
     for root in roots:
-        for path in sorted((root / EXPERIMENT).glob("*.yaml")):
-            match = re.search(rf"^# *ooco-gym +{re.escape(command)} +\+{EXPERIMENT}={re.escape(path.stem)} *: *(.*)$",
+        for path in sorted((root / PRESET).glob("*.yaml")):
+            match = re.search(rf"^# *ooco-gym +{re.escape(command)} +\+{PRESET}={re.escape(path.stem)} *: *(.*)$",
                              path.read_text(encoding="utf-8"), re.MULTILINE)
             if match:
                 found.setdefault(path.stem, match[1].rstrip("."))

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ooco_gym.cli.commands import Command, commands, experiments, find, names
+from ooco_gym.cli.commands import Command, commands, find, names, presets
 from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
 from ooco_gym.errors import UserError
 from ooco_gym.report import Table
@@ -124,10 +124,10 @@ def _print_help(command: Command) -> None:
         print("\nChoices, each also the path of a YAML file; GROUP.key=value changes one of its keys:\n")
     for group in groups:
         print(f"  {group}: {', '.join(names(command.roots, group))}")
-    mine = experiments(command.roots, command.name)
+    mine = presets(command.roots, command.name)
     if mine:
-        print("\nExperiments, many keys at once, any of which may be given besides:\n")
-        print("\n".join(f"  +experiment={name}: {said}" for name, said in mine.items()))
+        print("\nPresets, many keys at once, any of which may be given besides:\n")
+        print("\n".join(f"  +preset={name}: {said}" for name, said in mine.items()))
     print(f"\nA sweep: ooco-gym {command.name} -m key=a,b [hydra/launcher=joblib|ray|submitit_local]")
 
 

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from ooco_gym.cli.commands import EXPERIMENT, PLAIN, Command, names, read_choice
+from ooco_gym.cli.commands import PLAIN, PRESET, PRESETS, Command, names, read_choice
 from ooco_gym.errors import UserError, nearest, unknown
 
 Compose = Callable[[list[str]], DictConfig]
@@ -144,7 +144,7 @@ def check(command: Command, request: Request, compose: Compose, options: Callabl
     """
     base = compose([])
     groups = set(base.hydra.runtime.choices)
-    chosen = [o for o in request.overrides if _is_group(o, groups) or _is_experiment(command, o)]
+    chosen = [o for o in request.overrides if _is_group(o, groups) or _is_preset(command, o)]
     for override in chosen:
         _check_choice(command, override, options)
     values = [o for o in request.overrides if o not in chosen]
@@ -163,14 +163,14 @@ def _is_group(override: Override, groups: set[str]) -> bool:
     return key in groups and not isinstance(override.value(), Mapping)
 
 
-def _is_experiment(command: Command, override: Override) -> bool:
-    """Whether it adds a file of settings, `+experiment=NAME`: no group of the command's own, any may be given it."""
-    return override.is_add() and override.key_or_group == EXPERIMENT and any(
-        (root / EXPERIMENT).is_dir() for root in command.roots)
+def _is_preset(command: Command, override: Override) -> bool:
+    """Whether it adds a file of settings, `+preset=NAME`: no group of the command's own, any may be given it."""
+    return override.is_add() and override.key_or_group in PRESETS and any(
+        (root / str(override.key_or_group)).is_dir() for root in command.roots)
 
 
 def _check_added(command: Command, base: DictConfig, config: DictConfig, words: Iterable[str]) -> None:
-    """An experiment sets keys of the command, nothing else."""
+    """A preset sets keys of the command, nothing else."""
     known = set(base.keys())  # `in` says no to what is required
     for key in config:
         if key not in known:
@@ -283,8 +283,8 @@ def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> 
         close = nearest(last, {known.rpartition(".")[2] for known in keys})
     top = sorted({known for known in keys if "." not in known})
     listed = "" if close else f"; its keys: {', '.join(top)}"
-    if key == EXPERIMENT:
-        close, listed = f": a file of settings is added, +{EXPERIMENT}=NAME", ""
+    if key in PRESETS:
+        close, listed = f": a file of settings is added, +{PRESET}=NAME", ""
     return UserError(f"{command.name} has no key '{key}'{close}{listed}")
 
 

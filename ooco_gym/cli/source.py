@@ -13,7 +13,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from ooco_gym.cli.commands import EXPERIMENT, Command, names, read_choice
+from ooco_gym.cli.commands import PRESETS, Command, names, read_choice
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -79,7 +79,7 @@ class OocoSource(ConfigSource):
         else:
             group, value = self._split(config_path)
             config = OmegaConf.create(read_choice(self.roots, group, value) or {})
-            header = {"package": "_global_" if group == EXPERIMENT else None}
+            header = {"package": "_global_" if group in PRESETS else None}
         return ConfigResult(provider=self.provider, path=f"ooco://{config_path}", config=config, header=header)
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

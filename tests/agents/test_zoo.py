@@ -39,7 +39,7 @@ def config(out, **changes):
 
 
 def table(folder):
-    """What `evaluate +experiment=learned_table` would say of it."""
+    """What `evaluate +preset=learned_table` would say of it."""
     figure = {"mean": 1.0, "ci_low": 0.9, "ci_high": 1.1}
     rate = {"mean": 0.01, "ci_low": 0.0, "ci_high": 0.02, "upper_limit": 0.02}
     row = {"service": figure, "violation_rate": rate, "reward": figure, "feasible": True}

@@ -64,15 +64,16 @@ out: null
     "toy_commands/conf/fruit/pear.yaml": "name: pear\nweight_g: 180\nbrown_spots: 2\npath: null\n",
     "toy_commands/conf/fruit/plum.yaml": "name: plum\nweight_g: null\npath: null\n",
     "toy_commands/conf/size/small.yaml": "cm: 5\n",
-    "toy_commands/conf/experiment/feast.yaml": """# @package _global_
-# ooco-gym play +experiment=feast: many pears.
+    "toy_commands/conf/preset/feast.yaml": """# @package _global_
+# ooco-gym play +preset=feast: many pears.
 defaults:
   - override /fruit: pear
 seed: 7
 knife: {sharp: false}
 fruit: {weight_g: 200}
 """,
-    "toy_commands/conf/experiment/odd.yaml": "# @package _global_\nspoons: 2\n",
+    "toy_commands/conf/experiment/feast.yaml": "# @package _global_\ndefaults:\n  - /preset: feast\n",
+    "toy_commands/conf/preset/odd.yaml": "# @package _global_\nspoons: 2\n",
     "toy_commands-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: toy_commands\nVersion: 1.0\n",
     "toy_commands-1.0.dist-info/entry_points.txt": """[ooco_gym.commands]
 play = toy_commands.functions:play

@@ -97,16 +97,17 @@ def test_config_dir_of_the_user(toy: SimpleNamespace) -> None:
     assert play(toy, "fruit=quince", "--config-dir", "more")["fruit"] == {"name": "quince"}
 
 
-def test_an_experiment_sets_many_keys_and_the_command_line_has_the_last_word(toy: SimpleNamespace) -> None:
-    given = play(toy, "+experiment=feast", "seed=8")
+def test_a_preset_sets_many_keys_and_the_command_line_has_the_last_word(toy: SimpleNamespace) -> None:
+    given = play(toy, "+preset=feast", "seed=8")
     assert (given["seed"], given["fruit"]["brown_spots"], given["fruit"]["weight_g"]) == (8, 2, 200)
     assert given["knife"] == {"blade": {"length_cm": 9.0}, "sharp": False}
-    assert "experiment" not in given
+    assert "preset" not in given
+    assert play(toy, "+experiment=feast", "seed=8") == given, "the earlier name"
     (toy.cwd / "mine.yaml").write_text("seed: 9\nname: me\n")
-    mine = play(toy, "+experiment=mine.yaml")
+    mine = play(toy, "+preset=mine.yaml")
     assert (mine["seed"], mine["name"]) == (9, "me")
-    assert "+experiment=feast: many pears\n" in toy.run("play", "--help")[1]
-    assert "+experiment" not in toy.run("speak", "--help")[1]
+    assert "+preset=feast: many pears\n" in toy.run("play", "--help")[1]
+    assert "+preset" not in toy.run("speak", "--help")[1]
 
 
 def test_lists_numbers_and_added_keys(toy: SimpleNamespace) -> None:

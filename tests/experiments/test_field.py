@@ -294,7 +294,7 @@ def test_the_field_is_configured(capsys):
     from experiments.common.sustain import candidates_of
     from experiments.studies.field import cells_of
 
-    assert main(["compare", "+experiment=field", "--cfg", "job"]) == 0
+    assert main(["compare", "+preset=field", "--cfg", "job"]) == 0
     options = yaml.safe_load(capsys.readouterr().out)
     assert options["sustain"] is True and options["baseline"] in options["policies"]
     kinds = {get_policy(policy).mixed for policy in options["policies"]}

@@ -45,7 +45,7 @@ def zoo(tmp_path_factory):
 
 
 def config(zoo, out, **table):
-    settings = yaml.safe_load((conf_root() / "experiment" / "learned_table.yaml").read_text(encoding="utf-8"))["table"]
+    settings = yaml.safe_load((conf_root() / "preset" / "learned_table.yaml").read_text(encoding="utf-8"))["table"]
     gating = {**settings["environments"]["gating"], "window_s": 10.0, "warmup_s": 5.0, "every": 40, "honest_every": 80,
               "samples": 1}
     settings = {**settings, "episodes": 6, "validation_episodes": 4, "shift_episodes": 2, "rollout_episodes": 5,
