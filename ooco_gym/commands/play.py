@@ -1,4 +1,7 @@
-"""`ooco-gym play`: a person makes the decisions of an environment, beside what its partner makes of the window."""
+"""`ooco-gym play`: a person makes the decisions of an environment, beside what its partner makes of the window.
+
+The first part is the game, the second what it shows: the cluster, the legal actions in units, and the result.
+"""
 
 from __future__ import annotations
 
@@ -8,17 +11,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.commands import play_screen as screen
-from ooco_gym.envs.decision import asked
+from ooco_gym.envs.buffers import CLOCK, FIXED, PARTNER_ACTION
+from ooco_gym.envs.decision import actual, asked, figures_of, kinds, meaning
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
 from ooco_gym.errors import UserError, whole_number
 from ooco_gym.policy import spelling_of
-from ooco_gym.report.terminal import progress
+from ooco_gym.report import Table, percent, progress
+from ooco_gym.sim import state as s
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+    from rich.table import Table as RichTable
 
 KEYS = "a number; Enter: as {partner}; p N: {partner} plays N decisions; q: {partner} plays the rest"
 CONTROL_KEYS = "a level for each parameter, or name=level; " + KEYS.partition("; ")[2]
+MOST_INSTANCES = 6  # shown one by one; of more, the sums of each role
+_PARTNER = [feature.name for feature in CANDIDATES].index("partner")
+_CLUSTER = {feature.name: index for index, feature in enumerate(CLUSTER)}
+SHARES = ("violation_rate",)  # of a summary: shown in percent
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -36,7 +46,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with progress(f"{game.partner} alone"):
         reference = _partner_alone(alone, game.window)
     mine = env.summary()
-    game.console.print(screen.results(mine, reference, game.partner, game.counts()))
+    results(mine, reference, game.partner, game.counts()).show(game.console, frame="none")
     return {"env": env.spec.id, "seed": game.window[0], "window": game.window[1], "partner": game.partner,
             "decisions": game.counts(), "actions": game.actions, "you": mine, "partner_alone": reference}
 
@@ -114,8 +124,8 @@ class Game:
         Returns:
             (action,), or how many decisions the partner is to take, or None: stop.
         """
-        self.console.print(screen.decision(self.env, self.observation, len(self.actions) + 1))
-        self.console.print(screen.choices(self.env, self.observation, self.partner, self.wanted()))
+        self.console.print(decision(self.env, self.observation, len(self.actions) + 1))
+        self.console.print(choices(self.env, self.observation, self.partner, self.wanted()))
         keys = (KEYS if self.env.episodes.controls is None else CONTROL_KEYS).format(partner=self.partner)
         while True:
             line = _read(self.console, f"{keys} > " if self.own == 0 else "> ")
@@ -133,7 +143,7 @@ class Game:
         if words[0] == "p":
             return _count(words[1:])
         if self.env.episodes.controls is not None:
-            return (screen.levels_of(self.env, words),)
+            return (levels_of(self.env, words),)
         legal = np.flatnonzero(self.observation["action_mask"]).tolist()
         if len(words) != 1 or not words[0].isdecimal():
             raise ValueError(f"'{line}' is no answer")
@@ -189,3 +199,159 @@ def _make(cfg: DictConfig) -> Any:
     arguments = {str(key): value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     arguments |= {key: cfg[key] for key in ("window_s", "warmup_s", "partner", "shift") if cfg[key] is not None}
     return gym.make(imported(name), disable_env_checker=True, **arguments).unwrapped
+
+
+# --- What is shown ----------------------------------------------------------------------------------------------------
+def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
+    """The decision that is open, and how the cluster stands."""
+    from rich.console import Group
+    from rich.rule import Rule
+
+    name, simulation = asked(observation, env.decision_names), env.simulation
+    now = simulation.now_s - simulation.window_s[0]
+    day = int(env.episodes.buffers.days[0] + simulation.now_s) % 86_400
+    clock = f"{day // 3600:02d}:{day // 60 % 60:02d}:{day % 60:02d}"
+    cluster = observation["cluster"]
+    rates = " / ".join(f"{actual(CLUSTER[_CLUSTER[key]], float(cluster[_CLUSTER[key]])):.1f}"
+                       for key in ("online_rate_10s", "online_rate_300s"))
+    return Group(
+        Rule(f"decision {number}: {name}", style="dim"),
+        f"{now:.2f} s of {env.config.window_s:g} s, {clock}; {rates} online requests/s (10 s / 300 s), "
+        f"{int(simulation.state.totals.violations)} of {int(simulation.state.totals.online_arrived)} missed an SLO",
+        _instances(simulation.state, -1 if kinds()[name].kind >= CLOCK else int(simulation.state.pending.instance)))
+
+
+def _instances(state: s.State, here: int) -> RichTable:
+    instances, rows = state.instances, []
+    if len(instances) <= MOST_INSTANCES:
+        for index, one in enumerate(instances):
+            activity = s.ACTIVITY_NAMES[one["activity"]].replace("_", " ")
+            rows.append((">" if index == here else "", f"{index} {s.ROLE_NAMES[one['role']]}", activity,
+                         _left(state, one), *_counts(instances[index:index + 1])))
+    else:
+        for role in dict.fromkeys(instances["role"].tolist()):
+            members = instances[instances["role"] == role]
+            busy = int((members["activity"] != s.IDLE).sum())
+            rows.append(("", f"{len(members)} {s.ROLE_NAMES[role]}", f"{busy} busy", "", *_counts(members)))
+    head = ("", "instance", "does", "for", "online + offline here", "waiting", "KV used")
+    return Table("", head, rows, align="llllr").view(frame="none", unbroken=4)
+
+
+def _left(state: s.State, one: Any) -> str:
+    """How long the iteration in progress still takes; not known of a run of steps."""
+    if one["activity"] == s.IDLE:
+        return ""
+    if one["activity"] == s.DECODE and one["steps"] > 1:
+        return "a run"
+    return f"{(one['end_ps'] - state.clock.now_ps) / 1e9:.0f} ms"
+
+
+def _counts(rows: np.ndarray) -> list[str]:
+    used = 1.0 - rows["free_blocks"].sum() / max(1, rows["total_blocks"].sum())
+    held, waiting = ([str(int(rows[key].sum())) for key in keys] for keys in (
+        ("urgent_members", "offline_members"), ("online_waiting", "offline_waiting")))
+    return [" + ".join(held), " + ".join(waiting), f"{used:.0%}"]
+
+
+def choices(env: Any, observation: Mapping[str, Any], partner: str, wanted: Any) -> Any:
+    """The legal actions, what each means, and what the partner would do."""
+    from rich.console import Group
+    from rich.text import Text
+
+    name = asked(observation, env.decision_names)
+    if env.episodes.controls is not None:
+        return _levels(env)
+    lines, wanted = [Text(kinds()[name].question, style="bold")], _as_tuned(observation, wanted)
+    legal = np.flatnonzero(observation["action_mask"]).tolist()
+    offered = [action for action in legal if action >= FIXED]
+    for action in legal[: len(legal) - len(offered)]:
+        words = meaning(name, action, partner).partition(" (")[0]
+        lines.append(Text(f"{action:>3}  {words}{_star(action, wanted, partner)}"))
+    if not offered:
+        return Group(*lines)
+    span = f"{offered[0]}" if len(offered) == 1 else f"{offered[0]}-{offered[-1]}"
+    lines.append(Text(f"{span:>3}  {kinds()[name].take}:"))
+    return Group(*lines, _candidates(env, observation, offered, wanted, partner))
+
+
+def _candidates(env: Any, observation: Mapping[str, Any], offered: list[int], wanted: Any, partner: str) -> RichTable:
+    name = asked(observation, env.decision_names)
+    candidates, instances = candidate_table(observation["candidates"]), kinds()[name].kind == s.ROUTE
+    figures = [figures_of(name, candidates[action - FIXED]) for action in offered]
+    rows = [(action, *([env.episodes.buffers.chosen[0, action - FIXED]] if instances else []), *row.values(),
+             _star(action, wanted, partner).strip()) for action, row in zip(offered, figures, strict=True)]
+    head = ("", *(("instance",) if instances else ()), *figures[0], "")
+    return Table("", head, rows, align="r" * (len(head) - 1) + "l").view(frame="none", unbroken=1)
+
+
+def _as_tuned(observation: Mapping[str, Any], wanted: Any) -> Any:
+    """Of a decision by the clock, the candidate at which the partner was tuned; else what it wants."""
+    mine = np.flatnonzero(candidate_table(observation["candidates"])[:, _PARTNER])
+    return FIXED + int(mine[0]) if wanted == PARTNER_ACTION and len(mine) else wanted
+
+
+def _star(action: int, wanted: Any, partner: str) -> str:
+    return f"  <- {partner}" if action == wanted != PARTNER_ACTION else ""
+
+
+# --- Control: levels of several parameters --------------------------------------------------------------------------
+def standing(env: Any) -> list[int]:
+    """At which of its levels each parameter stands."""
+    buffers, controls, params = env.episodes.buffers, env.episodes.controls, env.simulation.state.params
+    return [int(np.argmin(np.abs(controls.levels[index] - params[buffers.params[index]])))
+            for index in range(len(controls.names))]
+
+
+def _levels(env: Any) -> RichTable:
+    controls, policy, rows = env.episodes.controls, env.simulation.policy, []
+    choices_of = {param.name: param.choices for param in policy.params}
+    for index, (name, level) in enumerate(zip(controls.names, standing(env), strict=True)):
+        values = controls.levels[index, : controls.counts[index]]
+        texts = [choices_of[name][int(value)] if choices_of[name] else f"{value:g}" for value in values]
+        rows.append((name, "  ".join(f"{at}: {text}" for at, text in enumerate(texts)), level,
+                     int(controls.tuned[index])))
+    head = ("parameter", "levels", "stands at", f"{policy.name}'s")
+    return Table(kinds()["control"].question, head, rows, align="l").view(frame="none")
+
+
+def levels_of(env: Any, words: list[str]) -> np.ndarray:
+    """Reads `2 2 3 2 2 0`, or `slo_margin=3 …` (the others stay where they are).
+
+    Raises:
+        ValueError: neither, or a level that there is not.
+    """
+    controls = env.episodes.controls
+    names, levels = controls.names, standing(env)
+    named = [word.partition("=") for word in words]
+    if all(sign for _, sign, _ in named):
+        pairs = [(name, level) for name, _, level in named]
+    elif len(words) == len(names):
+        pairs = list(zip(names, words, strict=True))
+    else:
+        raise ValueError(f"expected {len(names)} levels, or name=level")
+    for name, level in pairs:
+        if name not in names:
+            raise ValueError(f"there is no parameter '{name}'; there are {', '.join(names)}")
+        most = int(controls.counts[names.index(name)]) - 1
+        if not level.isdecimal() or int(level) > most:
+            raise ValueError(f"{name}={level}: levels are 0 to {most}")
+        levels[names.index(name)] = int(level)
+    return np.array(levels)
+
+
+# --- The result -----------------------------------------------------------------------------------------------------
+def results(mine: Mapping[str, float], alone: Mapping[str, float], partner: str, counts: Mapping[str, int]) -> Table:
+    """The figures of the window, beside those of the partner alone."""
+    title = (f"The whole window: {counts['all']} decisions, by you {counts['yours']}, of these other than {partner}'s "
+             f"{counts['different']}")
+    rows = [(key.replace("reward/", "reward: ").replace("_per_s", " per s").replace("_", " "), _figure(key, value),
+             _figure(key, alone[key]), _figure(key, value - alone[key], "+")) for key, value in mine.items()]
+    return Table(title, ("", "with you", f"{partner} alone", "difference"), rows)
+
+
+def _figure(key: str, value: float, sign: str = "") -> str:
+    if key in SHARES:
+        return percent(value, 2, sign)
+    if value == 0:
+        return "0"
+    return f"{value:{sign},.0f}" if abs(value) >= 1000 or value == int(value) else f"{value:{sign}.3f}"

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ooco_gym.cli import main
-from ooco_gym.commands import play_screen
+from ooco_gym.commands import play as play_command
 from ooco_gym.envs.decision import asked
 
 SHORT = ("window_s=20", "warmup_s=60")
@@ -134,8 +134,8 @@ def test_the_screen_shows_every_legal_action_and_marks_one(name: str) -> None:
             break
         console = Console(file=io.StringIO(), width=120, record=True)
         wanted = env.rule_action("ooco")
-        console.print(play_screen.decision(env, observation, 1))
-        console.print(play_screen.choices(env, observation, "ooco", wanted))
+        console.print(play_command.decision(env, observation, 1))
+        console.print(play_command.choices(env, observation, "ooco", wanted))
         text = console.export_text()
         legal = np.flatnonzero(observation["action_mask"])
         assert observation["action_mask"][wanted]
