@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
+from gymnasium.envs.registration import load_env_creator
 
 from ooco_gym.errors import UserError
 
@@ -93,5 +94,5 @@ def is_ours(name: Any) -> bool:
 
     entry: Any = spec.entry_point
     if isinstance(entry, str):
-        entry = gym.envs.registration.load_env_creator(entry)
+        entry = load_env_creator(entry)
     return isinstance(entry, type) and issubclass(entry, DecisionEnv)

@@ -331,13 +331,17 @@ class DecisionVectorEnv(VectorEnv):
         shown = self._watch.render()
         return None if shown is None else tuple(shown)
 
-    def export_trace(self, path: str | PathLike[str], index: int = 0) -> None:
+    def export_trace(self, path: str | PathLike[str], index: int = 0, place: int | None = None) -> None:
         """Writes the episode in a slot so far as a Chrome trace; see `DecisionEnv.export_trace`.
+
+        Args:
+            path: of the JSON file.
+            index: of the slot; `place` is its former name.
 
         Raises:
             UserError: nothing is recorded, or no file can be written.
         """
-        self._watch.export_trace(path, index)
+        self._watch.export_trace(path, index if place is None else place)
 
     def _observations(self) -> dict[str, np.ndarray]:
         return {key: array.copy() for key, array in self._arrays.items()}

@@ -113,10 +113,10 @@ def test_what_was_not_recorded_cannot_be_exported(tmp_path: Path) -> None:
         env.export_trace(tmp_path / "file" / "trace.json")
 
 
-def test_a_vector_exports_each_place(tmp_path: Path) -> None:
+def test_a_vector_exports_each_slot(tmp_path: Path) -> None:
     env: Any = gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", trace=True, **SHORT)
     env.reset(seed=4)
     for _ in range(10):
         env.step(np.ones(2, int))
-    env.export_trace(tmp_path / "trace.json", place=1)
+    env.export_trace(tmp_path / "trace.json", index=1)
     assert json.loads((tmp_path / "trace.json").read_text())["otherData"]["seed"] == 5
