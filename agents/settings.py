@@ -67,6 +67,21 @@ def positive_or_null(place: Mapping[str, Any], key: str, null: str, name: str | 
         raise UserError(f"{name or key} must be a positive number, or null for {null}, got {value!r}")
 
 
+def check_numbers(place: Mapping[str, Any], where: str, wholes: Mapping[str, int] | None = None,
+                  numbers: Sequence[str] = (), positives: Sequence[str] = ()) -> None:
+    """Checks several keys of `where`: whole numbers by their least, numbers of at least 0, and positive numbers.
+
+    Raises:
+        UserError: one of them is something else.
+    """
+    for key, least in (wholes or {}).items():
+        whole(place, key, least, name=f"{where}.{key}")
+    for key in numbers:
+        number(place, key, name=f"{where}.{key}")
+    for key in positives:
+        positive(place, key, name=f"{where}.{key}")
+
+
 def seeds(value: Any, such: str = "[3000,3001]", null: str = "the environment's test split") -> list[int] | None:
     """A list of different seeds, or None for null; `such` is an example, `null` says what null means.
 

@@ -9,11 +9,12 @@ import signal
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from copy import deepcopy
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from stable_baselines3.common.callbacks import BaseCallback
@@ -62,38 +63,72 @@ class Interrupts:
 REWARD_PREFIX, COST_PREFIX = "reward/", "cost"
 
 
-class _OnFigures(BaseCallback):
-    """Reads the figures of a step as arrays over the environments."""
+class Kept:
+    """What a checkpoint keeps of an object, so that a run that is resumed goes on as if it had never stopped.
+
+    Attributes:
+        KEPT: names of the attributes that change; one with a `state_dict` of its own keeps that.
+    """
+
+    KEPT: ClassVar[tuple[str, ...]] = ()
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must be known to go on: anything that pickles."""
+        values = {name: getattr(self, name) for name in self.KEPT}
+        return {name: value.state_dict() if hasattr(value, "state_dict") else deepcopy(value)
+                for name, value in values.items()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Goes on from what `state_dict` gave."""
+        for name in self.KEPT:
+            value = getattr(self, name)
+            if hasattr(value, "load_state_dict"):
+                value.load_state_dict(state[name])
+            else:
+                setattr(self, name, deepcopy(state[name]))
+
+
+class Callback(Kept, BaseCallback):
+    """A callback of Stable-Baselines3 that need not do anything at a step, and may have something to keep."""
 
     @property
     def env(self) -> GymnasiumVecEnv:
-        """The environments below all wrappers."""
+        """The environments below all wrappers, with the figures of a step as arrays."""
         env: Any = self.training_env.unwrapped
         assert isinstance(env, GymnasiumVecEnv)
         return env
 
-
-class TimedTransitions(_OnFigures):
-    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
+    @property
+    def buffer(self) -> Any:
+        """The rollout buffer."""
+        return self.model.rollout_buffer  # type: ignore[attr-defined]
 
     def _on_step(self) -> bool:
-        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
-        buffer.elapsed_s[buffer.pos] = self.env.info_array("elapsed_s")
         return True
 
 
-class ObservationStatistics(BaseCallback):
+class TimedTransitions(Callback):
+    """Writes each transition's simulated duration into the rollout buffer, just before the transition is added."""
+
+    def _on_step(self) -> bool:
+        self.buffer.elapsed_s[self.buffer.pos] = self.env.info_array("elapsed_s")
+        return True
+
+
+class ObservationStatistics(Callback):
     """Refreshes the scaling of observations between an update and the next rollout, never within them.
 
     Inside one rollout and its update the network must be one function, or PPO's ratio would start away from one.
     """
+
+    KEPT = ("_seen",)
 
     def __init__(self) -> None:
         super().__init__()
         self._seen: dict[str, np.ndarray] | None = None
 
     def _on_rollout_end(self) -> None:
-        self._seen = dict(self.model.rollout_buffer.observations)  # type: ignore[attr-defined]  # its next are others
+        self._seen = dict(self.buffer.observations)  # its next are others
 
     def _on_rollout_start(self) -> None:
         encoder = self.model.policy.features_extractor
@@ -101,45 +136,25 @@ class ObservationStatistics(BaseCallback):
             encoder.update(self._seen)
             self._seen = None
 
-    def _on_step(self) -> bool:
-        return True
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the scaling has not yet been refreshed with."""
-        return {"seen": self._seen}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self._seen = state["seen"]
-
-
-class _Regular(BaseCallback):
+class _Regular(Callback):
     """Has something to do between two rollouts whenever so many decisions have been taken.
 
     Args:
         every_steps: decisions between two times; None: never.
     """
 
+    KEPT = ("_next",)
+
     def __init__(self, every_steps: int | None) -> None:
         super().__init__()
         self._every, self._next = every_steps, every_steps or 0
-
-    def _on_step(self) -> bool:
-        return True
 
     def _is_due(self) -> bool:
         return self._every is not None and self.num_timesteps >= self._next
 
     def _count_anew(self) -> None:
         self._next = self.num_timesteps + (self._every or 0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """When is next."""
-        return {"next": self._next}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self._next = state["next"]
 
 
 class Between(_Regular):
@@ -172,7 +187,7 @@ class Between(_Regular):
             self._keep()
 
 
-class Stopwatch(_OnFigures):
+class Stopwatch(Callback):
     """Says where the time goes: seconds in environments, in inference (all of a rollout beside them) and in updates.
 
     It stands first and its `begun` last, so that what else happens at a rollout's start, such as validation, is not
@@ -219,7 +234,7 @@ class Stopwatch(_OnFigures):
         self.logger.record(f"time/{part}_s", seconds)
 
 
-class _Begun(BaseCallback):
+class _Begun(Callback):
     def __init__(self, watch: Stopwatch) -> None:
         super().__init__()
         self._watch = watch
@@ -227,12 +242,11 @@ class _Begun(BaseCallback):
     def _on_rollout_start(self) -> None:
         self._watch.start()
 
-    def _on_step(self) -> bool:
-        return True
 
-
-class Figures(_OnFigures):
+class Figures(Callback):
     """Logs, each rollout, the reward's parts and costs per simulated second, and the figures of ended episodes."""
+
+    KEPT = ("episodes",)
 
     def __init__(self) -> None:
         super().__init__()
@@ -245,13 +259,6 @@ class Figures(_OnFigures):
         self._elapsed_s, self._decisions, self._noes, self._partners, self._choices = 0.0, 0, 0, 0, False
         self._started = time.monotonic()
 
-    def state_dict(self) -> dict[str, Any]:
-        """Episodes so far."""
-        return {"episodes": self.episodes}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self.episodes = state["episodes"]
 
     def _on_rollout_start(self) -> None:
         self._begin()
@@ -299,6 +306,8 @@ class Validation(_Regular):
         first: whether to validate before learning too, because the policy already knows something.
     """
 
+    KEPT = ("_next", "history", "best", "last_wall_s")
+
     def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
                  first: bool = False) -> None:
         super().__init__(every_steps)
@@ -315,16 +324,6 @@ class Validation(_Regular):
         if self._is_due():
             self.validate()
             self._count_anew()  # not before: one that is interrupted is still due
-
-    def state_dict(self) -> dict[str, Any]:
-        """What was found so far, and when is next."""
-        return {**super().state_dict(), "history": list(self.history), "best": self.best,
-                "last_wall_s": self.last_wall_s}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        super().load_state_dict(state)
-        self.history, self.best, self.last_wall_s = list(state["history"]), state["best"], state["last_wall_s"]
 
     def validate(self) -> None:
         """Plays the validation windows now; the policy is saved if it is the best."""
@@ -348,31 +347,22 @@ class Validation(_Regular):
         return feasible_first(entry["violation_rate"], entry["reward"], self._limit)
 
 
-class CriticFirst(BaseCallback):
+class CriticFirst(Callback):
     """Leaves the actor as it is for the first `updates` updates, until the critic can judge it.
 
     An imitated actor would otherwise be undone by the advantages of a critic that has seen nothing.
     """
 
+    KEPT = ("_rollouts",)
+
     def __init__(self, updates: int) -> None:
         super().__init__()
         self._updates, self._rollouts = updates, 0
-
-    def _on_step(self) -> bool:
-        return True
 
     def _on_rollout_end(self) -> None:
         self._rollouts += 1
         for parameter in Actor(self.model.policy).actor_parameters():  # type: ignore[arg-type]
             parameter.requires_grad_(self._rollouts > self._updates)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Rollouts so far."""
-        return {"rollouts": self._rollouts}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self._rollouts = state["rollouts"]
 
 
 class Checkpoints(_Regular):
@@ -388,7 +378,7 @@ class Checkpoints(_Regular):
             save(self.model, self._folder / f"step_{self.num_timesteps:010d}.zip")
 
 
-class Progress(BaseCallback):
+class Progress(Callback):
     """A progress bar where somebody watches: the larger share of the decisions and of the time allowed."""
 
     def __init__(self, total: int, max_wall_s: float | None) -> None:

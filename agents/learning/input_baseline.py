@@ -12,18 +12,21 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from stable_baselines3.common.callbacks import BaseCallback
+
+from agents.learning.callbacks import Callback, Kept
 
 
-class Timeline:
+class Timeline(Kept):
     """At which simulated time of which episode each transition of a rollout began.
 
     Args:
         places: episodes side by side.
     """
 
+    KEPT = ("clock", "episode")
+
     def __init__(self, places: int) -> None:
-        self._clock, self._episode = np.zeros(places), np.zeros(places, np.int64)
+        self.clock, self.episode = np.zeros(places), np.zeros(places, np.int64)
 
     def of(self, starts: np.ndarray, elapsed_s: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Seconds since the episode's start, and its ordinal number: (steps, places) each. The clocks go on.
@@ -35,19 +38,11 @@ class Timeline:
         times, episodes = np.zeros(elapsed_s.shape), np.zeros(elapsed_s.shape, np.int64)
         for step in range(len(elapsed_s)):
             begins = starts[step] > 0
-            self._clock[begins] = 0.0
-            self._episode += begins
-            times[step], episodes[step] = self._clock, self._episode
-            self._clock += elapsed_s[step]
+            self.clock[begins] = 0.0
+            self.episode += begins
+            times[step], episodes[step] = self.clock, self.episode
+            self.clock += elapsed_s[step]
         return times, episodes
-
-    def state_dict(self) -> dict[str, Any]:
-        """Where the clocks stand."""
-        return {"clock": self._clock.tolist(), "episode": self._episode.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self._clock, self._episode = np.array(state["clock"]), np.array(state["episode"], np.int64)
 
 
 def of_siblings(times: np.ndarray, episodes: np.ndarray, residuals: np.ndarray, group: int) -> np.ndarray:
@@ -79,7 +74,7 @@ def of_siblings(times: np.ndarray, episodes: np.ndarray, residuals: np.ndarray, 
     return np.where(count > 0, total / np.maximum(count, 1.0), np.nan)
 
 
-class InputBaseline(BaseCallback):
+class InputBaseline(Callback):
     """Subtracts, between a rollout and its update, the siblings' mean from the buffer's advantages.
 
     The mean of few siblings is noisy itself; of it as much is subtracted as has lowered the variance so far, the
@@ -93,6 +88,7 @@ class InputBaseline(BaseCallback):
     the subtraction took of these decisions' variance.
     """
 
+    KEPT = ("timeline", "moments")
     KEEP = 0.9  # of the moments, from rollout to rollout
 
     def __init__(self, group: int, places: int) -> None:
@@ -105,11 +101,8 @@ class InputBaseline(BaseCallback):
         """How much of the siblings' mean is subtracted; 0 before the first rollout."""
         return float(np.clip(self.moments[0] / self.moments[1], 0.0, 1.0)) if self.moments[1] > 0.0 else 0.0
 
-    def _on_step(self) -> bool:
-        return True
-
     def _on_rollout_end(self) -> None:
-        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer = self.buffer
         times, episodes = self.timeline.of(buffer.episode_starts, buffer.elapsed_s)
         siblings = of_siblings(times, episodes, buffer.advantages, self.group)
         there, coefficient, explained = ~np.isnan(siblings), self.coefficient, 0.0
@@ -123,15 +116,6 @@ class InputBaseline(BaseCallback):
             explained = 1.0 - left.var() / max(variance, 1e-12)
         for key, value in (("coefficient", coefficient), ("covered", there.mean()), ("share_explained", explained)):
             self.logger.record(f"input/{key}", float(value))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Clocks and moments."""
-        return {"timeline": self.timeline.state_dict(), "moments": self.moments.tolist()}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self.timeline.load_state_dict(state["timeline"])
-        self.moments = np.array(state["moments"])
 
 
 def group_of(agent: Mapping[str, Any]) -> int:

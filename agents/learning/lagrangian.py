@@ -12,18 +12,18 @@ reward (their section 7, with deviations of advantages in place of norms of grad
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from stable_baselines3.common.callbacks import BaseCallback
 from stable_baselines3.common.utils import obs_as_tensor
 from stable_baselines3.common.vec_env import VecNormalize
 from torch import nn
 from torch.nn import functional
 
 from agents.environments import OBSERVATION_KEYS
+from agents.learning.callbacks import Callback, Kept
 from agents.learning.ppo import timed_advantages
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.envs import reward as r
@@ -33,7 +33,7 @@ _CHUNK = 4096  # rows that are encoded at a time
 _LEAST_DEVIATION = 1e-3  # of cost advantages, in violations: before the first violation there is nothing to scale by
 
 
-class PIDMultiplier:
+class PIDMultiplier(Kept):
     """λ ← (K_P Δ + K_I I + K_D ∂)₊ once an update (Stooke et al. 2020, algorithm 2).
 
     Δ is the excess over the budget, in budgets: rate / budget - 1. I ← (I + Δ)₊ is its sum; Δ below zero lowers it.
@@ -46,6 +46,8 @@ class PIDMultiplier:
         most: λ is held at or below it, and so is the sum behind it (no wind-up).
         smoothing: of Δ for the proportional and the derivative part: share kept from update to update, in [0, 1).
     """
+
+    KEPT = ("sum", "smooth", "parts", "value")
 
     def __init__(self, proportional: float, integral: float, derivative: float, initial: float, most: float,
                  smoothing: float) -> None:
@@ -67,22 +69,15 @@ class PIDMultiplier:
         self.value = min(max(0.0, sum(self.parts)), self.most)
         return self.value
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that changes."""
-        return {"sum": self.sum, "smooth": self.smooth, "parts": list(self.parts), "value": self.value}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self.sum, self.smooth, self.value = state["sum"], state["smooth"], state["value"]
-        self.parts = tuple(state["parts"])
-
-
-class ViolationRate:
+class ViolationRate(Kept):
     """Violations per online request that arrived, over about the last `requests` of them, on training's episodes.
 
     Arrived and violated requests are counted for themselves: the rate of a rollout alone, some hundred requests that
     come in bursts, says little.
     """
+
+    KEPT = ("arrived", "violated")
 
     def __init__(self, requests: float) -> None:
         self.requests = requests
@@ -107,16 +102,8 @@ class ViolationRate:
 
     @property
     def rate(self) -> float:
-        """The share; 0 before anybody arrived."""
+        """The share; 0 before the first arrived."""
         return self.violated / max(self.arrived, 1.0)
-
-    def state_dict(self) -> dict[str, Any]:
-        """What has been counted."""
-        return {"arrived": self.arrived, "violated": self.violated}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self.arrived, self.violated = state["arrived"], state["violated"]
 
 
 def _counters(env: GymnasiumVecEnv) -> np.ndarray:
@@ -140,7 +127,7 @@ class CostCritic(nn.Module):
         return self.layers(features).squeeze(-1)
 
 
-class Lagrangian(BaseCallback):
+class Lagrangian(Callback):
     """Makes any on-policy algorithm of Stable-Baselines3 with a timed buffer a Lagrangian one.
 
     Between a rollout and its update it measures the violation rate, moves λ, and puts (A_r - λ A_c) / (1 + λ) in the
@@ -150,7 +137,7 @@ class Lagrangian(BaseCallback):
         multiplier: λ.
         budget: violations per online request that arrived.
         requests: the rate is that of about so many last requests.
-        discount_per_s, trace_per_s: of costs, as of rewards.
+        discount_per_s, gae_lambda_per_s: of costs, as of rewards.
         features, hidden: sizes of the cost critic, what goes in (the policy's scaled features) and its layers.
         learning_rate, epochs, batch_size: of its fit.
 
@@ -158,34 +145,29 @@ class Lagrangian(BaseCallback):
     violation: what the SLO-penalty reward would have to charge), and the cost critic's loss.
     """
 
+    KEPT = ("multiplier", "rate", "deviations", "critic", "optimiser")
+
     def __init__(self, multiplier: PIDMultiplier, budget: float, requests: float, discount_per_s: float,
-                 trace_per_s: float, features: int, hidden: int, learning_rate: float, epochs: int,
+                 gae_lambda_per_s: float, features: int, hidden: int, learning_rate: float, epochs: int,
                  batch_size: int) -> None:
         super().__init__()
         self.multiplier, self.budget, self.rate = multiplier, budget, ViolationRate(requests)
-        self._discounts = (discount_per_s, trace_per_s)
+        self._discounts = (discount_per_s, gae_lambda_per_s)
         self._epochs, self._batch = epochs, batch_size
         self.critic = CostCritic(features, hidden)
-        self._optimiser = torch.optim.Adam(self.critic.parameters(), lr=learning_rate)
-        self._deviations: np.ndarray | None = None  # of advantages of reward and cost
-
-    @property
-    def env(self) -> GymnasiumVecEnv:
-        """The environments below all wrappers."""
-        env: Any = self.training_env.unwrapped
-        assert isinstance(env, GymnasiumVecEnv)
-        return env
+        self.optimiser = torch.optim.Adam(self.critic.parameters(), lr=learning_rate)
+        self.deviations: np.ndarray | None = None  # of advantages of reward and cost
 
     def _on_training_start(self) -> None:
         self.rate.begin(self.env)
 
     def _on_rollout_start(self) -> None:
-        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer = self.buffer
         self._costs = np.zeros((buffer.buffer_size, buffer.n_envs))
         self._ends: list[tuple[int, int, Mapping[str, np.ndarray]]] = []  # step, place, what it is judged by
 
     def _on_step(self) -> bool:
-        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer = self.buffer
         self._costs[buffer.pos] = self.env.info_array("cost")
         for i in np.flatnonzero(self.locals["dones"]):
             info = self.locals["infos"][i]
@@ -196,7 +178,7 @@ class Lagrangian(BaseCallback):
         return True
 
     def _on_rollout_end(self) -> None:
-        buffer: Any = self.model.rollout_buffer  # type: ignore[attr-defined]
+        buffer = self.buffer
         features = self._features(buffer)
         values = self._values(features).reshape(buffer.rewards.shape)
         if self._ends:
@@ -214,8 +196,8 @@ class Lagrangian(BaseCallback):
     def _combine(self, buffer: Any, advantages: np.ndarray, multiplier: float) -> float:
         """Writes the advantages of the Lagrangian; returns what one violation costs, in the reward's unit."""
         now = np.array([buffer.advantages.std(), advantages.std()])
-        self._deviations = now if self._deviations is None else 0.9 * self._deviations + 0.1 * now
-        of_reward, of_cost = np.maximum(self._deviations, [1e-8, _LEAST_DEVIATION])
+        self.deviations = now if self.deviations is None else 0.9 * self.deviations + 0.1 * now
+        of_reward, of_cost = np.maximum(self.deviations, [1e-8, _LEAST_DEVIATION])
         buffer.advantages[:] = (buffer.advantages / of_reward - multiplier * advantages / of_cost) / (1.0 + multiplier)
         return multiplier * of_reward * reward_scale(self.training_env) / of_cost
 
@@ -241,10 +223,10 @@ class Lagrangian(BaseCallback):
         for _ in range(self._epochs):
             losses = []
             for chunk in torch.randperm(len(targets)).split(self._batch):
-                self._optimiser.zero_grad()
+                self.optimiser.zero_grad()
                 loss = functional.mse_loss(self.critic(features[chunk]), targets[chunk])
                 loss.backward()
-                self._optimiser.step()
+                self.optimiser.step()
                 losses.append(float(loss.detach()))
         return float(np.mean(losses))
 
@@ -255,27 +237,14 @@ class Lagrangian(BaseCallback):
         for key, value in figures.items():
             self.logger.record(f"lagrangian/{key}", value)
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a checkpoint must keep: multiplier, counts, deviations, cost critic and its optimiser."""
-        return {"multiplier": self.multiplier.state_dict(), "rate": self.rate.state_dict(),
-                "deviations": None if self._deviations is None else self._deviations.tolist(),
-                "critic": self.critic.state_dict(), "optimiser": self._optimiser.state_dict()}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Goes on from `state_dict()`."""
-        self.multiplier.load_state_dict(state["multiplier"])
-        self.rate.load_state_dict(state["rate"])
-        self._deviations = None if state["deviations"] is None else np.array(state["deviations"])
-        self.critic.load_state_dict(state["critic"])
-        self._optimiser.load_state_dict(state["optimiser"])
-
-
-def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
+def lagrangian(settings: Mapping[str, Any], trainer: Any, discounts: Sequence[float]) -> Lagrangian:
     """Builds the callback from `agent.lagrangian` (conf/agent/ppo_lagrangian.yaml).
 
     Args:
         settings: the gains and so on.
         trainer: `agents.learning.trainer.Trainer`, with its configurations.
+        discounts: γ and λ over one simulated second.
 
     Raises:
         UserError: an environment that does not count online requests, or no budget.
@@ -293,8 +262,8 @@ def lagrangian(settings: Mapping[str, Any], trainer: Any) -> Lagrangian:
     agent = trainer.agent
     multiplier = PIDMultiplier(*(float(settings[key]) for key in (
         "proportional", "integral", "derivative", "initial", "most", "smoothing")))
-    return Lagrangian(multiplier, float(budget), float(settings["requests"]), agent["discount_per_s"],
-                      agent["trace_per_s"], trainer.model.policy.features_extractor.features_dim, int(agent["hidden"]),
+    return Lagrangian(multiplier, float(budget), float(settings["requests"]), *discounts,
+                      trainer.model.policy.features_extractor.features_dim, int(agent["hidden"]),
                       float(settings["learning_rate"]), int(settings["epochs"]), int(agent["batch_size"]))
 
 

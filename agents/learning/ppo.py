@@ -1,7 +1,7 @@
 """A rollout buffer that discounts by simulated time, not by decision.
 
 Decisions come at uneven intervals, many a second, while an offline request lives about a minute: a fixed discount for
-each decision would look a second ahead. The discount over a step of Δt seconds is γ^Δt, the trace decay λ^Δt.
+each decision would look a second ahead. The discount over a step of Δt seconds is γ^Δt, that of advantages λ^Δt.
 
 Policies of Stable-Baselines3 and sb3-contrib around a scorer of actions: for PPO and its kin, DQN and QR-DQN.
 
@@ -33,7 +33,7 @@ from agents.learning.networks import MASKED, ObservationEncoder, Scorer, build_s
 
 def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.ndarray, starts: np.ndarray,
                      dones: np.ndarray, elapsed_s: np.ndarray, discount_per_s: float,
-                     trace_per_s: float) -> np.ndarray:
+                     gae_lambda_per_s: float) -> np.ndarray:
     """Generalised advantages (Schulman et al. 2016, arXiv 1506.02438) with γ^Δt and (γλ)^Δt: float64 (steps, places).
 
     Args:
@@ -43,10 +43,10 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
         dones: whether the last step ended an episode, (places,).
         elapsed_s: simulated duration of each step, (steps, places).
         discount_per_s: γ over one simulated second.
-        trace_per_s: λ over one simulated second.
+        gae_lambda_per_s: λ over one simulated second.
     """
     discount = discount_per_s**elapsed_s
-    decay = discount * trace_per_s**elapsed_s
+    decay = discount * gae_lambda_per_s**elapsed_s
     advantages = np.zeros(rewards.shape)
     next_value, alive = np.asarray(last_values, np.float64), 1.0 - np.asarray(dones, np.float64)
     advantage: Any = 0.0
@@ -63,15 +63,18 @@ class _Timed:
 
     Args:
         discount_per_s: γ over one simulated second, in (0, 1].
-        trace_per_s: λ of generalised advantage estimation over one simulated second, in [0, 1].
+        gae_lambda_per_s: λ of generalised advantage estimation over one simulated second, in [0, 1]; in policies that
+            were saved before: trace_per_s.
 
     `elapsed_s` (n_steps, n_envs) is filled by whoever steps the environment, before `add`.
     """
 
     elapsed_s: np.ndarray
 
-    def __init__(self, *args: Any, discount_per_s: float, trace_per_s: float, **kwargs: Any) -> None:
-        self.discount_per_s, self.trace_per_s = discount_per_s, trace_per_s
+    def __init__(self, *args: Any, discount_per_s: float, gae_lambda_per_s: float | None = None,
+                 trace_per_s: float | None = None, **kwargs: Any) -> None:
+        self.discount_per_s = discount_per_s
+        self.gae_lambda_per_s = trace_per_s if gae_lambda_per_s is None else gae_lambda_per_s
         super().__init__(*args, **kwargs)
 
     def reset(self: Any) -> None:
@@ -83,16 +86,16 @@ class _Timed:
         """Generalised advantages in simulated time; returns are advantages plus values."""
         self.advantages[:] = timed_advantages(
             self.rewards, self.values, last_values.detach().cpu().numpy().flatten(), self.episode_starts, dones,
-            self.elapsed_s, self.discount_per_s, self.trace_per_s)
+            self.elapsed_s, self.discount_per_s, self.gae_lambda_per_s)
         self.returns = self.advantages + self.values
 
 
 class TimedRolloutBuffer(_Timed, MaskableDictRolloutBuffer):
-    """`MaskableDictRolloutBuffer` with a duration for each transition; takes `discount_per_s`, `trace_per_s` too."""
+    """`MaskableDictRolloutBuffer` with a duration for each transition."""
 
 
 class UnmaskedTimedRolloutBuffer(_Timed, DictRolloutBuffer):
-    """`DictRolloutBuffer` with a duration for each transition; takes `discount_per_s`, `trace_per_s` too."""
+    """`DictRolloutBuffer` with a duration for each transition."""
 
 
 class _ActorCritic:

@@ -27,7 +27,7 @@ import numpy as np
 import yaml
 
 from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
-from agents.learning.algorithms import Stateful, algorithm_of, recipe_of
+from agents.learning.algorithms import algorithm_of, recipe_of
 from agents.settings import plain, require
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
@@ -109,7 +109,7 @@ def load_model(config: Mapping[str, Any], path: Path) -> Any:
         UserError: an unknown algorithm.
     """
     _know_old_names()
-    return algorithm_of(plain(config["agent"])).model_class().load(path, device="cpu")
+    return algorithm_of(plain(config["agent"])).classes()[0].load(path, device="cpu")
 
 
 def _know_old_names() -> None:
@@ -191,7 +191,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 STATE_FILE = Path("checkpoints") / "latest.state"
-_SCHEMA = "ooco-gym/resume/2"
+_SCHEMA = "ooco-gym/resume/3"
 # What may differ from how a run was begun: the first three say where, the others are taken anew.
 _FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
 _OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",
@@ -307,6 +307,8 @@ def read_state(folder: Path) -> dict[str, Any]:
     path = folder / STATE_FILE
     try:
         state = cloudpickle.loads(zlib.decompress(path.read_bytes()))
+    except (ImportError, AttributeError) as error:  # it names classes by the modules that they were in
+        raise UserError(f"'{path}' is of another version of ooco-gym; expected schema {_SCHEMA}: train anew") from error
     except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
         reason = " ".join(str(error).split()) or type(error).__name__
         raise UserError(f"'{path}' cannot be resumed from: {reason}; train anew") from error
@@ -332,11 +334,11 @@ def restore(trainer: Any, state: Mapping[str, Any]) -> None:
     _set_random_state(model, state["random"])
 
 
-def _stateful(trainer: Any) -> list[tuple[str, Stateful]]:
+def _stateful(trainer: Any) -> list[tuple[str, Any]]:
     """The callbacks that have something to keep, by name and place among those of their kind."""
-    found: dict[str, Stateful] = {}
+    found: dict[str, Any] = {}
     for callback in trainer.callbacks:
-        if isinstance(callback, Stateful):
+        if hasattr(callback, "state_dict"):
             kind = type(callback).__name__
             found[f"{kind}_{sum(name.startswith(kind) for name in found)}"] = callback
     return list(found.items())

@@ -72,7 +72,7 @@ def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):
         ({"n_envs": 8, "input_baseline": {"group": 3}}, "agent.input_baseline.group=3 does not divide agent.n_envs=8"),
         ({"input_baseline": {"group": 1}}, "agent.input_baseline.group must be a whole number of at least 2, got 1"),
         ({"imitate": {**imitated("ppo_hindsight"), "looks": 0}}, "agent.imitate.looks must be a whole number of at"),
-        ({"imitate": imitated("ppo_hindsight"), "history": 2}, "agent.history=2: who learns in hindsight sees"),
+        ({"imitate": imitated("ppo_hindsight"), "history": 2}, "agent.history=2: a learner in hindsight sees"),
         ({"imitate": {**imitated("ppo_search"), "price": -1}}, "agent.imitate.price must be a number of at least 0"),
         ({**values, "train_freq": 0}, "agent.train_freq must be a whole number of at least 1, got 0"),
         ({**values, "exploration_fraction": 0.0}, r"agent.exploration_fraction must lie in (0, 1], got 0.0"),

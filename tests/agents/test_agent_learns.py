@@ -16,7 +16,8 @@ GAMES = 96  # windows of the validation split
 def config(out, **changes):
     """Packing from random play, without a start and without a choice on validation."""
     base = zoo.composed("train", "env=packing")
-    agent = {"imitate": {"rule": None}, "learning_rate": 1e-3, "n_envs": 32, "discount_per_s": 0.97, "trace_per_s": 0.9}
+    agent = {"imitate": {"rule": None}, "learning_rate": 1e-3, "n_envs": 32, "discount_per_s": 0.97,
+             "gae_lambda_per_s": 0.9}
     short = {"window_s": 60.0, "seed": 2, "env": SHORT, "validation": {"windows": 0}, "resumable": False,
              "checkpoint_every_steps": None, "agent": agent}
     return zoo.merged(base, {**short, **changes, "out": str(out)}, "train")

@@ -43,7 +43,7 @@ def learn(kind, env=GatingDouble, rollouts=2, **changes):
     """A model after a few rollouts and updates, with what it logged; drawn and shuffled by the same seeds."""
     arguments = {"n_steps": 30, "batch_size": 48, "n_epochs": 3, "gamma": 1.0, "ent_coef": 0.01, "seed": 5,
                  "learning_rate": 3e-3, "rollout_buffer_class": TimedRolloutBuffer,
-                 "rollout_buffer_kwargs": {"discount_per_s": 0.9, "trace_per_s": 0.9},
+                 "rollout_buffer_kwargs": {"discount_per_s": 0.9, "gae_lambda_per_s": 0.9},
                  "policy_kwargs": {"hidden": 16}, **changes}
     model = KINDS[kind](CandidatePolicy, DummyVecEnv([env] * 4), device="cpu", **arguments)
     logged: list[dict] = []
