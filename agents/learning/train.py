@@ -11,8 +11,7 @@ from typing import Any
 from agents.environments import SPLITS, split_seeds
 from agents.learning.algorithms import check_agent
 from agents.learning.runs import POLICY_FILE, check_free, clear, read_state, resumed_config
-from agents.learning.trainer import Trainer
-from agents.settings import LARGEST_SEED, group, number, plain, positive_or_null, require, whole
+from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
 from ooco_gym.errors import UserError
 
 
@@ -38,6 +37,8 @@ def main(cfg: Any) -> dict[str, Any]:
         check_free(config)
     require("train")
     import torch
+
+    from agents.learning.trainer import Trainer
 
     torch.set_num_threads(int(config.get("threads") or 1))
     out = Path(config["out"])
@@ -88,8 +89,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
     positive_or_null(config, "window_s", "the environment's own")
     validation = plain(config.get("validation") or {})
     if validation.get("windows"):
-        for key in ("windows", "every_steps"):
-            whole(validation, key, 1, name=f"validation.{key}")
+        check_numbers(validation, "validation", {"windows": 1, "every_steps": 1})
         number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
     if config.get("checkpoint_every_steps"):
         whole(config, "checkpoint_every_steps", 0)
@@ -100,19 +100,14 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
 
 def _show(summary: Mapping[str, Any], out: Path) -> None:
     """Prints the outcome in a few lines."""
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(soft_wrap=True)
-    console.print(f"trained to {summary['timesteps']:,} decisions, {summary['decisions']:,} of them in "
-                  f"{summary['wall_s']:.0f} s, stopped by {summary['stopped_by']}")
-    parts = ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
-                      for part, time in summary["time"].items())
-    console.print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation "
-                  f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
-    console.print(f"the time went to: {parts}")
+    print(f"trained to {summary['timesteps']:,} decisions, {summary['decisions']:,} of them in "
+          f"{summary['wall_s']:.0f} s, stopped by {summary['stopped_by']}")
+    print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation "
+          f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
+    print("the time went to:", ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
+                                         for part, time in summary["time"].items()))
     best = summary["best"]
     if best:
-        console.print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "
-                      f"violation rate {best['violation_rate']:.2%} over {best['windows']} windows")
-    console.print(f"policy: {escape(str(out / POLICY_FILE))}")
+        print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "
+              f"violation rate {best['violation_rate']:.2%} over {best['windows']} windows")
+    print(f"policy: {out / POLICY_FILE}")

@@ -13,8 +13,25 @@ import numpy as np
 import yaml
 
 from agents.environments import history_of, split_seeds, training_env, windows
+from agents.evaluation.players import BatchPlayer, play
 from agents.learning.algorithms import algorithm_of, extra_callbacks, imitated, is_teacher, recipe_of
-from agents.learning.callbacks import Interrupts, Stop
+from agents.learning.callbacks import (
+    Between,
+    Checkpoints,
+    CriticFirst,
+    Figures,
+    Interrupts,
+    ObservationStatistics,
+    Progress,
+    Stop,
+    Stopwatch,
+    TimedTransitions,
+    Validation,
+    save,
+)
+from agents.learning.input_baseline import group_of
+from agents.learning.loggers import build_logger, checked_logger, logger_settings
+from agents.learning.networks import Actor, check_action_space, check_observation_space
 from agents.learning.runs import (
     CONFIG_FILE,
     LAST_FILE,
@@ -25,6 +42,11 @@ from agents.learning.runs import (
     restore,
     write_state,
 )
+from agents.learning.tracking import Tracking
+from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
+from agents.search.hindsight import learn_in_hindsight
+from agents.search.imitation import learn_best, learn_rule, play_and_scale
+from agents.search.linear import learn_searched
 from agents.settings import plain
 from ooco_gym.files import atomic_write, write_json
 
@@ -34,8 +56,6 @@ class Trainer:
 
     def __init__(self, config: dict[str, Any], agent: dict[str, Any], out: Path, started: float,
                  state: dict[str, Any] | None = None) -> None:
-        from agents.learning.loggers import build_logger, checked_logger
-
         checked_logger(config.get("logger"))
         self.config, self.agent, self.out = config, agent, out
         self.started, self.resumed = started, state is not None
@@ -58,10 +78,6 @@ class Trainer:
             restore(self, state)
 
     def _vector_env(self, state: dict[str, Any] | None) -> Any:
-        from agents.learning.input_baseline import group_of
-        from agents.learning.networks import check_action_space
-        from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
-
         if state is not None:
             return RewardScale(state["venv"])
         config = self.config["env"]
@@ -73,25 +89,10 @@ class Trainer:
         return RewardScale(wrapped if history == 1 else ClusterHistory(wrapped, history))
 
     def _model(self) -> Any:
-        from agents.learning.networks import check_observation_space
-
         check_observation_space(self.env.observation_space)
         return algorithm_of(self.agent).build(self.env, self.agent, int(self.config["seed"]))
 
     def _callbacks(self) -> list[Any]:
-        from agents.learning.callbacks import (
-            Between,
-            Checkpoints,
-            CriticFirst,
-            Figures,
-            ObservationStatistics,
-            Progress,
-            Stopwatch,
-            TimedTransitions,
-            Validation,
-        )
-        from agents.learning.tracking import Tracking
-
         config, settings = self.config, plain(self.config.get("validation") or {})
         limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
         on_policy = algorithm_of(self.agent).on_policy
@@ -125,17 +126,12 @@ class Trainer:
         return self.validation.last_wall_s or 0.1 * float(self.config["max_wall_s"])
 
     def _play_validation(self) -> list[dict[str, Any]]:
-        from agents.evaluation.players import play
-
         player = self.tracking.watched(self._player(), self.validation_windows)
         with self.clocks("validation"):
             return self.tracking.validated(play(self.config["env"], player, self.validation_windows,
                                                 envs=self.validation_envs))
 
     def _player(self) -> Any:
-        from agents.evaluation.players import BatchPlayer
-        from agents.learning.networks import Actor
-
         actor = Actor(self.model.policy)
 
         def decide(*parts: np.ndarray) -> np.ndarray:
@@ -189,8 +185,6 @@ class Trainer:
         return bool(history) and history[-1]["timesteps"] == self.model.num_timesteps
 
     def _save(self) -> None:
-        from agents.learning.callbacks import save
-
         save(self.model, self.out / LAST_FILE)
         if self.validation is None or self.validation.best is None:
             save(self.model, self.out / POLICY_FILE)
@@ -205,8 +199,6 @@ class Trainer:
 
     def summary(self) -> dict[str, Any]:
         """The machine-readable account of the run; seconds and decisions per second are those of this call."""
-        from agents.learning.loggers import logger_settings
-
         steps, between = int(self.model.num_timesteps), self.between
         reason = "interrupt" if self.interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
         return {
@@ -240,10 +232,6 @@ class Trainer:
 
 def prepare(trainer: Trainer) -> dict[str, Any] | None:
     """Scales observations and, if the agent asks for it, imitates; returns how well, None without imitation."""
-    from agents.search.hindsight import learn_in_hindsight
-    from agents.search.imitation import learn_best, learn_rule, play_and_scale
-    from agents.search.linear import learn_searched
-
     agent, rule = trainer.agent, imitated(trainer.agent)
     if rule is None:
         play_and_scale(trainer.model, trainer.env.venv, int(agent["scale_decisions"]), int(trainer.config["seed"]))
