@@ -69,8 +69,8 @@ def candidate_shape(space: Any) -> tuple[int, int]:
     """(K, F): how many candidates an observation holds, and features of each.
 
     Args:
-        space: of `candidates`, K·F figures, row by row, as environments of this package give them; somebody else's may
-            also be (K, F).
+        space: of `candidates`, K·F figures, row by row, as environments of this package give them; another's may also be
+            (K, F).
 
     Raises:
         UserError: it is neither.
@@ -96,7 +96,7 @@ def check_ours(config: Mapping[str, Any], purpose: str) -> None:
     """Refuses an `env` configuration of an environment that this package does not simulate.
 
     Raises:
-        UserError: it is somebody else's; `purpose` says what cannot be done with it.
+        UserError: it is of another package; `purpose` says what cannot be done with it.
     """
     from ooco_gym.envs.base import DecisionEnv
 
@@ -191,8 +191,6 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     Environments of this package step in one compiled call, others one after the other; both reset in the same step.
 
     Args:
-        config: the `env` configuration.
-        count: number of environments.
         seed: keys which windows each of them plays.
         window_s: length of their episodes; None leaves the configuration's.
         group: so many neighbours play the same windows at the same time.

@@ -42,7 +42,6 @@ class Heuristic:
     """A rule, a constant or a look-ahead as a player (`players.Player`).
 
     Args:
-        name: as in the head of this file.
         begin: (env, bare, after its reset) → what answers its open decision; None: what `name` stands for there.
     """
 
@@ -72,12 +71,6 @@ def play_heuristic(config: Mapping[str, Any], name: str, windows: Sequence[Windo
                    side_by_side: int = 8) -> list[dict[str, Any]]:
     """Plays windows with a heuristic by its name; records as `agents.evaluation.players.play` gives them.
 
-    Args:
-        config: the `env` configuration.
-        name: as in the head of this file.
-        windows: the episodes.
-        side_by_side: how many advance together.
-
     Raises:
         UserError: nothing of that name, or it has no say in this environment.
     """
@@ -91,8 +84,6 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
     Where only the clock asks, a published policy takes the partner's seat: it then warms the window up as well.
 
     Args:
-        config: the `env` configuration.
-        name: of a heuristic.
         env: an environment of that configuration, where there is one; else one is made for the question.
 
     Raises:
@@ -121,7 +112,7 @@ def by_name(env: Any, name: str) -> Heuristic:
     Raises:
         UserError: nothing of that name here, or a published policy where only the clock asks.
     """
-    if not hasattr(env, "episodes"):  # an environment of somebody else: its own rules
+    if not hasattr(env, "episodes"):  # an environment of another package: its own rules
         return Heuristic(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
                                                                                                     name))
     kinds = {decision.kind for decision in env.decisions}
@@ -178,7 +169,6 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
     """The partner, the published rules that answer this environment's decisions, and plain ones.
 
     Args:
-        env: the environment, bare.
         rules: names of policies; None: each pool policy whose rule at these decisions is not another's.
 
     Raises:

@@ -69,7 +69,6 @@ def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], s
     """Plays `windows` with `player` and returns one record a window, in the order given.
 
     Args:
-        config: the `env` configuration.
         side_by_side: how many windows advance together.
         envs: environments to use again; the list is filled up to `side_by_side`.
 

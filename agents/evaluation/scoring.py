@@ -105,7 +105,6 @@ def feasible_first(violations: float, gain: float, limit: float) -> tuple[bool, 
     Args:
         violations: share of online requests that violate, in the mean or as its upper limit.
         gain: reward, or service.
-        limit: the budget.
     """
     feasible = violations <= limit
     return feasible, gain if feasible else -violations
@@ -120,7 +119,6 @@ def upper_violation_limit(records: Records, highest: float | None = None) -> flo
     one policy meet the same requests, which count once.
 
     Args:
-        records: of the policy.
         highest: the upper end of the rate's bootstrap interval, where it is known already.
     """
     if without_online(records):
@@ -180,8 +178,6 @@ def best_heuristic(played: Mapping[str, Records], limit: float = VIOLATION_LIMIT
     the one with the fewest violations; None of none.
 
     Args:
-        played: records of the same windows for each.
-        limit: the violation budget.
         limits: upper limits of their violation rates, where they are known already.
     """
     uppers = {policy: upper_violation_limit(played[policy]) for policy in played} if limits is None else limits
@@ -261,13 +257,7 @@ def _difference(
 
 
 def budget_words(entry: Mapping[str, Any], results: Sequence[Mapping[str, Any]], limit: float) -> str:
-    """Whether a policy keeps the violation budget, in a plain sentence.
-
-    Args:
-        entry: of `policies`.
-        results: rows of the same evaluation.
-        limit: the budget.
-    """
+    """Whether a policy keeps the violation budget, in a plain sentence."""
     row = next(row for row in results if (row["policy"], row["metric"]) == (entry["policy"], "violation_rate"))
     name, upper = entry["policy"], entry["violation_upper_limit"]
     if row["mean"] is None or upper is None:

@@ -7,19 +7,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from agents.evaluation.scoring import (
-    HEADLINE,
-    METRICS,
-    VIOLATION_LIMIT,
-    Records,
-    budget_words,
-    grid,
-    interval_note,
-    mean_interval,
-    too_few,
-    upper_violation_limit,
-    without_online,
-)
+from agents.evaluation import scoring
 from ooco_gym.report import Section, Table, as_text, colours, error_bars, layout, percent, with_interval, write_page
 from ooco_gym.report.pages import LIMIT_COLOUR, LIMIT_LINE
 
@@ -30,7 +18,7 @@ TITLES = {
     "violation_rate": "violations",
     "wasted_tokens_per_s": "wasted tokens/s",
 }
-_COMPARED = ("episode_reward", HEADLINE, "violation_rate")
+_COMPARED = ("episode_reward", scoring.HEADLINE, "violation_rate")
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
@@ -48,14 +36,14 @@ def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
     order = sorted(suite["policies"], key=lambda entry: (entry["rank"] is None, entry["rank"] or 0))
     return Table(title, ["rank", "policy", *TITLES.values()], [
-        [entry["rank"], entry["policy"], *(_cell(cells[entry["policy"], metric], metric) for metric in METRICS)]
+        [entry["rank"], entry["policy"], *(_cell(cells[entry["policy"], metric], metric) for metric in scoring.METRICS)]
         for entry in order], align="l")
 
 
 def difference_table(suite: Mapping[str, Any]) -> Table:
     """One row a policy: the paired difference to the reference in service and in violations, and the verdict."""
     by = {(row["policy"], row["metric"]): row for row in suite["paired"]}
-    few = too_few(suite["results"][0]["n_windows"], "windows")  # said once, below the tables
+    few = scoring.too_few(suite["results"][0]["n_windows"], "windows")  # said once, below the tables
 
     def cell(row: Mapping[str, Any], metric: str) -> str:
         return _cell(row, metric) + ("" if row["verdict"] == few else f" {row['verdict']}")
@@ -88,14 +76,14 @@ def note(suite: Mapping[str, Any]) -> str:
     runs = {row["policy"]: row["n_runs"] for row in suite["results"] if row.get("n_runs", 1) > 1}
     notes = suite.get("notes") or []
     text = (f"Means over {suite['episodes']} {'' if notes else 'held-out '}windows that all policies share. "
-            f"{interval_note(windows, what='windows')} ")
+            f"{scoring.interval_note(windows, what='windows')} ")
     if runs:
         text += (f"Over training runs crossed with the windows for "
                  f"{', '.join(f'{name} ({count} runs)' for name, count in runs.items())}. ")
     text += ("Ranked by offline reference GPU-s/s among the policies whose upper limit of the violation rate is at "
              f"most {suite['violation_limit']:.0%}.")
     text += "".join(f" Note: {one}." for one in notes)
-    few = too_few(windows, "windows")
+    few = scoring.too_few(windows, "windows")
     if few and suite["paired"]:
         text += f" Nothing is called better or worse: {few}."
     if all(row["mean"] is None for row in suite["results"] if row["metric"] == "violation_rate"):
@@ -106,7 +94,7 @@ def note(suite: Mapping[str, Any]) -> str:
 def budget(suite: Mapping[str, Any]) -> list[str]:
     """One sentence a policy: whether it holds the violation budget; the learned ones first."""
     order = sorted(suite["policies"], key=lambda entry: not entry["learned"])
-    return [budget_words(entry, suite["results"], suite["violation_limit"]) for entry in order]
+    return [scoring.budget_words(entry, suite["results"], suite["violation_limit"]) for entry in order]
 
 
 def _unit(suite: Mapping[str, Any]) -> str:
@@ -165,7 +153,7 @@ def pareto_figure(suite: Mapping[str, Any]) -> Any:
 
     for entry in suite["policies"]:
         name = entry["policy"]
-        rate, service = cells[name, "violation_rate"], cells[name, HEADLINE]
+        rate, service = cells[name, "violation_rate"], cells[name, scoring.HEADLINE]
         if rate["mean"] is None:
             continue
         figure.add_scatter(
@@ -201,26 +189,20 @@ def profile_figure(suite: Mapping[str, Any]) -> Any:
 
 
 # --- Under a distribution shift -------------------------------------------------------------------------------------
-def under_shift(shift: str, records: Records, heuristic: Records, best: str) -> dict[str, Any]:
+def under_shift(shift: str, records: scoring.Records, heuristic: scoring.Records, best: str) -> dict[str, Any]:
     """A policy beside the best heuristic on the same windows of a shift.
-
-    Args:
-        shift: its name.
-        records: of the policy, of one run or of several.
-        heuristic: of the best heuristic.
-        best: that heuristic's name.
 
     Returns:
         `holds_budget`; `behind`: less service than the heuristic by an interval clear of zero; `service_minus_best`:
         that difference (mean, low, high); `words`: all of it in one or two sentences.
     """
-    upper, rate = upper_violation_limit(records), float(grid(records, "violation_rate").mean())
-    holds = upper is not None and upper <= VIOLATION_LIMIT
-    gain = mean_interval(grid(records, HEADLINE) - grid(heuristic, HEADLINE))
+    upper, rate = scoring.upper_violation_limit(records), float(scoring.grid(records, "violation_rate").mean())
+    holds = upper is not None and upper <= scoring.VIOLATION_LIMIT
+    gain = scoring.mean_interval(scoring.grid(records, scoring.HEADLINE) - scoring.grid(heuristic, scoring.HEADLINE))
     behind = gain[2] is not None and gain[2] < 0.0
     words = _budget(shift, rate, upper, holds)
-    if not holds and not without_online(heuristic):
-        words += f" The best heuristic, {best}, has {grid(heuristic, 'violation_rate').mean():.2%} there."
+    if not holds and not scoring.without_online(heuristic):
+        words += f" The best heuristic, {best}, has {scoring.grid(heuristic, 'violation_rate').mean():.2%} there."
     if behind:
         words += (f"{' Do not use it there:' if holds else ' And'} it serves less than {best}: "
                   f"{with_interval(*gain, form='+.4f')} reference GPU-s/s.")
@@ -232,7 +214,8 @@ def _budget(shift: str, rate: float, upper: float | None, holds: bool) -> str:
         return f"Under '{shift}' no online request arrived: nothing can be said of the budget."
     if holds:
         return f"Under '{shift}' it holds the violation budget: {rate:.2%}, upper limit {upper:.2%}."
-    if rate > VIOLATION_LIMIT:
-        return f"Do not use it under '{shift}': it breaks the violation budget of {VIOLATION_LIMIT:.0%}, at {rate:.2%}."
+    if rate > scoring.VIOLATION_LIMIT:
+        return (f"Do not use it under '{shift}': it breaks the violation budget of {scoring.VIOLATION_LIMIT:.0%}, at "
+                f"{rate:.2%}.")
     return (f"Under '{shift}' it is not shown to hold the violation budget: {rate:.2%}, upper limit {upper:.2%}, "
-            f"over {VIOLATION_LIMIT:.0%}.")
+            f"over {scoring.VIOLATION_LIMIT:.0%}.")

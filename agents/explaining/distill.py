@@ -7,19 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from agents.explaining import rules
 from agents.explaining.recording import UNKNOWN, Recording
-from agents.explaining.rules import (
-    ANOTHER,
-    ANSWERS,
-    NO,
-    PARTNER,
-    answer,
-    best_candidate,
-    names_of,
-    walk,
-    whether_names,
-    whether_table,
-)
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 
 _SIMPLER = 0.01  # a smaller tree may agree so much less
@@ -35,25 +24,22 @@ def distilled(recording: Recording, most_leaves: int, seed: int,
     not fitted to: otherwise it would tell windows apart by their time of day and learn them by heart.
 
     Args:
-        recording: what it answered.
-        most_leaves: of each tree.
-        seed: of ties between splits.
         parameters: of an action of several parts, what they are called, and the value of each level.
     """
     if parameters:
-        names, table = names_of("cluster", recording.now.shape[-1]), recording.now
+        names, table = rules.names_of("cluster", recording.now.shape[-1]), recording.now
         return {"parameters": [
             {"name": name, "values": [float(value) for value in parameters[name]], "level": _classified(
                 table, recording.actions[:, part], recording.window, names, most_leaves, seed,
                 lambda value: {"level": int(value)}, "level")}
             for part, name in enumerate(parameters)]}
     said = labels(recording)
-    names = whether_names(recording.now.shape[-1], recording.candidates.shape[-1])
-    table = whether_table(recording.now, recording.candidates, recording.mask)
+    names = rules.whether_names(recording.now.shape[-1], recording.candidates.shape[-1])
+    table = rules.whether_table(recording.now, recording.candidates, recording.mask)
     rule: dict[str, Any] = {"whether": _classified(table, said, recording.window, names, most_leaves, seed,
                                                    lambda value: {"answer": str(value)}, "answer")}
-    if ANOTHER in _said(rule["whether"]):
-        rule |= _which(recording, said == ANOTHER, most_leaves, seed)
+    if rules.ANOTHER in _said(rule["whether"]):
+        rule |= _which(recording, said == rules.ANOTHER, most_leaves, seed)
     _annotate(rule["whether"], names, table, said)
     return rule
 
@@ -61,7 +47,7 @@ def distilled(recording: Recording, most_leaves: int, seed: int,
 def labels(recording: Recording) -> np.ndarray:
     """What the network said: `no`, `partner` (its action, or the candidate that it would choose), or `another`."""
     actions, ours = recording.actions, canonical(recording.actions, recording)
-    return np.select([ours == PARTNER_ACTION, actions == DECLINE_ACTION], [PARTNER, NO], ANOTHER)
+    return np.select([ours == PARTNER_ACTION, actions == DECLINE_ACTION], [rules.PARTNER, rules.NO], rules.ANOTHER)
 
 
 def canonical(actions: np.ndarray, recording: Recording) -> np.ndarray:
@@ -74,7 +60,7 @@ def canonical(actions: np.ndarray, recording: Recording) -> np.ndarray:
 
 def agreement(rule: Mapping[str, Any], recording: Recording) -> np.ndarray:
     """Whether a rule does what the network did, for each decision: bool (N,)."""
-    said = answer(rule, recording.now, recording.candidates, recording.mask)
+    said = rules.answer(rule, recording.now, recording.candidates, recording.mask)
     same = canonical(said, recording) == canonical(recording.actions, recording)
     return same if same.ndim == 1 else same.all(axis=1)
 
@@ -83,7 +69,7 @@ def _which(recording: Recording, rows: np.ndarray, most_leaves: int, seed: int) 
     """How the candidate is chosen where it is not the partner's: a score and what breaks ties."""
     candidates, legal = recording.candidates[rows], recording.mask[rows, -recording.candidates.shape[1] :] > 0
     chosen, window = recording.actions[rows] - FIXED, recording.window[rows]
-    names = names_of("candidates", candidates.shape[-1])
+    names = rules.names_of("candidates", candidates.shape[-1])
 
     def fit(mine: np.ndarray, count: int) -> dict[str, Any]:
         decision, place = np.nonzero(legal[mine])
@@ -93,7 +79,7 @@ def _which(recording: Recording, rows: np.ndarray, most_leaves: int, seed: int) 
         return _tied(tree, candidates[mine], legal[mine], chosen[mine], names)
 
     def agree(rule: Mapping[str, Any], mine: np.ndarray) -> np.ndarray:
-        return best_candidate(rule, candidates[mine], legal[mine]) == chosen[mine]
+        return rules.best_candidate(rule, candidates[mine], legal[mine]) == chosen[mine]
 
     return fit(np.ones(len(window), bool), fewest(fit, agree, window, most_leaves))
 
@@ -106,7 +92,6 @@ def fewest(fit: Callable[[np.ndarray, int], Any], agree: Callable[[Any, np.ndarr
         fit: (which decisions, leaves) → a rule.
         agree: (rule, which decisions) → whether it agrees in each.
         window: (N,), to which window each decision belongs.
-        most: leaves.
     """
     counts = [1, *(count for count in (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64) if count < most), most]
     folds = np.unique(window, return_inverse=True)[1] % FOLDS
@@ -127,7 +112,7 @@ def _tied(tree: Mapping[str, Any], candidates: np.ndarray, legal: np.ndarray, ch
         if np.ptp(candidates[:, :, place][legal]) > 0:
             for most in (False, True):
                 rule = {"which": tree, "tie": {"feature": name, "most": most}}
-                share = float(np.mean(best_candidate(rule, candidates, legal) == chosen))
+                share = float(np.mean(rules.best_candidate(rule, candidates, legal) == chosen))
                 if share > most_agree:
                     best, most_agree = rule, share
     return best
@@ -149,7 +134,7 @@ def _classified(table: np.ndarray, said: np.ndarray, window: np.ndarray, names: 
         return _plain(tree, 0, names, lambda at: leaf(model.classes_[int(np.argmax(tree.value[at][0]))]))
 
     def agree(tree: Mapping[str, Any], mine: np.ndarray) -> np.ndarray:
-        return walk(tree, names, table[mine], key) == said[mine]
+        return rules.walk(tree, names, table[mine], key) == said[mine]
 
     return merged(fit(np.ones(len(said), bool), fewest(fit, agree, window, most_leaves)), key)
 
@@ -198,5 +183,5 @@ def _annotate(node: dict[str, Any], names: Sequence[str], table: np.ndarray, sai
 
 def _said(node: Mapping[str, Any]) -> set[str]:
     if "feature" not in node:
-        return {node["answer"]} & set(ANSWERS)
+        return {node["answer"]} & set(rules.ANSWERS)
     return _said(node["below"]) | _said(node["above"])

@@ -83,11 +83,7 @@ def record(config: Mapping[str, Any], policy: LearnedPolicy, windows: Sequence[W
     """Plays windows with a policy and keeps what it was asked.
 
     Args:
-        config: the `env` configuration.
-        policy: with `preferences`.
-        windows: the episodes.
         most: decisions of each kind that are kept, drawn at random, as many of each window as can be.
-        seed: keys which.
 
     Returns:
         (one recording a kind of decision, in the order of their slots; the records of `players.play`).
@@ -174,15 +170,7 @@ class Importance(NamedTuple):
 
 def importances(preferences: Preferences, recording: Recording, repeats: int, seed: int,
                 levels: tuple[int, ...] = ()) -> list[Importance]:
-    """All features that vary, the one that changes most decisions first.
-
-    Args:
-        preferences: of the policy.
-        recording: decisions of one kind.
-        repeats: shuffles of each feature.
-        seed: keys them.
-        levels: of an action of several parts.
-    """
+    """All features that vary, the one that changes most decisions first."""
     before = log_probabilities(recording.logits, recording.mask, levels)
     listed = []
     for part, feature, shuffled in shuffles(recording, repeats, seed):

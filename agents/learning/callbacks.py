@@ -163,7 +163,7 @@ class Between(_Regular):
     Args:
         keep: writes the state to resume from.
         every_steps: decisions between two times; None: only `keep` by others.
-        interrupts: what says that somebody wants it to end.
+        interrupts: whether a signal has asked it to end.
         deadline_s: on the clock of `time.monotonic`; None never ends it.
         reserve_s: seconds to leave before the deadline.
     """
@@ -300,8 +300,6 @@ class Validation(_Regular):
 
     Args:
         play: plays the current policy through all validation windows and returns their records.
-        path: where the best policy is saved.
-        every_steps: decisions between two validations.
         limit: the violation rate that still counts as feasible.
         first: whether to validate before learning too, because the policy already knows something.
     """
@@ -379,7 +377,7 @@ class Checkpoints(_Regular):
 
 
 class Progress(Callback):
-    """A progress bar where somebody watches: the larger share of the decisions and of the time allowed."""
+    """A progress bar at a terminal: the larger share of the decisions and of the time allowed."""
 
     def __init__(self, total: int, max_wall_s: float | None) -> None:
         super().__init__()

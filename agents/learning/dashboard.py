@@ -3,7 +3,7 @@
 One list, from which W&B's `define_metric`, the dashboard and its test are made, so that no chart
 can ask for a series that no run has.
 
-`ooco-gym dashboard`: the page of charts on Weights & Biases, defined here, so that everybody gets the same one.
+`ooco-gym dashboard`: the page of charts on Weights & Biases, defined here, so that all users get the same one.
 
 The page is a saved view of the project under a fixed name: it is made at the first call, and each later one lays the
 same charts anew in its place. It shows `CHARTS`.
@@ -127,7 +127,7 @@ def _entity(entity: str | None) -> str:
     """Whose project it is; None: the login's own.
 
     Raises:
-        UserError: nobody is logged in, or the login has no entity of its own.
+        UserError: there is no login, or the login has no entity of its own.
     """
     import wandb
 
@@ -140,7 +140,7 @@ def _entity(entity: str | None) -> str:
         except Exception as error:
             raise _refused(error) from error
         if not entity:
-            raise UserError("entity is missing: expected the user or team to whom the project belongs, entity=NAME")
+            raise UserError("entity is missing: expected the user or team that owns the project, entity=NAME")
     return entity
 
 
@@ -175,8 +175,6 @@ def workspace(entity: str, project: str, name: str) -> Any:
 
     Args:
         entity: user or team; '' where nothing is sent.
-        project: where the runs are.
-        name: above the page.
     """
     import wandb_workspaces.reports.v2 as wr
     import wandb_workspaces.workspaces as ws

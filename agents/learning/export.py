@@ -274,7 +274,6 @@ def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[s
     """What each action means, by decision: the decision's no, the partner's answer, then one for each candidate.
 
     Args:
-        decisions: names of the decisions that an environment asks for.
         places: candidates (K).
         fixed: actions before them.
     """

@@ -134,12 +134,9 @@ class Lagrangian(Callback):
     place of the buffer's advantages. It is to stand behind the callback that writes durations.
 
     Args:
-        multiplier: λ.
-        budget: violations per online request that arrived.
         requests: the rate is that of about so many last requests.
         discount_per_s, gae_lambda_per_s: of costs, as of rewards.
         features, hidden: sizes of the cost critic, what goes in (the policy's scaled features) and its layers.
-        learning_rate, epochs, batch_size: of its fit.
 
     Logged: `lagrangian/multiplier`, its parts, `violation_rate`, `budget`, `price` (λ in reference GPU-seconds per
     violation: what the SLO-penalty reward would have to charge), and the cost critic's loss.
@@ -241,11 +238,6 @@ class Lagrangian(Callback):
 def lagrangian(settings: Mapping[str, Any], trainer: Any, discounts: Sequence[float]) -> Lagrangian:
     """Builds the callback from `agent.lagrangian` (conf/agent/ppo_lagrangian.yaml).
 
-    Args:
-        settings: the gains and so on.
-        trainer: `agents.learning.trainer.Trainer`, with its configurations.
-        discounts: γ and λ over one simulated second.
-
     Raises:
         UserError: an environment that does not count online requests, or no budget.
     """
@@ -262,7 +254,7 @@ def lagrangian(settings: Mapping[str, Any], trainer: Any, discounts: Sequence[fl
     agent = trainer.agent
     multiplier = PIDMultiplier(*(float(settings[key]) for key in (
         "proportional", "integral", "derivative", "initial", "most", "smoothing")))
-    return Lagrangian(multiplier, float(budget), float(settings["requests"]), *discounts,
+    return Lagrangian(multiplier, float(budget), float(settings["requests"]), discounts[0], discounts[1],
                       trainer.model.policy.features_extractor.features_dim, int(agent["hidden"]),
                       float(settings["learning_rate"]), int(settings["epochs"]), int(agent["batch_size"]))
 

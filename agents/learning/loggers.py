@@ -33,7 +33,6 @@ class Table(str):
     """A table of figures: rows and columns for W&B, Markdown (the text that it is) for TensorBoard.
 
     Args:
-        columns: their names.
         rows: one list of cells each; None where there is no figure.
     """
 
@@ -52,9 +51,7 @@ class WandbOutputFormat(KVWriter):
     """Sends what the logger dumps to a Weights & Biases run, against the number of decisions as the x-axis.
 
     Args:
-        folder: the run folder; all of W&B's files go below it.
         options: the `logger` configuration.
-        config: the whole configuration, kept with the run.
         resumed: whether the folder's last W&B run goes on, instead of another one beginning.
 
     Raises:

@@ -74,8 +74,6 @@ class Scorer(nn.Module, ABC):
     """From flat features to scores of the actions (actor) and a value latent (critic).
 
     Args:
-        layout: of the features.
-        hidden: width of every layer.
         outputs: numbers for each action: 1 (logits, action values), or as many quantiles.
 
     Those of `SCORERS` take `joint`, too: whether each kind of decision has a last layer of its own, by the one-hot
@@ -408,9 +406,6 @@ class Actor(nn.Module):
 
     It is what evaluation runs and what `export` writes, so both are the same arithmetic. Logits are what the algorithm
     learns of each action: logits of its probability, its value, or the mean of its value's quantiles.
-
-    Args:
-        policy: one of `agents.learning.ppo`.
     """
 
     def __init__(self, policy: Any) -> None:

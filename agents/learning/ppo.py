@@ -42,8 +42,6 @@ def timed_advantages(rewards: np.ndarray, values: np.ndarray, last_values: np.nd
         starts: whether an episode begins at a step, (steps, places); what came before it does not see past it.
         dones: whether the last step ended an episode, (places,).
         elapsed_s: simulated duration of each step, (steps, places).
-        discount_per_s: γ over one simulated second.
-        gae_lambda_per_s: λ over one simulated second.
     """
     discount = discount_per_s**elapsed_s
     decay = discount * gae_lambda_per_s**elapsed_s
@@ -103,7 +101,6 @@ class _ActorCritic:
 
     Args:
         network: a name of `agents.learning.networks.SCORERS`.
-        hidden: width of its layers.
         joint: whether each kind of decision has a last layer of its own.
     """
 

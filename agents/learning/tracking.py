@@ -138,7 +138,6 @@ class Watch:
     Each window is looked at equally often, at moments that depend on the window alone, so that validations compare.
 
     Args:
-        player: who decides.
         windows: what will be played; the first is the one whose course is noted.
         looks: decisions that are looked at in all.
         horizon_s: of a play-out, seconds of simulated time.
@@ -246,7 +245,6 @@ def timeline(moments: Sequence[Moment], title: str) -> np.ndarray:
 
     Args:
         moments: its decisions, in order; at least one.
-        title: what it is of.
     """
     from PIL import Image, ImageDraw
 

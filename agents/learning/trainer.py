@@ -14,34 +14,12 @@ import yaml
 
 from agents.environments import history_of, split_seeds, training_env, windows
 from agents.evaluation.players import BatchPlayer, play
+from agents.learning import callbacks as cb
+from agents.learning import runs
 from agents.learning.algorithms import algorithm_of, extra_callbacks, imitated, is_teacher, recipe_of
-from agents.learning.callbacks import (
-    Between,
-    Checkpoints,
-    CriticFirst,
-    Figures,
-    Interrupts,
-    ObservationStatistics,
-    Progress,
-    Stop,
-    Stopwatch,
-    TimedTransitions,
-    Validation,
-    save,
-)
 from agents.learning.input_baseline import group_of
 from agents.learning.loggers import build_logger, checked_logger, logger_settings
 from agents.learning.networks import Actor, check_action_space, check_observation_space
-from agents.learning.runs import (
-    CONFIG_FILE,
-    LAST_FILE,
-    POLICY_FILE,
-    SCALE_FILE,
-    clear,
-    load_model,
-    restore,
-    write_state,
-)
 from agents.learning.tracking import Tracking
 from agents.learning.vector import ClusterHistory, GymnasiumVecEnv, RewardScale
 from agents.search.hindsight import learn_in_hindsight
@@ -59,7 +37,7 @@ class Trainer:
         checked_logger(config.get("logger"))
         self.config, self.agent, self.out = config, agent, out
         self.started, self.resumed = started, state is not None
-        self.interrupts = Interrupts()
+        self.interrupts = cb.Interrupts()
         self.imitation: dict[str, Any] | None = None
         self.clocks = Clocks()
         self.env = self._vector_env(state)
@@ -68,14 +46,14 @@ class Trainer:
             self.env.reset()
         self.ready = time.monotonic()  # imports and compiling are over: the limit on wall-clock time starts here
         if state is None and config.get("overwrite"):
-            clear(out)  # nothing is wrong with the new one up to here
-        with atomic_write(out / CONFIG_FILE) as temporary:
+            runs.clear(out)  # nothing is wrong with the new one up to here
+        with atomic_write(out / runs.CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
         self.logger = build_logger(out, config.get("logger"), config, self.resumed)
         self.model.set_logger(self.logger)
         self.callbacks = self._callbacks()
         if state is not None:
-            restore(self, state)
+            runs.restore(self, state)
 
     def _vector_env(self, state: dict[str, Any] | None) -> Any:
         if state is not None:
@@ -96,27 +74,27 @@ class Trainer:
         config, settings = self.config, plain(self.config.get("validation") or {})
         limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
         on_policy = algorithm_of(self.agent).on_policy
-        self.stopwatch, self.figures = Stopwatch(), Figures()
-        self.between = Between(self._keep, int(every) if every else None, self.interrupts,
+        self.stopwatch, self.figures = cb.Stopwatch(), cb.Figures()
+        self.between = cb.Between(self._keep, int(every) if every else None, self.interrupts,
                                None if limit is None else self.ready + float(limit), self._reserve_s)
-        self.progress = Progress(config["total_timesteps"], limit)
-        self.validation: Validation | None = None
+        self.progress = cb.Progress(config["total_timesteps"], limit)
+        self.validation: cb.Validation | None = None
         self.tracking = Tracking(config.get("logger"))
-        callbacks: list[Any] = [self.stopwatch, self.between, *([TimedTransitions()] if on_policy else []),
+        callbacks: list[Any] = [self.stopwatch, self.between, *([cb.TimedTransitions()] if on_policy else []),
                                 self.figures, self.tracking, *extra_callbacks(self.agent, self)]
         if imitated(self.agent) is not None:
-            callbacks.append(CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
+            callbacks.append(cb.CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
             self.validation_windows = windows(split_seeds(config["env"], "validation"), int(settings["windows"]))
             self.validation_envs: list[Any] = []
-            self.validation = Validation(
-                self._play_validation, self.out / POLICY_FILE, int(settings["every_steps"]),
+            self.validation = cb.Validation(
+                self._play_validation, self.out / runs.POLICY_FILE, int(settings["every_steps"]),
                 float(settings["violation_limit"]), first=imitated(self.agent) is not None)
             callbacks.append(self.validation)
         if every:
-            callbacks.append(Checkpoints(self.out / "checkpoints", int(every)))
+            callbacks.append(cb.Checkpoints(self.out / "checkpoints", int(every)))
         # Scaling is refreshed last: validation and checkpoints at a rollout's start see what the update produced.
-        return [*callbacks, *([ObservationStatistics()] if on_policy else []), self.progress,
+        return [*callbacks, *([cb.ObservationStatistics()] if on_policy else []), self.progress,
                 self.stopwatch.begun()]
 
     def _reserve_s(self) -> float:
@@ -136,7 +114,7 @@ class Trainer:
 
         def decide(*parts: np.ndarray) -> np.ndarray:
             if self.interrupts.asked:
-                raise Stop
+                raise cb.Stop
             return actor.answer(*parts)[0]
 
         return BatchPlayer("training", decide, history_of(self.agent))
@@ -166,15 +144,15 @@ class Trainer:
 
     def _learn(self) -> None:
         left = int(self.config["total_timesteps"]) - self.model.num_timesteps
-        with suppress(Stop):
+        with suppress(cb.Stop):
             self.model.learn(left, callback=self.callbacks, log_interval=1, reset_num_timesteps=False)
         if self.validation is not None and not self.judged and not self.interrupts.asked:
-            with suppress(Stop):
+            with suppress(cb.Stop):
                 self.validation.validate()
 
     def _keep(self) -> None:
         if self.config.get("resumable", True):
-            write_state(self)
+            runs.write_state(self)
 
     @property
     def judged(self) -> bool:
@@ -185,10 +163,11 @@ class Trainer:
         return bool(history) and history[-1]["timesteps"] == self.model.num_timesteps
 
     def _save(self) -> None:
-        save(self.model, self.out / LAST_FILE)
+        cb.save(self.model, self.out / runs.LAST_FILE)
         if self.validation is None or self.validation.best is None:
-            save(self.model, self.out / POLICY_FILE)
-        write_json(self.out / SCALE_FILE, describe_scale(load_model(self.config, self.out / POLICY_FILE)))
+            cb.save(self.model, self.out / runs.POLICY_FILE)
+        kept = runs.load_model(self.config, self.out / runs.POLICY_FILE)
+        write_json(self.out / runs.SCALE_FILE, describe_scale(kept))
         self.logger.dump(self.model.num_timesteps)
 
     def close(self) -> None:

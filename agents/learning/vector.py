@@ -35,7 +35,6 @@ class GymnasiumVecEnv(VecEnv):
     `wall_s` counts the seconds that steps have taken.
 
     Args:
-        env: the vector environment.
         info_keys: which of the environment's infos are copied into the dicts at every step; None: all of them. What is
             left out costs nothing and can be had as an array from `info_array`.
 

@@ -125,11 +125,8 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
     """Plays one window with each of them.
 
     Args:
-        config: the command's.
         names: heuristics, as `heuristics_of` names them.
-        window: seed and number.
-        env: an environment to use again.
-        bar: is moved on by one in all, and says who plays.
+        bar: is moved on by one in all, and says what plays.
     """
     env, bar = env or _bare(config), bar or Bar()
     found, players = {}, [by_name(env, name) for name in (RANDOM, *names)] + look_aheads(config)
@@ -147,7 +144,6 @@ def bound_of(env: Any, window: tuple[int, int], budget: float = 0.03) -> float:
 
     Args:
         env: the environment, bare; the window is begun anew in it.
-        window: seed and number.
         budget: share of online requests that may miss an SLO.
     """
     env.reset(seed=window[0], options={"window": window[1]})

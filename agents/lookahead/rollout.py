@@ -1,6 +1,6 @@
 """Acting by looking ahead: actions are played out under base policies, and the best one is taken.
 
-*Clairvoyant*: on the true future, arrivals and output lengths, which nobody knows; no bound, but what a policy that
+*Clairvoyant*: on the true future, arrivals and output lengths, which no policy knows; no bound, but what a policy that
 improves on the bases once a decision could have had. *Honest*: on futures drawn from the workload model
 (`agents.lookahead.rollout`), the same ones for all actions.
 
@@ -54,15 +54,13 @@ class Rollout:
     """Plays one environment (`ooco_gym.envs.base.DecisionEnv`) by looking ahead.
 
     Args:
-        env: the environment, bare.
         horizon_s: seconds of simulated time that are played out; None: to the end of the drain.
         weight: factor on the reward's parts that are SLO misses, in the rollout's own score.
         every: every k-th decision is looked at, from the first; the base that won the last look takes the others.
         progress: share of their worth credited for unfinished offline requests at a horizon within the window
             (service is paid at completion, so that a short horizon undervalues long requests).
         samples: futures that are drawn at a decision; 0: the true one.
-        bases: who plays on, names of `lookahead.BASES`; None: all that mean something in this environment.
-        seed: keys the futures.
+        bases: rules that decide after an action, names of `lookahead.BASES`; None: all that mean something in this environment.
 
     Raises:
         UserError: no base of that name.
@@ -95,7 +93,7 @@ class Rollout:
         """What is played out, the partner first, and what it is worth.
 
         Returns:
-            (actions int64[n, parts], who plays on int64[n], rewards of the episode float64[n]).
+            (actions int64[n, parts], base after each int64[n], rewards of the episode float64[n]).
         """
         self._begin()
         episodes = self.env.episodes
@@ -162,7 +160,6 @@ def legal_actions(env: Any, held: np.ndarray) -> np.ndarray:
     """What is played out: the partner's action, then every other legal one; of controls, one turned at a time.
 
     Args:
-        env: the environment, bare.
         held: what the controls were last set to, from which they are turned; of size 0: the partner's.
     """
     controls, mask = env.episodes.controls, env.episodes.buffers.mask[0]
@@ -233,10 +230,7 @@ class Clones:
             i: which of them.
             state: its state, or another future of the same sizes as the copies.
             actions: int64[n, parts]; the first is the partner's.
-            bases: int64[n], who plays on after each (`lookahead.BASES`).
-            until_ps: the horizon.
-            end_ps: the end of the drain.
-            progress: `lookahead.play_out`.
+            bases: int64[n], what decides after each (`lookahead.BASES`).
         """
         count = len(actions)
         for name, copies in self._pairs:
@@ -259,8 +253,6 @@ class Futures:
     true future is left in a drawn one.
 
     Args:
-        episodes: the episode under way.
-        seed: keys everything drawn.
         traces: other seeds from which arrivals are drawn.
 
     Raises:

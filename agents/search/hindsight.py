@@ -38,7 +38,7 @@ class Hindsight:
 
     Args:
         env: the environment, bare, with one decision at a time (no vector of controls).
-        base: who decides after the action, a name of `lookahead.BASES`.
+        base: the rule that decides after the action, a name of `lookahead.BASES`.
         horizon_s: seconds of simulated time that are played out; what is unfinished then is credited with what has been
             computed for it. The end of the episode and of its drain, where that comes before.
         weight: factor on the reward's parts that are SLO misses.
@@ -75,13 +75,10 @@ def look_back(config: Mapping[str, Any], rule: Any, base: str, horizon_s: float,
     """Plays training windows and plays out all actions at about one decision in `every`.
 
     Args:
-        config: the `env` configuration.
         rule: the teacher, as of `agents.search.imitation.teacher_of`.
         base, horizon_s, weight: of `Hindsight`.
         every: decisions from one look to the next, in the mean; they are drawn at random.
-        looks: how many decisions are looked at.
-        actor: who plays; None: the teacher. A tenth of the actions are random.
-        stream: keys all that is drawn.
+        actor: the policy that plays; None: the teacher. A tenth of the actions are random.
 
     Returns:
         The parts of the observation, `answer` (the teacher's), `values` float64 (n, A), and `window` (n,), a number for
@@ -112,7 +109,7 @@ def look_back(config: Mapping[str, Any], rule: Any, base: str, horizon_s: float,
 
 def collect(config: Mapping[str, Any], settings: Mapping[str, Any], actor: Actor | None, seed: int, turn: int
             ) -> dict[str, np.ndarray]:
-    """`look_back` in `settings["workers"]` processes; who of them has seen what does not depend on the machine."""
+    """`look_back` in `settings["workers"]` processes; what each of them sees does not depend on the machine."""
     workers = int(settings["workers"])
     look = partial(look_back, dict(config), settings["teacher"], settings["base"], float(settings["horizon_s"]),
                    float(settings["weight"]), int(settings["every"]), -(-int(settings["looks"]) // workers), actor)
@@ -155,13 +152,11 @@ def fit(model: Any, seen: Mapping[str, np.ndarray], wanted: np.ndarray, epochs: 
     """Fits the actor's logits to `wanted`, up to a constant for each decision, by least squares.
 
     Least squares, since what is wanted is the mean over futures: a fit to the best action of each future would learn
-    whom luck favours. A fifth of the windows is held out, and the epoch that predicts them best is kept.
+    what luck favours. A fifth of the windows is held out, and the epoch that predicts them best is kept.
 
     Args:
-        model: whose actor is fitted.
         seen: as of `look_back`.
         wanted: (n, A), NaN where an action is not legal.
-        epochs, batch_size, learning_rate: of the fit.
 
     Returns:
         `agreement` with the teacher; and of the windows held out, `gain` of the actions chosen over the teacher's and
@@ -211,10 +206,6 @@ def _miss(actor: Actor, parts: list[torch.Tensor], goal: torch.Tensor, legal: to
 def learn_in_hindsight(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Collects looks, first on the teacher's path and then on the learner's, and fits the actor after each round.
 
-    Args:
-        trainer: `agents.learning.trainer.Trainer`.
-        settings: `agent.imitate` (conf/agent/ppo_hindsight.yaml).
-
     Returns:
         What the summary of a run says about it.
 
@@ -227,7 +218,7 @@ def learn_in_hindsight(trainer: Any, settings: Mapping[str, Any]) -> dict[str, A
     places = trainer.env.unwrapped.env
     if not hasattr(places, "episodes") or places.episodes.controls is not None:
         raise UserError(f"agent.imitate.rule=hindsight: the actions of {config['id']} cannot be played out one by one; "
-                        "imitate a heuristic, or nobody (agent.imitate.rule=null)")
+                        "imitate a heuristic, or nothing (agent.imitate.rule=null)")
     seed, rounds, found = int(trainer.config["seed"]), [], {}
     actor: Actor | None = None
     for turn in range(int(settings["rounds"])):

@@ -40,7 +40,6 @@ def play_and_scale(model: Any, env: Any, decisions: int, seed: int) -> None:
         model: whose policy's `ObservationEncoder` is updated.
         env: vectorised training environments; reset first.
         decisions: how many, over all environments.
-        seed: of the random actions.
     """
     random, levels = np.random.default_rng((seed, 7)), getattr(env.action_space, "nvec", None)
     observation = env.reset()
@@ -62,7 +61,6 @@ def teacher_of(env: Any, rule: Any) -> Callable[[], Any]:
     """What a heuristic does at the open decision of an episode that has begun.
 
     Args:
-        env: the environment, bare.
         rule: a heuristic by its name (`heuristics`), or one for each decision, such as `{pull: ooco_xllm, gate:
             shortest}`; the partner takes those that are not named. Or a rule that `begin`s (`agents.search.linear`).
 
@@ -97,10 +95,8 @@ def watch(config: Mapping[str, Any], rule: Any, decisions: int, seed: int, histo
     """Watches a heuristic for about `decisions` decisions, a tenth of them after a random action.
 
     Args:
-        config: the `env` configuration.
         rule: as of `teacher_of`.
         decisions: how many, spread over the beginnings of `WATCHED_WINDOWS` windows of the training split.
-        seed: of windows and random actions.
         history: how many of the last cluster vectors are kept as one, for a learner that sees so many.
 
     Returns:
@@ -141,7 +137,6 @@ def imitate(model: Any, seen: Mapping[str, np.ndarray], epochs: int, batch_size:
     Args:
         model: whose actor is fitted; its scaling is that of what it has seen.
         seen: as `watch` returns it.
-        epochs, batch_size, learning_rate: of the fit.
         smoothing: share of the target that is spread over all legal actions. A copy that is certain of its teacher
             never tries anything else, and cannot be improved by learning from its own play.
     """
@@ -179,10 +174,6 @@ def _targets(answers: torch.Tensor, legal: torch.Tensor, levels: tuple[int, ...]
 def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Scales observations by what a heuristic is seen to do, and fits the actor to its answers.
 
-    Args:
-        trainer: `agents.learning.trainer.Trainer`.
-        settings: `agent.imitate`.
-
     Returns:
         What the summary of a run says about it.
     """
@@ -207,11 +198,6 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
     Published policies that would take the partner's seat, where only the clock asks, are not among them: they warm the
     window up as well, which an agent cannot.
 
-    Args:
-        config: the `env` configuration.
-        count: windows.
-        seed: which.
-
     Returns:
         `rule`, the name of the best (within the violation budget in the mean first, then by service), its `service`
         (reference GPU-seconds a second) and `violation_rate` in the mean, and `among` how many.
@@ -229,11 +215,6 @@ def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[s
 
 
 def learn_best(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Copies the best heuristic, and returns what the summary of a run says about it.
-
-    Args:
-        trainer: `agents.learning.trainer.Trainer`.
-        settings: `agent.imitate`, with `windows`.
-    """
+    """Copies the best heuristic, and returns what the summary of a run says about it."""
     found = best_on_training(training_config(trainer), int(settings["windows"]), int(trainer.config["seed"]))
     return {**learn_rule(trainer, {**settings, "rule": found["rule"]}), **found}

@@ -1,4 +1,4 @@
-"""A linear rule over named features, found by direct search on training windows: a teacher that nobody has published.
+"""A linear rule over named features, found by direct search on training windows: a teacher beside the published ones.
 
 One decision among many moves a window's service by less than its noise, and a policy gradient must find that. Whole
 windows of the same arrivals show at once which of two rules is better. So a rule of a dozen weights is searched by the
@@ -54,11 +54,7 @@ class LinearRule:
 
 
 class RuleBook:
-    """A linear rule for each decision; the partner takes those that have none.
-
-    Args:
-        rules: by the decision's name.
-    """
+    """A linear rule for each decision; the partner takes those that have none."""
 
     def __init__(self, rules: Mapping[str, LinearRule]) -> None:
         self.rules = {DECISIONS.index(name): rule for name, rule in rules.items()}
@@ -99,12 +95,9 @@ def cross_entropy(score: Callable[[np.ndarray], float], start: np.ndarray, sprea
     """The best weights met, and their score.
 
     Args:
-        score: what is to be largest.
         start: where the search begins; it is scored first.
         spread: deviations of the first generation.
-        generations, population: how often, and how many are drawn.
         elite: of which the next generation's mean and deviation are taken; the best so far is always among them.
-        seed: of what is drawn.
     """
     random = np.random.default_rng((seed, 11))
     mean, deviation = start.astype(float), spread.astype(float)
@@ -119,11 +112,6 @@ def cross_entropy(score: Callable[[np.ndarray], float], start: np.ndarray, sprea
 
 class Windows:
     """The same windows of the training split, played again and again side by side; their warm-up is kept.
-
-    Args:
-        config: the `env` configuration.
-        count: how many windows.
-        seed: which.
     """
 
     def __init__(self, config: Mapping[str, Any], count: int, seed: int) -> None:
@@ -152,9 +140,7 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
 
     Args:
         config: the `env` configuration, with a single action at a time.
-        settings: `agent.imitate` (conf/agent/ppo_search.yaml).
-        decision: whose rule is searched; `settings["others"]` says who takes others.
-        seed: of windows and draws.
+        decision: whose rule is searched; `settings["others"]` names the rules of the others.
     """
     settings = {**settings, "others": settings["others"] or {}, "start": settings["start"] or SHORTEST}
     cluster, candidates = (_places(table, settings[key], f"agent.imitate.{key}")
@@ -214,10 +200,6 @@ def search(config: Mapping[str, Any], settings: Mapping[str, Any], decision: str
 def learn_searched(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Searches a rule, copies it, and returns what the summary of a run says about it.
 
-    Args:
-        trainer: `agents.learning.trainer.Trainer`.
-        settings: `agent.imitate`.
-
     Raises:
         UserError: an unknown feature, or an environment of another kind.
     """
@@ -225,7 +207,7 @@ def learn_searched(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
     places = getattr(trainer.env.unwrapped.env, "episodes", None)
     if places is None or places.controls is not None:
         raise UserError(f"agent.imitate.rule=search: {config['id']} does not ask for one action among candidates; "
-                        "imitate a heuristic, or nobody (agent.imitate.rule=null)")
+                        "imitate a heuristic, or nothing (agent.imitate.rule=null)")
     names = [decision.name for decision in places.decisions]
     decision = settings.get("decision") or names[0]
     if decision not in names:

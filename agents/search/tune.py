@@ -119,10 +119,6 @@ def is_plain(env_config: Mapping[str, Any], name: str) -> bool:
 
 class Windows:
     """Windows to be played by one policy after the other, kept as they stand after the warm-up where they can be.
-
-    Args:
-        config: the `env` configuration.
-        games: the windows.
     """
 
     def __init__(self, config: Mapping[str, Any], games: Sequence[Window]) -> None:
@@ -242,7 +238,7 @@ class _Search:
         return False
 
     def _trial(self, place: int) -> None:
-        """One trial; what it draws depends on the trials before it and on its place, not on who ran them when."""
+        """One trial; what it draws depends on the trials before it and on its place, not on when they ran."""
         import optuna
         from numpy.random import SeedSequence
 
@@ -472,7 +468,6 @@ def ranges_of(policy: Policy, spread: float, only: Sequence[str] | None = None, 
         policy: with the values that it has before tuning.
         spread: a number is searched from its default divided by this to its default times this, within its bounds.
         only: names of the parameters to search; None: all.
-        fixed: names of parameters that keep their values.
         space: by name, `[low, high]` or a list of choices instead.
         asked: the policy only answers the environment's decisions: what the simulator itself reads (token budgets,
             windows of the gate) is the partner's and stays.

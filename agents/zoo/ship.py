@@ -13,16 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from agents.environments import split_seeds, windows
+from agents.evaluation import scoring
 from agents.evaluation.heuristics import play_heuristic
 from agents.evaluation.players import SEEDS, load_learned, play, runs_of
-from agents.evaluation.scoring import (
-    HEADLINE,
-    VIOLATION_LIMIT,
-    feasible_first,
-    grid,
-    mean_interval,
-    upper_violation_limit,
-)
 from agents.evaluation.tables import under_shift
 from agents.learning.algorithms import recipe_of
 from agents.learning.runs import SUMMARY_FILE, read_config
@@ -106,7 +99,7 @@ def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, An
     if not found:
         raise UserError(f"'{folder}' has no complete run with a validation; expected seed_<n> of 'ooco-gym zoo'")
 
-    best = max(found, key=lambda name: feasible_first(found[name]["violation_rate"], found[name]["reward"],
+    best = max(found, key=lambda name: scoring.feasible_first(found[name]["violation_rate"], found[name]["reward"],
                                                       found[name]["limit"]))
     shown = {name: {key: one[key] for key in ("reward", "violation_rate", "windows", "timesteps") if key in one}
             for name, one in found.items()}
@@ -160,9 +153,9 @@ def scores_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
     env = _as_measured(config, measured)
     games = windows(split_seeds(env, "test"), int(measured["n_windows"]))
     records = play(env, load_learned(str(bundle)).player(bundle.name), games)
-    service, violations = (dict(zip(_INTERVAL, mean_interval(grid(records, metric)), strict=True))
-                           for metric in (HEADLINE, "violation_rate"))
-    return {"service": service, "violation_rate": {**violations, "upper_limit": upper_violation_limit(records)},
+    service, violations = (dict(zip(_INTERVAL, scoring.mean_interval(scoring.grid(records, metric)), strict=True))
+                           for metric in (scoring.HEADLINE, "violation_rate"))
+    return {"service": service, "violation_rate": {**violations, "upper_limit": scoring.upper_violation_limit(records)},
             "n_windows": len(games)}
 
 
@@ -181,7 +174,8 @@ def shifts_of(bundle: Path, config: Mapping[str, Any], measured: Mapping[str, An
         other = play_heuristic(env, measured["best_tuned"], games)
         found.append({"shift": one["shift"], "n_windows": len(games),
                       **under_shift(one["shift"], mine, other, measured["best_tuned"]),
-                      "service": dict(zip(_INTERVAL, mean_interval(grid(mine, HEADLINE)), strict=True)),
+                      "service": dict(zip(_INTERVAL, scoring.mean_interval(scoring.grid(mine, scoring.HEADLINE)),
+                                          strict=True)),
                       "all_seeds": {key: one.get(key) for key in ("holds_budget", "behind", "words")}})
     return found
 
@@ -196,10 +190,10 @@ def card_of(entry: Mapping[str, Any], env: str, config: Mapping[str, Any], measu
     seeds = sorted(int(run.rpartition("_")[2]) for run in choice["validation_of_all"])
     itself = next((one for one in measured.get("each_run") or [] if one["run"] == choice["run"]), None)
     upper = own["violation_rate"]["upper_limit"]
-    doubts = [] if upper is not None and upper <= VIOLATION_LIMIT else [
+    doubts = [] if upper is not None and upper <= scoring.VIOLATION_LIMIT else [
         "Where the violation budget must hold: on its own held-out windows it is not shown to, at "
         f"{_figure(own['violation_rate'], '.2%')} (upper limit {as_text(upper, '.2%')}, budget "
-        f"{VIOLATION_LIMIT:.0%})."]
+        f"{scoring.VIOLATION_LIMIT:.0%})."]
     return {
         "schema": CARD_SCHEMA, "name": entry["name"], "environment": config["env"]["id"], "ooco_gym": __version__,
         "decides": exported["decisions"], "bytes": exported["bytes"],

@@ -63,7 +63,7 @@ def test_siblings_are_compared_at_equal_simulated_time():
     assert found[0, 0] == (0.0 + 10.0) / 2
     assert found[1, 0] == (4.0 + 14.0) / 2  # halfway between 1 s and 3 s; two fifths of the way from 0 s to 5 s
     assert found[2, 0] == 18.0  # after the last decision of one sibling; the other's at 4 of 5 s
-    assert np.isnan(found[2, 2])  # nobody else has come to its second episode
+    assert np.isnan(found[2, 2])  # no sibling has come to its second episode
 
 
 def test_what_the_input_causes_is_taken_away_and_what_actions_cause_stays():

@@ -179,7 +179,7 @@ def test_scaling_is_that_of_all_legal_rows_in_any_grouping():
 
 
 def test_candidates_row_by_row_are_the_same_to_a_network():
-    """Environments of this package give them so; somebody else's may give the table."""
+    """Environments of this package give them so; those of others may give the table."""
     shape, random = (3, CANDIDATE_SIZE), np.random.default_rng(0)
     low = random.uniform(-1.0, 0.0, CANDIDATE_SIZE).astype(np.float32)
     others = {"cluster": spaces.Box(0, 1, (2,)), "action_mask": spaces.MultiBinary(5),
