@@ -69,7 +69,7 @@ def candidate_shape(space: Any) -> tuple[int, int]:
     """(K, F): how many candidates an observation holds, and features of each.
 
     Args:
-        space: of `candidates`, K·F figures, row by row, as environments of this package give them; another's may also be
+        space: of `candidates`, K·F figures, row by row, as environments of this package give them; others may give
             (K, F).
 
     Raises:

@@ -1,9 +1,10 @@
 """Input-dependent advantages: what the arrivals cause is learned from siblings that met the same arrivals.
 
 Most of the variance of a return here is due to which requests arrive, not to what is decided, and a critic that sees
-the present cannot know which will. Episodes of one group play the same window; what befell the siblings at the same simulated time,
-beyond what their critic expected, is subtracted. It depends on the input and on the siblings' actions, never on the
-action that is judged, so that the policy gradient keeps its mean (Mao et al. 2019, arXiv 1807.02264, theorem 1).
+the present cannot know which will. Episodes of one group play the same window; what befell the siblings at the same
+simulated time, beyond what their critic expected, is subtracted. It depends on the input and on the siblings' actions,
+never on the action that is judged, so that the policy gradient keeps its mean (Mao et al. 2019, arXiv 1807.02264,
+theorem 1).
 """
 
 from __future__ import annotations

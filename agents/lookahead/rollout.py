@@ -60,7 +60,7 @@ class Rollout:
         progress: share of their worth credited for unfinished offline requests at a horizon within the window
             (service is paid at completion, so that a short horizon undervalues long requests).
         samples: futures that are drawn at a decision; 0: the true one.
-        bases: rules that decide after an action, names of `lookahead.BASES`; None: all that mean something in this environment.
+        bases: rules that decide after an action, names of `BASES`; None: all that mean something here.
 
     Raises:
         UserError: no base of that name.

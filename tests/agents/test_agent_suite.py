@@ -110,6 +110,6 @@ def test_actions_are_named_for_every_decision():
     first = {name: words[0] for name, words in action_meanings(choices, 1, 2).items()}
     assert len(set(first.values())) == len(choices)
     joint = action_meanings(["gate", "pull"], 1, 2)
-    assert joint["pull"] == ["end the picks: nobody, or nobody more", "do what the partner would do",
+    assert joint["pull"] == ["end the picks: none, or no more", "do what the partner would do",
                              "candidate 0: pull this request, and be asked again"]
     assert action_names(["gate", "pull"], 1, 2)[0] == "the decision's own no"
