@@ -41,6 +41,7 @@ from baselines.bros_parts import (
     SUMS,
     P,
     add_load,
+    coefficients,
     cost_with,
     drop,
     find_preempt_block,
@@ -258,8 +259,6 @@ def compose(view):
 
 def prepare(policy, facts):
     """Fits the cost model to profiled batches (4.1), where its coefficients are not given."""
-    from baselines.bros_cost import coefficients
-
     if policy.values["decode_base"] or policy.values["prefill_base"]:
         return {}
     return coefficients(facts, int(policy.values["context_tokens"]),

@@ -10,10 +10,10 @@ online waits do further offline ones join. What each part adds (7.1):
   bursts of online requests (4.2).
 
 `echo` has all three, `echo_bs_e_s` the first two, `echo_bs_e` the first, `echo_bs` none: the engine's own scheduling
-by priority. Prefills are chunked and share iterations with decodes, as 5.2's mixed batches say, under the token budget
-that vLLM 0.6.3 has then; what is preempted is computed again (6). A waiting request starts if memory has room for its
-whole context, as in the engine. Ours: nobody offline joins in an iteration in which somebody lost memory; an instance
-that may not start anything though offline requests wait is asked again a second later.
+by priority (all in `conf/policy`). Prefills are chunked and share iterations with decodes, as 5.2's mixed batches say,
+under the token budget that vLLM 0.6.3 has then; what is preempted is computed again (6). A waiting request starts if
+its whole context fits the memory, as in the engine. Ours: no offline request joins in an iteration that preempted one;
+an instance that may not start anything though offline requests wait is asked again a second later.
 """
 
 import numpy as np
@@ -22,6 +22,7 @@ from baselines.echo_estimator import (
     PARAMS,
     P,
     batch_time,
+    fit,
     nothing,
     online_blocks,
     ranked,
@@ -29,7 +30,6 @@ from baselines.echo_estimator import (
     reserved_for_bursts,
     slack,
 )
-from baselines.echo_fit import fit
 from baselines.echo_selection import (
     LAST_RANK,
     blocks_to_start,
@@ -261,6 +261,3 @@ def prepare(policy, facts):
 
 
 policy = Policy("echo", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)
-bs = Policy("echo_bs", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)
-bs_e = Policy("echo_bs_e", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)
-bs_e_s = Policy("echo_bs_e_s", PARAMS, mixed=True, route=route_fewest_requests, compose=compose, prepare=prepare)

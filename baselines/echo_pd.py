@@ -19,7 +19,7 @@ could join, the shortest; among those that must go, the longest. Sorting once fi
 
 import math
 
-from baselines.echo_fit import COEFFICIENTS, fit
+from baselines.echo_estimator import COEFFICIENTS, fit
 from baselines.pools import (
     PREFILL_PARAMS,
     decode_instances,
@@ -200,7 +200,7 @@ def end_chunk(view):
     return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.config.default_ttft_ps)
 
 
-# --- Plans from the last batch (4.1) ----------------------------------------------------------------------------------
+# --- Plans from the last batch (4.1) --------------------------------------------------------------------------------
 @inner
 def sort_offline(state, instance):
     """Writes the offline requests that can decode to State.scratch, those of the last batch first, each part by length;

@@ -31,7 +31,7 @@ LAST_RANK = 15  # place in State.memory: one more than the rank of the request a
 NOWHERE = -1e300
 
 
-# --- What memory a request would take ------------------------------------------------------------------------------
+# --- What memory a request would take -------------------------------------------------------------------------------
 @inner
 def blocks_to_start(state, instance, slot):
     """What a waiting request needs to start with its whole context.

@@ -26,7 +26,7 @@ intercept counts once.
 
 import numpy as np
 
-from baselines.hygen_batches import trained
+from baselines.hygen_predictor import trained
 from baselines.hygen_profile import PROFILE_PARAMS, profile_budget, profile_rate
 from baselines.sarathi import (
     FAMILY,

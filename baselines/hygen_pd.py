@@ -12,7 +12,7 @@ Offline prefill is admitted where Algorithm 1 would admit it: with budget and me
 Offline requests that the budget leaves out of a step keep their memory and are skipped (Algorithm 1, line 8).
 """
 
-from baselines.pool_profiles import decode_profile, fit_pool, prefill_profile
+from baselines.hygen_predictor import decode_profile, fit_pool, prefill_profile
 from baselines.pools import (
     PREFILL_PARAMS,
     batch_with,
@@ -90,7 +90,7 @@ def prefill_budget(state):
     return state.params[P.prefill_share] * state.config.default_ttft_ps
 
 
-# --- Admission: Algorithm 1, lines 13 to 29, in the offline phase ----------------------------------------------------
+# --- Admission: Algorithm 1, lines 13 to 29, in the offline phase ---------------------------------------------------
 @inner
 def room_for(state, slot):
     """The decode instance with budget and memory for one more offline request, whose step stays shortest; WAIT if none.
@@ -148,7 +148,7 @@ def end_chunk(view):
     return stop_beyond(view.state, view.instance, prefill_budget(view.state))
 
 
-# --- The decode batch: Algorithm 1, lines 6 to 12 --------------------------------------------------------------------
+# --- The decode batch: Algorithm 1, lines 6 to 12 -------------------------------------------------------------------
 @hook(COMPOSE)
 def fill(view):
     """All online decodes, whatever they take; then offline ones in order of admission that the budget still holds."""

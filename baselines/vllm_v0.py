@@ -17,6 +17,7 @@ on an empty instance (the engine drops both). Not in it: chunked prefill, which 
 prefix caching, which was off too.
 """
 
+from baselines.vllm_v1 import ENGINE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.policy.bundle import Param, Policy, slots
@@ -35,8 +36,7 @@ from ooco_gym.policy.rules import blocks_for, length, route_fewest_requests, sor
 from ooco_gym.sim.state import BATCH
 
 PARAMS = (
-    Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
-    Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
+    *ENGINE_PARAMS,
     Param("watermark", "share of the blocks that stays free when a request starts", 0.0, 0.5),
     Param("preemption", "what becomes of a loser's memory (the engine's preemption_mode)",
           choices=("recompute", "swap")),
@@ -217,5 +217,5 @@ def schedule_v0(view):
             return tokens
 
 
-policy = Policy("vllm_v0", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests, compose=schedule_v0)
-by_priority = Policy("vllm_v0_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v0)
+vllm_v0 = Policy("vllm_v0", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests, compose=schedule_v0)
+vllm_v0_priority = Policy("vllm_v0_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v0)

@@ -22,6 +22,7 @@ from agents.settings import group, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
 from ooco_gym.zoo import placed
 
@@ -195,7 +196,7 @@ def check_heuristic(policy: str, env: Any) -> None:
             by_name(inside, policy)
             return
         except UserError:
-            if "=" in policy or policy.startswith("level "):
+            if is_policy(policy) or "=" in policy or policy.startswith("level "):
                 raise  # it says what there is instead
     raise UserError(f"'{policy}' is neither a known policy{nearest(policy, rules)} nor a run folder; "
                     f"known: {', '.join(rules) or 'none in this environment'}")

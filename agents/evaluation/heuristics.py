@@ -30,7 +30,9 @@ from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.policy import get_policy, list_policies, policy_of
+from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
+from ooco_gym.policy.bundle import HOOKS
+from ooco_gym.policy.registry import aliases
 from ooco_gym.sim import state as s
 
 RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
@@ -103,7 +105,7 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
 
 def is_published(name: str) -> bool:
     """Whether a name is a registered policy's, parameters or not."""
-    return name.partition(":")[0] in list_policies()
+    return is_policy(name)
 
 
 def by_name(env: Any, name: str) -> Heuristic:
@@ -160,7 +162,7 @@ def rule_names(rules: Any) -> list[str] | None:
     names = list(dict.fromkeys([rules] if isinstance(rules, str) else list(rules) if isinstance(rules, (list, tuple))
                                else [str(rules)]))
     for name in names:
-        if name not in list_policies():
+        if not is_policy(name):
             raise unknown("rule", name, list_policies())
     return names
 
@@ -202,14 +204,14 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
-    """Pool policies that answer these decisions by rules of their own."""
+    """Pool policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`)."""
     points = [kind - 1 for kind in sorted(kinds) if kind < b.CLOCK]
     partner = policy_of(env.config.partner)
-    seen: list[tuple[Any, ...]] = [tuple(partner.hooks()[point] for point in points)]
+    seen: list[tuple[Any, ...]] = [tuple((partner.hooks()[point], None) for point in points)]
     names = []
     for name in list_policies():
-        policy = get_policy(name)
-        rules = tuple(policy.hooks()[point] for point in points)
+        policy, told = get_policy(name), aliases().get(name, {})
+        rules = tuple((policy.hooks()[point], told.get(HOOKS[point])) for point in points)
         if policy.mixed == partner.mixed and rules not in seen:
             seen.append(rules)
             names.append(name)

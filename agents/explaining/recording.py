@@ -22,7 +22,7 @@ from agents.evaluation.players import BatchPlayer, LearnedPolicy, Observations, 
 from agents.explaining.rules import names_of
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.features import kind_name
-from ooco_gym.policy import policy_of
+from ooco_gym.policy import spelling_of
 
 UNKNOWN = -1  # the partner's answer where there is none
 Preferences = Callable[..., tuple[np.ndarray, np.ndarray]]  # observations, batched → actions and logits
@@ -142,7 +142,7 @@ def partner_answer(env: Any) -> int:
     if env.episodes.controls is not None:
         return UNKNOWN
     partner = env.config.partner
-    return int(env.rule_action(partner if isinstance(partner, str) else policy_of(partner).name))
+    return int(env.rule_action(spelling_of(partner)))
 
 
 _ILLEGAL = -1e7  # logits below are of illegal actions

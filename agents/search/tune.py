@@ -31,7 +31,7 @@ from agents.settings import LARGEST_SEED, group, number, plain, require, whole
 from ooco_gym.envs import buffers as b
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
-from ooco_gym.policy import Param, Policy, get_policy, list_policies, spelled
+from ooco_gym.policy import Param, Policy, get_policy, is_policy, list_policies, spelled, split_name
 from ooco_gym.policy.bundle import SETTINGS
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
@@ -101,7 +101,7 @@ def _check(config: dict[str, Any]) -> None:
     for key, least in (("window_s", 1.0), ("warmup_s", 0.0), ("violation_limit", 0.0), ("spread", 1.0)):
         number(config, key, least)
     name = str(config.get("policy"))
-    if name.partition(":")[0] not in list_policies():
+    if not is_policy(name):
         if is_plain(config["env"], name):
             raise UserError(f"'{name}' has no parameters, so there is nothing to tune; it is played as it is")
         raise unknown("policy", name, list_policies())
@@ -171,7 +171,7 @@ class _Search:
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config, self.limit = config, float(config["violation_limit"])
-        self.name, _, given = str(config["policy"]).partition(":")
+        self.name, given = split_name(str(config["policy"]))
         self.policy = get_policy(str(config["policy"]))
         shorter = {**config["env"], "window_s": config["window_s"], "warmup_s": config["warmup_s"]}
         self.windows = Windows(shorter, windows(split_seeds(config["env"], "train"), int(config["windows"])))

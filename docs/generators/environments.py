@@ -10,7 +10,6 @@ import inspect
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +26,7 @@ from ooco_gym.envs.decision import PARTNER, kinds
 from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.bundle import Policy
-from ooco_gym.policy.registry import GROUP
+from ooco_gym.policy.registry import aliases, module_of
 from ooco_gym.report import Table, percent, with_interval
 from ooco_gym.resources import conf_root, load_yaml, names
 
@@ -328,8 +327,7 @@ class Rule(NamedTuple):
 
 def shipped_policies() -> list[str]:
     """Names of the policies that come with this package; other packages' are not on our pages."""
-    return sorted(entry.name for entry in entry_points(group=GROUP)
-                  if entry.dist is not None and entry.dist.name == "ooco-gym")
+    return names("policy")
 
 
 def rules_for(decision: str) -> list[Rule]:
@@ -343,11 +341,11 @@ def rules_for(decision: str) -> list[Rule]:
 
 
 def settings_for_packing() -> list[Rule]:
-    """Policies that have a setting for how full steps are packed."""
-    plain = {entry.name for entry in entry_points(group=GROUP) if entry.value.startswith("baselines.gates")}
-    policies = [get_policy(name) for name in shipped_policies() if name not in plain]
+    """Policies that compose steps by a rule of their own with a setting for how full they are packed."""
+    compose = [point.name for point in POINTS].index("compose")
     return [Rule((policy.name,), f"`{param.name}={policy.values.get(param.name)}`: {param.doc}")
-            for policy in policies for param in policy.params if param.name in PACK_SETTINGS]
+            for policy in map(get_policy, shipped_policies()) if _is_own(policy, policy.hooks()[compose])
+            for param in policy.params if param.name in PACK_SETTINGS]
 
 
 def mixed_policies() -> list[str]:
@@ -361,8 +359,12 @@ def _pool_policies() -> Iterator[Policy]:
 
 def _owners(hook: Any, having: Sequence[Policy]) -> Sequence[Policy]:
     """Of the policies that have a rule, the one in whose module it is; all of them where it is in none's."""
-    modules = {entry.name: entry.value.partition(":")[0] for entry in entry_points(group=GROUP)}
-    return [policy for policy in having if modules[policy.name] == hook.py_func.__module__] or having
+    return [policy for policy in having if _is_own(policy, hook)] or having
+
+
+def _is_own(policy: Policy, hook: Any) -> bool:
+    """Whether a rule is written in the module that a policy is in, and the policy is no other name for another one."""
+    return policy.name not in aliases() and module_of(policy.name) == hook.py_func.__module__
 
 
 def _spelled(policy: Policy, decision: str, hook: Any) -> list[str]:

@@ -113,7 +113,8 @@ def policy_identity(policy: str) -> dict[str, Any]:
     The code that plays learned policies is not among it: `experiments.common.runner` adds that.
     """
     base = base_policy(policy)
-    rules = [getattr(rule, "py_func", rule) for name in HOOKS if (rule := getattr(base, name, None)) is not None]
+    rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
+             if (rule := getattr(base, name)) is not None]
     modules = sorted({str(getattr(rule, "__module__", "")) for rule in rules} - {""})
     identity = {"name": base.name, "values": dict(base.values), "code": code_digest(modules, (), peaks=False)}
     if is_learned(policy):

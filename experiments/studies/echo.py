@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from baselines.echo_fit import DECODE_FORMS, PREFILL_FORMS, fit
+from baselines.echo_estimator import DECODE_FORMS, PREFILL_FORMS, fit
 from experiments.common.markdown import table as markdown_table
 from experiments.common.output import check_page, merged, write_page
 from experiments.common.policies import seeds_of

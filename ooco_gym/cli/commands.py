@@ -18,6 +18,7 @@ OURS = ("agents", "baselines", "conf", "experiments")
 # The group of files that set many keys of a command at once, `+preset=NAME`; then its earlier name.
 PRESETS = ("preset", "experiment")
 PRESET = PRESETS[0]
+POLICY = "policy"  # the group whose choices may be Python files
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
 _WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
 
@@ -132,6 +133,10 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     known = names(roots, group)
     if value in known:
         return None
+    if group == POLICY and value.partition(":")[0].endswith((".py", ".yaml", ".yml")):
+        from ooco_gym.policy.registry import as_mapping  # takes a second, and few have a policy of their own
+
+        return as_mapping(value)
     if value.endswith((".yaml", ".yml")):
         return load_yaml(group, value)
     if _exists(value) or _is_code(value):

@@ -13,7 +13,7 @@ from hydra.plugins.config_source import ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
-from ooco_gym.cli.commands import PRESETS, Command, names, read_choice
+from ooco_gym.cli.commands import POLICY, PRESETS, Command, names, read_choice
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -74,8 +74,11 @@ class OocoSource(ConfigSource):
         if path is not None:
             text = path.read_text(encoding="utf-8")
             config, header = OmegaConf.create(text), self._get_header_dict(text)
-            if "extends" in config:
-                config = OmegaConf.create(load_yaml(config_path.rpartition("/")[0], path))
+            group = config_path.rpartition("/")[0]
+            if group == POLICY and "file" in config:
+                config = OmegaConf.create(read_choice(self.roots, group, str(path)) or {})
+            elif "extends" in config:
+                config = OmegaConf.create(load_yaml(group, path))
         else:
             group, value = self._split(config_path)
             config = OmegaConf.create(read_choice(self.roots, group, value) or {})

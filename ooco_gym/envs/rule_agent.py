@@ -12,7 +12,7 @@ from gymnasium.vector import VectorEnv
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.policy import Policy, list_policies, policy_of
+from ooco_gym.policy import Policy, is_policy, list_policies, policy_of, split_name
 
 PARTNER = "partner"
 Ask = Callable[..., Any]  # (method of an environment, arguments) -> what it says in each slot
@@ -90,9 +90,8 @@ def seat_of(episodes: Episodes, name: str) -> str:
     partner = episodes.config.partner
     if name in (PARTNER, partner):
         return PARTNER
-    base = name.partition(":")[0]
-    if base not in list_policies():
-        return str(unknown("policy", base, [PARTNER, *list_policies()]))
+    if not is_policy(name):
+        return str(unknown("policy", split_name(name)[0], [PARTNER, *list_policies()]))
     try:
         policy = policy_of(name)
     except UserError as error:

@@ -23,8 +23,8 @@ HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 class Param:
     """One parameter of a policy: bounds or choices, and what it means (with the paper's section).
 
-    Its value is in `conf/policy/<name>.yaml`; the rules see it as a number: of a choice its position, of a flag 0 or 1.
-    Bounds that are both written as whole numbers (`1, 64`, not `1.0, 64.0`) make it a whole number.
+    Its value is in the policy's YAML, else it is the default. The rules see it as a number: of a choice its position,
+    of a flag 0 or 1. Bounds that are both written as whole numbers (`1, 64`, not `1.0, 64.0`) make it a whole number.
     """
 
     name: str
@@ -32,6 +32,7 @@ class Param:
     low: float = -np.inf
     high: float = np.inf
     choices: tuple[str, ...] = ()
+    default: float | str | None = None
 
     @property
     def whole(self) -> bool:
@@ -75,7 +76,7 @@ class Policy:
     Attributes:
         name: as it is registered.
         params: declared parameters, in the order of their places in State.params.
-        values: a value for each parameter.
+        values: a value for each parameter; what is not given has the parameter's default.
         class_blind: offline requests are scheduled as online ones (base P/D).
         mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
             ones.
@@ -83,6 +84,7 @@ class Policy:
             policy and a `sim.build.Facts`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
             values to set, none where they are given.
+        file: where it was read from, as `get_policy` takes it; empty where its name is registered.
     """
 
     name: str
@@ -98,6 +100,11 @@ class Policy:
     pull: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
+    file: str = ""
+
+    def __post_init__(self) -> None:
+        defaults = {param.name: param.default for param in self.params if param.default is not None}
+        object.__setattr__(self, "values", {**defaults, **self.values})
 
     @property
     def settles(self) -> bool:

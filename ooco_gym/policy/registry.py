@@ -1,19 +1,43 @@
-"""Finding policies by name, through the entry-point group `ooco_gym.policies`."""
+"""Finding policies: by name, or in a file of one's own.
+
+A policy is a Python file with its rules and a YAML with its values. Users write one of these for it, with parameters
+behind it (`ooco:slo_margin=0.85`):
+
+- `ooco`: a name in `conf/policy`. `module: baselines.ooco` in that YAML says where the rules are
+  (`baselines.sarathi:sarathi_pp`, where the `Policy` is not called `policy`); its other keys are values. A YAML that
+  `extends` another one is a policy of its own name with the other's rules.
+- a name in the entry-point group `ooco_gym.policies`, `module:object`: policies of other packages.
+- `my_rule.py` or `path/to/my_rule.py:shortest`: a Python file with a `Policy` called `policy`, or `shortest`. Values
+  that are not given are the defaults of its `Param`s.
+- `my_rule.yaml`: a YAML of the user's own, with `file: my_rule.py` (relative to it), `extends: ooco`, or the `name` of
+  a registered policy, and values that differ.
+
+Python files are read once in a process.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import os
+import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
+from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import yaml
 
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy.bundle import Policy
-from ooco_gym.resources import conf_root, load_yaml
+from ooco_gym.resources import load_yaml, names
 
 GROUP = "ooco_gym.policies"
+_PYTHON, _YAML = ".py", (".yaml", ".yml")
 
 
 @lru_cache(maxsize=1)
@@ -23,38 +47,183 @@ def _entries() -> dict[str, EntryPoint]:
 
 def list_policies() -> list[str]:
     """Names of all installed policies, ours and third parties'."""
-    return sorted(_entries())
+    return sorted({*names("policy"), *_entries()})
 
 
-@lru_cache(maxsize=64)
-def _load(name: str) -> Policy:
-    entries = _entries()
-    if name not in entries:
-        raise unknown("policy", name, entries)
-    policy = entries[name].load()
-    if (conf_root() / "policy" / f"{name}.yaml").is_file():
-        values = {key: value for key, value in load_yaml("policy", name).items() if key not in ("name", "source")}
-        policy = policy.with_values(values, f"conf/policy/{name}.yaml")
-    return policy
+def split_name(text: str) -> tuple[str, str]:
+    """Splits what a user wrote into the policy, a name or a file, and the parameters: `a=1,b=2`, or nothing."""
+    base, _, rest = text.partition(":")
+    if is_file(base) and rest and "=" not in rest.partition(":")[0]:
+        wanted, _, rest = rest.partition(":")
+        base = f"{base}:{wanted}"
+    return base, rest
+
+
+def is_file(text: str) -> bool:
+    """Whether a text names a policy by its file, which need not exist."""
+    return text.partition(":")[0].endswith((_PYTHON, *_YAML))
+
+
+def is_policy(text: str) -> bool:
+    """Whether a text names a registered policy or a file, parameters or not."""
+    return is_file(text) or split_name(text)[0] in list_policies()
 
 
 def get_policy(name: str, values: Mapping[str, Any] | None = None) -> Policy:
     """Finds a policy and sets some of its parameters.
 
     Args:
-        name: a registered name, or `name:param=value,param=value`.
+        name: a registered name or a file, or either with `:param=value,param=value`.
         values: parameters to set besides.
 
     Raises:
-        UserError: unknown policy or parameter, or a value that the parameter cannot have.
+        UserError: unknown policy, file or parameter, or a value that the parameter cannot have.
     """
-    base, _, text = name.partition(":")
-    policy = _load(base)
+    base, text = split_name(name)
+    policy = _from_file(base) if is_file(base) else _registered(base)
     if text:
         policy = policy.with_values(_parse_values(text, name), "policy")
     return policy.with_values(values or {}, "policy")
 
 
+@lru_cache(maxsize=64)
+def _registered(name: str) -> Policy:
+    if name in names("policy"):
+        values, where = load_yaml("policy", name), f"conf/policy/{name}.yaml"
+        rules = _rules_of(values)
+        if rules is None:
+            raise UserError(f"policy '{name}': {where} needs module: PACKAGE.MODULE or file: my_rule.py")
+        return replace(rules, name=name).with_values(parameters_in(values), where)
+    if name in _entries():
+        return _entries()[name].load()
+    raise unknown("policy", name, list_policies())
+
+
+def _rules_of(values: Mapping[str, Any]) -> Policy | None:
+    """The policy whose rules a YAML takes, as its Python file has it; None: it names none."""
+    if "file" in values:
+        return _from_file(str(values["file"]))
+    module, _, wanted = str(values.get("module", "")).partition(":")
+    return getattr(import_module(module), wanted or "policy") if module else None
+
+
+def module_of(name: str) -> str:
+    """The module that a policy of this package is in."""
+    return str(load_yaml("policy", name).get("module", "")).partition(":")[0]
+
+
+@lru_cache(maxsize=1)
+def aliases() -> dict[str, dict[str, Any]]:
+    """The policies of this package that are another one's rules with other values, by name, and these values.
+
+    `always` is OOCO with `gate=always`.
+    """
+    found = {}
+    for name in names("policy"):
+        rules = _rules_of(load_yaml("policy", name))
+        if rules is not None and rules.name != name:
+            plain = _registered(rules.name).values
+            found[name] = {key: value for key, value in _registered(name).values.items() if value != plain[key]}
+    return found
+
+
+def parameters_in(values: Mapping[str, Any]) -> dict[str, Any]:
+    """What of a policy's YAML, or of a mapping for `policy_of`, are parameters."""
+    return {key: value for key, value in values.items() if key not in ("name", "source", "module", "file")}
+
+
+# --- Files ----------------------------------------------------------------------------------------------------------
+def _from_file(location: str) -> Policy:
+    """The policy of `my_rule.py`, `my_rule.py:shortest` or `my_rule.yaml`."""
+    path, _, wanted = location.partition(":")
+    if path.endswith(_PYTHON):
+        policy = _member(_module(os.path.abspath(path), path), wanted, path)
+    elif wanted:
+        raise UserError(f"policy '{location}': a YAML file holds one policy; leave ':{wanted}' away")
+    else:
+        values = load_yaml("policy", _existing(path))
+        name = str(values.get("name", Path(path).stem))
+        rules = _rules_of(values)
+        if rules is None and name not in list_policies():
+            raise UserError(f"policy file '{path}' names no rules; expected file: my_rule.py, extends: NAME or name: "
+                            f"NAME{nearest(name, list_policies())}, one of: {', '.join(list_policies())}")
+        policy = replace(rules or _registered(name), name=name).with_values(parameters_in(values), path)
+        if rules is None:
+            return policy  # a registered one with other values: its name and values say all
+    return replace(policy, file=location)
+
+
+def _existing(path: str) -> str:
+    """The path of a file.
+
+    Raises:
+        UserError: there is none.
+    """
+    if not os.path.isfile(path):
+        folder = Path(path).parent
+        known = sorted(str(folder / one.name) for one in folder.glob(f"*{Path(path).suffix}"))
+        raise UserError(f"policy file '{path}' does not exist{nearest(path, known)}")
+    return path
+
+
+def _member(module: ModuleType, wanted: str, path: str) -> Policy:
+    known = {name: value for name, value in vars(module).items() if isinstance(value, Policy)}
+    name = wanted or "policy"
+    if name not in known:
+        there = f"it has: {', '.join(known)}; write {path}:NAME for one of them" if known else "it has none"
+        raise UserError(f"policy file '{path}' has no Policy called '{name}'{nearest(name, known)}; {there}")
+    return known[name]
+
+
+@lru_cache(maxsize=64)
+def _module(absolute: str, path: str) -> ModuleType:
+    """Imports a file: as a part of its package where it is in one, else under a name of its own.
+
+    Raises:
+        UserError: no such file, or one that is not Python or imports what there is not.
+    """
+    _existing(path)
+    inside = _dotted(Path(absolute))
+    if inside:
+        return import_module(inside)
+    name = f"policy_file_{Path(absolute).stem}_{hashlib.sha256(absolute.encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, absolute)
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = module_from_spec(spec)  # compiled rules are pickled by the name of their module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as error:
+        del sys.modules[name]
+        if isinstance(error, (SyntaxError, ImportError)):
+            raise UserError(f"policy file '{path}' cannot be imported: {error}") from error
+        raise
+    return module
+
+
+def _dotted(path: Path) -> str:
+    """The name under which a file of an importable package is imported; empty for any other file."""
+    parts, folder = [path.stem], path.parent
+    while (folder / "__init__.py").is_file():
+        parts.insert(0, folder.name)
+        folder = folder.parent
+    try:
+        spec = find_spec(".".join(parts)) if len(parts) > 1 else None
+    except ImportError:
+        return ""
+    return ".".join(parts) if spec is not None and spec.origin and Path(spec.origin).resolve() == path.resolve() else ""
+
+
+def as_mapping(policy: str) -> dict[str, Any]:
+    """A policy as a mapping that `policy_of` takes: `name`, where it is in a file also `file`, and every parameter.
+
+    Raises:
+        UserError: as `get_policy`.
+    """
+    found = get_policy(policy)
+    return {"name": found.name, **({"file": found.file} if found.file else {}), **found.values}
+
+
+# --- Spelling -------------------------------------------------------------------------------------------------------
 def _parse_values(text: str, whole: str) -> dict[str, Any]:
     values = {}
     for part in text.split(","):
@@ -69,7 +238,7 @@ def spelled(name: str, values: Mapping[str, Any]) -> str:
     """A policy's name, `name` or `name:param=value,…`, with more parameters set; a value here replaces one there."""
     if not values:
         return name
-    base, _, text = name.partition(":")
+    base, text = split_name(name)
     pairs = dict(pair.split("=", 1) for pair in text.split(",")) if text else {}
     pairs |= {key: _written(value) for key, value in values.items()}
     return f"{base}:" + ",".join(f"{key}={value}" for key, value in pairs.items())
@@ -91,24 +260,23 @@ def spelling_of(value: str | Mapping[str, Any] | Policy) -> str:
     if isinstance(value, str):
         return value
     if isinstance(value, Policy):
-        return spelled(value.name, value.values)
+        return spelled(value.file or value.name, value.values)
     return spelled(*_named(value))
 
 
 def policy_of(value: str | Mapping[str, Any] | Policy) -> Policy:
-    """Accepts what users write for a policy: a name, a mapping with `name` and parameters, or a `Policy`."""
+    """Accepts what users write for a policy: a name or a file, a mapping with `name` and parameters, or a `Policy`."""
     if isinstance(value, Policy):
         return value
     if isinstance(value, str):
         return get_policy(value)
-    return get_policy(*_named(value))
+    policy = get_policy(*_named(value))
+    return replace(policy, name=str(value["name"])) if "name" in value and "file" in value else policy
 
 
 def _named(value: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """The name in a mapping, and the parameters in it."""
-    values = dict(value)
-    name = values.pop("name", None)
+    """Where the policy of a mapping is, its file or its name, and the parameters in it."""
+    name = value.get("file") or value.get("name")
     if name is None:
         raise UserError("policy: a mapping needs the key 'name'")
-    values.pop("source", None)
-    return name, values
+    return str(name), parameters_in(value)

@@ -107,9 +107,9 @@ def load_policy(name: str | Path, threads: int = 1) -> Policy:
     if str(name) in names():
         path = folder(str(name))
     elif not path.is_dir():
-        from ooco_gym.policy import list_policies as rules
+        from ooco_gym.policy import is_policy
 
-        if str(name).partition(":")[0] in rules():
+        if is_policy(str(name)):
             raise UserError(f"'{name}' is a rule, which ooco_gym.get_policy finds; load_policy loads trained policies: "
                             f"{', '.join(names()) or 'none comes with this installation'}")
         raise UserError(f"unknown trained policy '{name}'{nearest(str(name), names())}, and there is no such folder; "

@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from iterations import iterations
 
-from baselines.bros_cost import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
+from baselines.bros_parts import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
 from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
 from ooco_gym.sim import state as s
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baselines import echo_estimator as e
-from baselines.echo_fit import (
+from baselines.echo_estimator import (
     Batches,
     Estimate,
     draw_batches,

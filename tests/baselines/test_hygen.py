@@ -17,7 +17,7 @@ from pool_checks import check_pool
 from test_blocks import shared_trace
 
 from baselines.hygen import COEFFICIENTS, service_error
-from baselines.hygen_batches import trained
+from baselines.hygen_predictor import trained
 from ooco_gym.perf import cost_table
 from ooco_gym.sim import state as s
 

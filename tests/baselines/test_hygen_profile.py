@@ -11,7 +11,7 @@ from harness import Setup, play
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from baselines.hygen_batches import Batches, latency_ps, sample_batches, trained
+from baselines.hygen_predictor import Batches, latency_ps, sample_batches, trained
 from baselines.hygen_profile import Slo, excess, keeps, largest_that_holds, search, slos_of, trials_of
 from baselines.hygen_profile import test_run as profiled_run
 from ooco_gym.errors import UserError

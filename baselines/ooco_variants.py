@@ -1,6 +1,7 @@
-"""OOCO that spends slack where there is some: ours, not a paper's.
+"""OOCO with other answers to some of its decisions; everything else, its parameters too, is OOCO's.
 
-An online arrival stops offline work only where its first token would be late otherwise (`interrupt=slack` of
+`random` and `least_urgent` answer one decision, for comparison. `slack` spends slack where there is some: ours, not a
+paper's. An online arrival stops offline work only where its first token would be late otherwise (`interrupt=slack` of
 `baselines/ooco.py`), and a strict instance pulls only whom it will have memory for: Algorithm 1 looks at the memory
 that is free now, while its residents grow with each step, so that pulls are followed by evictions. Here a pull must
 fit when everybody has grown by what requests of their class generate on average, which for lengths without memory is
@@ -16,12 +17,14 @@ from baselines.ooco import mix, mix_within, preempt
 from baselines.ooco import policy as ooco
 from baselines.ooco import pull as algorithm_1
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, INTERRUPT, PULL, hook
+from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, hook
 from ooco_gym.policy.bundle import Param, slots
 from ooco_gym.policy.rules import all_fit, blocks_for, length, settle, tpot_bound
+from ooco_gym.sim.costs import random_below
 from ooco_gym.sim.state import (
     ALL,
     FULL,
+    HOLD,
     NEVER,
     RELAXED,
     RESIDENT,
@@ -35,7 +38,33 @@ PARAMS = (*OOCO_PARAMS,
           Param("shorten", "which steps keep to Algorithm 2's bound for all that: those before a known join, or none",
                 choices=("join", "never")))
 P = slots(PARAMS)
+GATE_STREAM = 2  # of `random`'s draws
 
+
+# --- One decision ---------------------------------------------------------------------------------------------------
+@hook(GATE, settles=True)
+def at_random(view):
+    """Hold or start one of the candidates, all equally likely."""
+    step = view.state.instances[view.instance].steps_begun
+    choice = random_below(view.state, GATE_STREAM, view.instance, step, 0, view.candidates.size + 1)
+    return choice if choice < view.candidates.size else HOLD
+
+
+@hook(EVICT, settles=True)
+def last_arrived(view):
+    """BROS's least urgent: best-effort requests have no deadline, so the one that arrived last goes (`bros_parts`)."""
+    best = 0
+    for i in range(view.candidates.size):
+        if view.candidates[i] > view.candidates[best]:  # slots are in the order of arrival
+            best = i
+    return best
+
+
+random = replace(ooco, name="random", gate=at_random)
+least_urgent = replace(ooco, name="least_urgent", evict=last_arrived)
+
+
+# --- Slack ----------------------------------------------------------------------------------------------------------
 
 @inner
 def growing_blocks(state, instance, horizon):
@@ -115,5 +144,5 @@ def spend_what_is_ahead(view):
     return answer
 
 
-policy = replace(ooco, name="slack", params=PARAMS, interrupt=stop_if_late, compose=spend_what_is_ahead,
-                 pull=pull_what_fits_grown)
+slack = replace(ooco, name="slack", params=PARAMS, interrupt=stop_if_late, compose=spend_what_is_ahead,
+                pull=pull_what_fits_grown)

@@ -1,0 +1,116 @@
+"""The P/D-disaggregated systems that OOCO is compared with (OOCO, arXiv 2511.21862, 5.1.4).
+
+`base_pd`: a standard prefill/decode-disaggregated engine that does not know of classes. Offline requests are treated as
+online ones: first come, first served prefill on the prefill (relaxed) pool, a push to the decode (strict) pool as soon
+as its memory allows, and everything resident decodes in every step. Where memory is short, the request that joined last
+is evicted and recomputed (as vLLM does).
+
+`online_priority`: base P/D made aware of classes, as HyGen and Echo would be if ported to P/D pools. Offline requests
+are prefilled only while no online request waits, the decode batch is capped to protect the TPOT SLO, and online work
+replaces offline work: in the batch (offline requests beyond the cap pause, their KV memory kept) and in memory (the
+offline request that joined last is evicted and recomputed). Roles are fixed: a prefill instance never decodes. The
+paper gives no cap; with `batch_cap: 0` it is the largest batch whose step stays within `cap_share` of the TPOT SLO at
+the workload's mean context, and `capacity` tunes it.
+"""
+
+from baselines.pools import PREFILL_PARAMS
+from ooco_gym.decisions import COMPOSE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.rules import least_backlog, lightest_strict, route_by_class, write_urgent
+from ooco_gym.sim.state import (
+    ALL,
+    KEEP,
+    NEVER,
+    OFFLINE,
+    RESIDENT,
+    STAY,
+    STOP,
+    URGENT,
+    WAIT,
+    WAITING,
+)
+
+# --- Base P/D -------------------------------------------------------------------------------------------------------
+BASE_PARAMS = (
+    Param("routing", "which instance of a pool", choices=("least_loaded", "round_robin")),
+    Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
+)
+BASE = slots(BASE_PARAMS)
+
+
+@hook(ROUTE, settles=True)
+def route_class_blind(view):
+    """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
+    state = view.state
+    arriving, relaxed = state.requests[view.request].status < WAITING, state.config.relaxed_count
+    if state.params[BASE.routing] == 1:
+        return view.request % relaxed if arriving else relaxed + view.request % (state.instances.size - relaxed)
+    if arriving:
+        return least_backlog(state, True)
+    return lightest_strict(state, view.request, 0)  # no bound: the shortest step of all, not the first that keeps it
+
+
+base_pd = Policy("base_pd", BASE_PARAMS, class_blind=True, route=route_class_blind)
+
+
+# --- Online priority ------------------------------------------------------------------------------------------------
+PARAMS = (
+    Param("batch_cap", "largest decode batch with offline requests in it; 0: set from cap_share", 0, 65_536),
+    Param("cap_share", "batch_cap=0: share of the TPOT SLO that a step at the mean context may fill", 0.01, 2.0),
+    Param("interrupt", "stop an offline prefill for an online arrival", choices=("never", "always")),
+    *PREFILL_PARAMS,
+)
+P = slots(PARAMS)
+
+
+@hook(ROUTE, settles=True)
+def route(view):
+    """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
+    state = view.state
+    chosen = route_by_class(state, view.request, state.config.default_tpot_ps)
+    if chosen != STAY:
+        return chosen
+    if state.push_queues[URGENT].head >= 0:
+        return WAIT
+    best, fewest = WAIT, int(state.params[P.batch_cap])
+    for instance in range(state.config.relaxed_count, state.instances.size):
+        load = state.instances[instance].decodable + state.instances[instance].arriving
+        if load < fewest:
+            best, fewest = instance, load
+    return best
+
+
+@hook(INTERRUPT, settles=True)
+def preempt(view):
+    """Offline prefill runs to its end, unless told otherwise: layer-level interruption is OOCO's own."""
+    return STOP if view.state.params[P.interrupt] == 1 else KEEP
+
+
+@hook(COMPOSE, settles=True)
+def capped(view):
+    """All online requests, then offline ones in order of joining up to the cap."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    spec.bound_ps = NEVER
+    cap = int(state.params[P.batch_cap])
+    if spec.decodable <= cap:
+        return ALL
+    count = write_urgent(state, instance)
+    for i in range(spec.offline_members):
+        slot = state.members[OFFLINE, instance, i]
+        if count >= cap:
+            break
+        if state.requests[slot].status == RESIDENT:
+            state.picks[count] = slot
+            count += 1
+    return count
+
+
+def prepare(policy, facts):
+    """Sets `batch_cap` from the SLO where it is left open (PROTOCOL: the largest with L <= 0.9 S at mean context)."""
+    if policy.values["batch_cap"] > 0:
+        return {}
+    return {"batch_cap": facts.largest_batch(policy.values["cap_share"])}
+
+
+online_priority = Policy("online_priority", PARAMS, route=route, interrupt=preempt, compose=capped, prepare=prepare)

@@ -1,0 +1,29 @@
+"""vLLM's V1 scheduler: prefill chunks and decodes share every iteration's token budget.
+
+Running requests go first, then waiting ones in order until the head does not fit; a preempted request computes its
+context again (`ooco_gym/policy/mixed.py` has the rules step by step). Not in it: asynchronous scheduling, speculation.
+
+`vllm_fcfs` serves in the order of arrival, offline requests treated as online ones, and preempts the request admitted
+last. `vllm_priority` orders waiting requests by class first, each class by arrival, and preempts the running offline
+request that arrived last (where none is offline, the online one). A waiting online request never takes memory from a
+running offline one: that is how the engine is, and why priority alone does not protect the online promises.
+"""
+
+from ooco_gym.policy.bundle import Param, Policy
+from ooco_gym.policy.mixed import schedule_v1
+from ooco_gym.policy.rules import route_fewest_requests
+
+ENGINE_PARAMS = (
+    Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
+    Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
+)
+PARAMS = (
+    *ENGINE_PARAMS,
+    Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
+    Param("prefix_caching", "whether blocks of prompts that begin alike are shared (on in V1 by default)",
+          choices=("off", "on")),
+)
+
+vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
+                   compose=schedule_v1)
+vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1)
