@@ -137,7 +137,7 @@ def _from_file(location: str) -> Policy:
     """The policy of `my_rule.py`, `my_rule.py:shortest` or `my_rule.yaml`."""
     path, _, wanted = location.partition(":")
     if path.endswith(_PYTHON):
-        policy = _member(_module(os.path.abspath(path), path), wanted, path)
+        policy = _member(_module(os.path.abspath(_existing(path))), wanted, path)
     elif wanted:
         raise UserError(f"policy '{location}': a YAML file holds one policy; leave ':{wanted}' away")
     else:
@@ -176,18 +176,17 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
 
 
 @lru_cache(maxsize=64)
-def _module(absolute: str, path: str) -> ModuleType:
+def _module(path: str) -> ModuleType:
     """Imports a file: as a part of its package where it is in one, else under a name of its own.
 
     Raises:
-        UserError: no such file, or one that is not Python or imports what there is not.
+        UserError: it is not Python, or imports what is not installed.
     """
-    _existing(path)
-    inside = _dotted(Path(absolute))
+    inside = _dotted(Path(path))
     if inside:
         return import_module(inside)
-    name = f"policy_file_{Path(absolute).stem}_{hashlib.sha256(absolute.encode()).hexdigest()[:12]}"
-    spec = spec_from_file_location(name, absolute)
+    name = f"policy_file_{Path(path).stem}_{hashlib.sha256(path.encode()).hexdigest()[:12]}"
+    spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)  # compiled rules are pickled by the name of their module
     try:
