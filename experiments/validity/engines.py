@@ -182,7 +182,7 @@ def _slower(name: str, value: Any) -> Any:
 
 def _requests() -> dict[str, np.ndarray]:
     """Requests of the workload with Poisson arrivals of one a second."""
-    from ooco_gym.workload.spec import load_spec
+    from ooco_gym.workload.generate import load_spec
 
     draws, lengths = np.random.default_rng(SEED), load_spec(WORKLOAD).lengths
     return {"arrival_s": np.cumsum(draws.exponential(size=REQUESTS)),

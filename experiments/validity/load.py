@@ -12,12 +12,11 @@ from experiments.common.markdown import joined, minus, number, percent, signed, 
 from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.data import read_csv
 from experiments.validity.section import Context, Figures, Missing, Section
-from ooco_gym.workload.describe import counts_in_windows, rank_correlation
+from ooco_gym.workload.describe import counts_in_windows, ks_lengths, likeness, play, rank_correlation
 from ooco_gym.workload.fitting import fit
-from ooco_gym.workload.likeness import ks_lengths, likeness, play
+from ooco_gym.workload.generate import WorkloadSpec, load_spec
 from ooco_gym.workload.sample import Sample, read_sample
-from ooco_gym.workload.sessions import Chat
-from ooco_gym.workload.spec import WorkloadSpec, load_spec
+from ooco_gym.workload.sharing import Chat
 
 SEED, PEAK_RUNS, MOST_SEEDS, SHOWN = 11, 12, 100, 80
 PEAKS_S, FEWEST = (60.0, 600.0), 3

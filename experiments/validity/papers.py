@@ -15,8 +15,8 @@ from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import decode_saturation, describe_iteration, prefill_saturation
 from ooco_gym.perf.specs import load_chip, load_model
 from ooco_gym.perf.throughput import TABLE_6_TOKENS_PER_S, colocated_throughput
+from ooco_gym.workload.generate import load_spec
 from ooco_gym.workload.sample import read_sample
-from ooco_gym.workload.spec import load_spec
 
 SATURATION = ("ascend_910c", "a100_80g", "h100", "h200")
 FORMS = ("ooco", "ooco_xllm", "extended")

@@ -19,14 +19,12 @@ from ooco_gym.workload.catalogue import (
     local_file,
     what_to_put_where,
 )
-from ooco_gym.workload.convert import convert
 from ooco_gym.workload.describe import describe
 from ooco_gym.workload.download import Unreachable, download
 from ooco_gym.workload.parts import split, time_blocks
-from ooco_gym.workload.reading import read_trace
+from ooco_gym.workload.reading import open_trace, read_trace
 from ooco_gym.workload.sample import Sample, Source, open_source, sample_in, sample_of
-from ooco_gym.workload.trace_file import open_trace
-from ooco_gym.workload.writing import check_ending, write_lengths, write_trace
+from ooco_gym.workload.writing import check_ending, convert, write_lengths, write_trace
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

@@ -16,13 +16,11 @@ from ooco_gym.files import atomic_write
 from ooco_gym.report import Table, as_text
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
-from ooco_gym.workload.describe import describe
-from ooco_gym.workload.figures import write_page
+from ooco_gym.workload.describe import describe, write_page
 from ooco_gym.workload.fitting import Fit, fit
-from ooco_gym.workload.generate import generate
+from ooco_gym.workload.generate import generate, list_workloads
 from ooco_gym.workload.load import load_workload, parse_workload, workload_mean_rate, workload_peak_start_s
 from ooco_gym.workload.sample import Sample, read_sample, sample_of
-from ooco_gym.workload.spec import list_workloads
 from ooco_gym.workload.writing import write_trace
 
 if TYPE_CHECKING:

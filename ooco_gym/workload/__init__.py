@@ -3,8 +3,7 @@
 Times are seconds, rates requests per second, lengths tokens. docs/traces.md and docs/workloads.md tell the rest.
 """
 
-from ooco_gym.workload.generate import generate
-from ooco_gym.workload.lengths import generate_lengths
+from ooco_gym.workload.generate import WorkloadSpec, generate, generate_lengths, list_workloads, load_spec
 from ooco_gym.workload.load import (
     Workload,
     load_workload,
@@ -24,13 +23,10 @@ from ooco_gym.workload.offline import (
     parse_offline,
     with_dataset,
 )
-from ooco_gym.workload.parts import TimeBlock, mix, split, thin, time_blocks, window
-from ooco_gym.workload.reading import list_formats, read_trace
-from ooco_gym.workload.scaling import scale
+from ooco_gym.workload.parts import TimeBlock, mix, scale, split, thin, time_blocks, window
+from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
 from ooco_gym.workload.sharing import sharing_ratio
-from ooco_gym.workload.spec import WorkloadSpec, list_workloads, load_spec
 from ooco_gym.workload.trace import Trace, merge
-from ooco_gym.workload.trace_file import TraceFile, open_trace
 from ooco_gym.workload.writing import write_trace
 
 __all__ = [

@@ -1,13 +1,21 @@
-"""What a workload looks like, in figures: rates, bursts, gaps, lengths."""
+"""What a workload looks like: its figures, how like a generator is to a trace, and both as a page."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ooco_gym.report import layout, write_figure
+from ooco_gym.workload.arrivals import Arrivals
+from ooco_gym.workload.generate import WorkloadSpec
+from ooco_gym.workload.generate import play as play_workload
+from ooco_gym.workload.lengths import Constant, LengthModel, Lengths
 from ooco_gym.workload.sample import Sample
-from ooco_gym.workload.sharing import sharing_ratio
+from ooco_gym.workload.sharing import Chat, sharing_ratio
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
 DISPERSION_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
@@ -113,3 +121,146 @@ def _repeated(trace: Trace) -> float | None:
         return None
     values = trace.prefix_hashes[1]
     return 1.0 - len(np.unique(values)) / len(values)
+
+
+COUNT_WINDOWS_S = (0.5, 1.0, 3.0)
+MOST_REQUESTS, MOST_SPAN_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 12
+
+
+@dataclass(frozen=True)
+class Likeness:
+    """A generator beside a trace; all measured in the same way, the generator's over several seeds.
+
+    Attributes:
+        ks_gaps: Kolmogorov and Smirnov's distance of the gaps between arrivals.
+        ks_counts: mean of the distances of counts in windows of 0.5 to 3 s.
+        window_s: windows of the two next.
+        trace: index of dispersion of the trace.
+        model: the same of the generator, mean over seeds.
+        seeds: how many.
+    """
+
+    ks_gaps: float
+    ks_counts: float
+    window_s: tuple[float, ...]
+    trace: tuple[float, ...]
+    model: tuple[float, ...]
+    seeds: int
+
+    def describe(self) -> dict[str, Any]:
+        """Returns the figures, JSON-able."""
+        return {"ks_gaps": self.ks_gaps, "ks_counts": self.ks_counts, "seeds": self.seeds,
+                "dispersion": {f"{w:g}": {"trace": a, "model": b, "ratio": b / a if a else None}
+                               for w, a, b in zip(self.window_s, self.trace, self.model, strict=True)}}
+
+
+def ks(a: np.ndarray, b: np.ndarray) -> float:
+    """Returns the largest difference between two samples' distribution functions; ties are handled."""
+    a, b = np.sort(a), np.sort(b)
+    places = np.concatenate([a, b])
+    return float(np.max(np.abs(np.searchsorted(a, places, side="right") / len(a)
+                               - np.searchsorted(b, places, side="right") / len(b))))
+
+
+def ks_lengths(lengths: Lengths, tokens: np.ndarray, seed: int, draws: int = 200_000) -> float:
+    """Returns the distance between a length model's draws and measured lengths int[n]."""
+    generator = np.random.default_rng(seed)
+    return ks(lengths.tokens(generator.random(draws), generator.standard_normal(draws)), tokens)
+
+
+def play(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, chat: Chat | None = None) -> np.ndarray:
+    """Returns the arrival times of one realisation, float64[n]."""
+    model = WorkloadSpec("fit", arrivals, LengthModel(Constant(1), Constant(1)), 0.0, chat)
+    return play_workload(model, start_s=start_s, duration_s=duration_s, seed=seed, stream="fit").arrival_s
+
+
+def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, most: int = MOST_SEEDS,
+             windows_s: Sequence[float] = DISPERSION_S, chat: Chat | None = None) -> Likeness:
+    """Plays a generator over the trace's own span, with up to `most` seeds, and measures both alike."""
+    start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])
+    seeds = int(np.clip(min(MOST_REQUESTS // len(arrival_s), MOST_SPAN_S // max(span_s, 1.0)), FEWEST_SEEDS, most))
+    runs = [play(arrivals, start_s, span_s, seed * 1000 + i, chat) for i in range(seeds)]
+    runs = [run for run in runs if len(run) > 1]
+    trace = [(window_s, dispersion(arrival_s, window_s)) for window_s in windows_s]
+    known = [(window_s, value) for window_s, value in trace if value is not None]
+    model = []
+    for window_s, _ in known:
+        values = [dispersion(run, window_s, span_s - (run[0] - start_s)) for run in runs]
+        model.append(float(np.mean([value for value in values if value is not None] or [0.0])))
+    gaps = np.concatenate([np.diff(run) for run in runs] or [np.zeros(1)])
+    counts = [ks(counts_in_windows(arrival_s, window_s), np.concatenate(
+        [counts_in_windows(run, window_s, span_s - (run[0] - start_s)) for run in runs]))
+        for window_s in COUNT_WINDOWS_S if runs and span_s >= 50 * window_s]
+    return Likeness(ks(np.diff(arrival_s), gaps), float(np.mean(counts or [0.0])), tuple(w for w, _ in known),
+                    tuple(value for _, value in known), tuple(model), len(runs))
+
+
+COLOURS = ("#0072B2", "#D55E00")
+POINTS = 400
+BINS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
+
+
+def write_page(samples: Sequence[Sample], title: str, path: Path,
+               measured: Mapping[str, Sequence[float]] | None = None, notes: Sequence[str] = ()) -> Path:
+    """Writes one self-contained HTML page with five panels.
+
+    Args:
+        samples: one, or a trace and its generator.
+        title: of the page.
+        path: the file.
+        measured: the dispersion at 1, 2, 5 … s of each sample by name, where it is known better than from the sample
+            (a generator's mean over seeds).
+        notes: sentences below the panels.
+
+    Returns:
+        The path.
+    """
+    import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
+
+    width = _bin_s(samples)
+    titles = (f"Requests per second, in bins of {width:g} s", "Index of dispersion by window (1: Poisson)",
+              "Gaps between arrivals", "Prompt tokens", "Output tokens")
+    figure = make_subplots(rows=3, cols=2, specs=[[{"colspan": 2}, None], [{}, {}], [{}, {}]], vertical_spacing=0.1,
+                           subplot_titles=titles)
+    for sample, colour in zip(samples, COLOURS, strict=False):
+        def draw(x: Any, y: Any, row: int, column: int, sample: Sample = sample, colour: str = colour,
+                 mode: str = "lines", legend: bool = False) -> None:
+            figure.add_trace(go.Scatter(x=np.asarray(x, np.float32), y=np.asarray(y, np.float32), mode=mode,
+                                        name=sample.name, legendgroup=sample.name, showlegend=legend,
+                                        line={"color": colour, "width": 1.5}), row=row, col=column)
+
+        if sample.trace is not None:
+            arrival_s = sample.trace.arrival_s
+            counts = counts_in_windows(arrival_s, width)
+            draw((arrival_s[0] + width * (np.arange(len(counts)) + 0.5)) / 3600.0, counts / width, 1, 1)
+            known = (measured or {}).get(sample.name)
+            values = known if known is not None else [dispersion(arrival_s, x) for x in DISPERSION_S]
+            draw(DISPERSION_S[:len(values)], [np.nan if x is None else x for x in values], 2, 1, mode="lines+markers")
+            draw(*_distribution(np.diff(arrival_s)), 2, 2)
+        for place, tokens in enumerate((sample.prompt_tokens, sample.output_tokens)):
+            if tokens is not None:
+                draw(*_distribution(tokens), 3, 1 + place, legend=place == 1)
+    figure.update_xaxes(title_text="hours", row=1, col=1)
+    figure.update_xaxes(title_text="window (s)", type="log", row=2, col=1)
+    figure.update_yaxes(type="log", row=2, col=1)
+    figure.update_xaxes(title_text="gap (s)", type="log", row=2, col=2)
+    for column in (1, 2):
+        figure.update_xaxes(title_text="tokens", type="log", row=3, col=column)
+    figure.update_yaxes(title_text="share at or below", row=3)
+    figure.update_yaxes(title_text="share at or below", row=2, col=2)
+    return write_figure(path, layout(figure, 1000, top=90), title, notes=notes)
+
+
+def _bin_s(samples: Sequence[Sample]) -> float:
+    """The shortest usual bin of which at most 400 fit the longest trace."""
+    spans = [float(np.ptp(sample.trace.arrival_s)) for sample in samples if sample.trace is not None]
+    return next((width for width in BINS_S if max(spans, default=0.0) / width <= POINTS), BINS_S[-1])
+
+
+def _distribution(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """A distribution function in 400 points, for a logarithmic axis."""
+    share = np.linspace(0, 1, POINTS)
+    if len(values) == 0:
+        return np.zeros(0), np.zeros(0)
+    return np.maximum(np.quantile(values, share, method="inverted_cdf"), 1e-6), share

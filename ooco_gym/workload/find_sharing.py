@@ -10,8 +10,16 @@ import numpy as np
 
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.lengths import LengthModel
-from ooco_gym.workload.sessions import MOST_TURNS, Chat, chat_ratio, parse_chat
-from ooco_gym.workload.sharing import BLOCK_TOKENS, Groups, parse_groups, sharing_ratio
+from ooco_gym.workload.sharing import (
+    BLOCK_TOKENS,
+    MOST_TURNS,
+    Chat,
+    Groups,
+    chat_ratio,
+    parse_chat,
+    parse_groups,
+    sharing_ratio,
+)
 from ooco_gym.workload.trace import NO_SESSION, Trace
 
 LEAST_RATIO = 0.02          # below it nothing is fitted

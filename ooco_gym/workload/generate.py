@@ -1,21 +1,154 @@
-"""Synthetic traces: a workload's specification played for any window of time."""
+"""Synthetic workloads: their specifications (`conf/workload`, `conf/offline`, mappings), and traces drawn from them."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.workload.arrivals import draw_requests
-from ooco_gym.workload.checks import number
-from ooco_gym.workload.keyed import check_seed
-from ooco_gym.workload.sessions import Chat
-from ooco_gym.workload.sharing import BLOCK_TOKENS, hash_blocks, mixed
-from ooco_gym.workload.spec import WorkloadSpec, load_spec
+from ooco_gym.resources import load_yaml, names
+from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, draw_requests, peak_start_s
+from ooco_gym.workload.checks import Section, number, plain
+from ooco_gym.workload.keyed import check_seed, keyed_generator
+from ooco_gym.workload.lengths import LengthModel, parse_lengths
+from ooco_gym.workload.sharing import (
+    BLOCK_TOKENS,
+    Chat,
+    Groups,
+    check_form,
+    hash_blocks,
+    mixed,
+    parse_chat,
+    parse_groups,
+)
 from ooco_gym.workload.trace import Trace
+
+_NOTES = ("name", "description", "source", "licence", "measured", "assumed")
+_USE = ("path", "format", "scale", "rate_scale", "mix", "defaults")
+_KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
+         "peak_start_s")
+SPEC_KEYS = _NOTES + _USE + _KEYS
+
+
+@dataclass(frozen=True)
+class WorkloadSpec:
+    """A synthetic workload: arrivals, lengths, and where its day's peak lies.
+
+    Attributes:
+        name: also keys its random numbers.
+        arrivals: the arrival process.
+        lengths: of the requests' prompts and outputs.
+        peak_start_s: time of day at which the four busiest hours around the highest rate begin.
+        sharing: what prompts have in common: conversations, or groups of documents; None for nothing.
+    """
+
+    name: str
+    arrivals: Arrivals
+    lengths: LengthModel
+    peak_start_s: float
+    sharing: Chat | Groups | None = None
+
+
+def list_workloads() -> list[str]:
+    """Returns the names of the embedded workloads (`conf/workload`)."""
+    return names("workload")
+
+
+def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -> WorkloadSpec:
+    """Reads a workload by name, by the path of a YAML file, or from a mapping.
+
+    A mapping whose `name` is an embedded workload's changes that one: what it does not say is taken from there.
+
+    Raises:
+        UserError: unknown name, missing, unknown or impossible key; the message names it.
+    """
+    if isinstance(spec, WorkloadSpec):
+        return spec
+    if isinstance(spec, Mapping):
+        values = plain(spec)
+        name = str(values.get("name") or "custom")
+        if name in list_workloads():
+            values = {**load_yaml("workload", name), **values}
+        title = f"workload '{name}'"
+    else:
+        text = os.fspath(spec)
+        values = load_yaml("workload", text)
+        name = str(values.get("name") or os.path.splitext(os.path.basename(text))[0])
+        title = f"workload '{text}'"
+    return _parse(Section(values, title), name)
+
+
+def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str = "workload") -> LengthModel:
+    """Reads a length model: a mapping `{prompt, output}` or with key `lengths`, or a name or path of a YAML file.
+
+    A name is looked up in the group `prefer` (`workload` or `offline`), then in the other; `ooc_offline` always means
+    `conf/offline/ooc.yaml`. Where `lengths` is a name itself, they are those of the workload of that name.
+
+    Raises:
+        UserError: unknown name, or a missing or impossible key.
+    """
+    if isinstance(spec, Mapping):
+        section = Section(spec, "lengths")
+    else:
+        text = os.fspath(spec)
+        group = prefer
+        if text.endswith("_offline") and text.removesuffix("_offline") in names("offline"):
+            group, text = "offline", text.removesuffix("_offline")
+        elif text not in names(prefer):
+            other = "offline" if prefer == "workload" else "workload"
+            group = other if text in names(other) else prefer
+        section = Section(load_yaml(group, text), f"{group} '{text}'")
+    if not section.has("lengths"):
+        return parse_lengths(section)
+    if isinstance(section.get("lengths"), str):  # another one's, an online workload's where both have the name
+        return load_lengths(str(section.get("lengths")))
+    return parse_lengths(section.section("lengths"), _correlation(section))
+
+
+def _parse(section: Section, name: str) -> WorkloadSpec:
+    section.only(*SPEC_KEYS)
+    tide = section.numbers("tide", minimum=0.0, maximum=1e6, count=24) if section.has("tide") else (1.0,) * 24
+    section.demand("tide", sum(tide) > 0, "24 numbers with a sum above 0")
+    processes = []
+    for item in section.sections("ou"):
+        item.only("sigma", "tau_s")
+        processes.append(OrnsteinUhlenbeck(item.number("sigma", 0.0, 3.0), item.number("tau_s", 0.2, DAY_S)))
+    bursts = None
+    if section.has("bursts"):
+        item = section.section("bursts")
+        item.only("factor", "on_s", "off_s")
+        bursts = Bursts(item.number("factor", 0.0, 1e3), item.number("on_s", 0.2, DAY_S),
+                        item.number("off_s", 0.2, DAY_S))
+    drift = 0.0
+    if section.has("drift"):
+        item = section.section("drift")
+        item.only("sigma")
+        drift = item.number("sigma", 0.0, 2.0)
+    batch_s = section.number("batch_s", 0.0, BLOCK_S) if section.has("batch_s") else 0.0
+    section.demand("batch_s", batch_s == 0 or abs(BLOCK_S / batch_s - round(BLOCK_S / batch_s)) < 1e-9,
+                   f"seconds that divide {BLOCK_S:g}, such as 3 (or 0: no batches)")
+    rate = section.number("mean_rate_per_s", maximum=1e5, above=0.0)
+    begin_s = section.number("peak_start_s", minimum=0.0, maximum=DAY_S) if section.has("peak_start_s") else None
+    lengths = parse_lengths(section.section("lengths"), _correlation(section))
+    return WorkloadSpec(name, Arrivals(rate, tide, tuple(processes), bursts, drift, batch_s), lengths,
+                        peak_start_s(tide) if begin_s is None else begin_s, _sharing(section, lengths))
+
+
+def _correlation(section: Section) -> float:
+    return section.number("length_correlation", -1.0, 1.0) if section.has("length_correlation") else 0.0
+
+
+def _sharing(section: Section, lengths: LengthModel) -> Chat | Groups | None:
+    if not section.has("sharing"):
+        return None
+    item = section.section("sharing")
+    form = check_form(item)
+    return parse_chat(item, lengths) if form == "chat" else parse_groups(item, form)
+
 
 MAX_REQUESTS = 100_000_000
 
@@ -76,3 +209,26 @@ def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int
     arrival_s, prompt, output, shared, group, numbers = (np.concatenate(x) for x in zip(*columns, strict=True))
     hashes = None if sharing is None else hash_blocks(prompt, shared, group, numbers, salt)
     return Trace(arrival_s, prompt, output, prefix_hashes=hashes, name=workload.name)
+
+
+def generate_lengths(spec: LengthModel | Mapping[str, Any] | str, n: int, seed: int,
+                     stream: str = "lengths") -> tuple[np.ndarray, np.ndarray]:
+    """Draws the lengths of requests 0 to n-1: request i's depend on (spec, seed, stream, i) only, not on n.
+
+    Args:
+        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/workload` or
+            `conf/offline` (`ooc_offline` for the latter where both have the name).
+        n: how many.
+        seed: any whole number.
+        stream: what the numbers are for; another stream gives independent ones.
+
+    Returns:
+        (prompt_tokens int32[n], output_tokens int32[n]), both >= 1.
+    """
+    model = spec if isinstance(spec, LengthModel) else load_lengths(spec)
+    seed = check_seed(seed)
+    # One generator for each kind of number, drawn in sequence: the first n are the same whatever n is.
+    sides = ("prompt", "output")
+    uniform = [keyed_generator(seed, f"{stream}/{side}/uniform").random(n) for side in sides]
+    normal = [keyed_generator(seed, f"{stream}/{side}/normal").standard_normal(n) for side in sides]
+    return model.draw(np.stack([*uniform, *normal]))

@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.workload.formats.base import UNITS, Clock, Draft, TraceFormat
-from ooco_gym.workload.pieces import reason_of
-from ooco_gym.workload.tables import Table
+from ooco_gym.workload.formats import UNITS, Clock, Draft, TraceFormat
+from ooco_gym.workload.pieces import Table, reason_of
 from ooco_gym.workload.trace import NO_SESSION, Hashes, take_hashes
 
 LONGEST_USUAL = 1_000_000

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from ooco_gym.workload.checks import Section
-from ooco_gym.workload.keyed import check_seed, keyed_generator
 
 
 class Lengths(Protocol):
@@ -146,28 +144,3 @@ def _parse_one(section: Section) -> Lengths:
     low, high = section.numbers("clip", minimum=1.0, maximum=2.0**31 - 1, count=2)
     section.demand("clip", low <= high, "[smallest, largest] with smallest <= largest")
     return LognormalMixture(weights, mu, sigma, int(low), int(high))
-
-
-def generate_lengths(spec: LengthModel | Mapping[str, Any] | str, n: int, seed: int,
-                     stream: str = "lengths") -> tuple[np.ndarray, np.ndarray]:
-    """Draws the lengths of requests 0 to n-1: request i's depend on (spec, seed, stream, i) only, not on n.
-
-    Args:
-        spec: a parsed model, a mapping `{prompt: ..., output: ...}`, or a name of `conf/workload` or
-            `conf/offline` (`ooc_offline` for the latter where both have the name).
-        n: how many.
-        seed: any whole number.
-        stream: what the numbers are for; another stream gives independent ones.
-
-    Returns:
-        (prompt_tokens int32[n], output_tokens int32[n]), both >= 1.
-    """
-    from ooco_gym.workload.spec import load_lengths
-
-    model = spec if isinstance(spec, LengthModel) else load_lengths(spec)
-    seed = check_seed(seed)
-    # One generator for each kind of number, drawn in sequence: the first n are the same whatever n is.
-    sides = ("prompt", "output")
-    uniform = [keyed_generator(seed, f"{stream}/{side}/uniform").random(n) for side in sides]
-    normal = [keyed_generator(seed, f"{stream}/{side}/normal").standard_normal(n) for side in sides]
-    return model.draw(np.stack([*uniform, *normal]))

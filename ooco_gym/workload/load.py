@@ -14,14 +14,12 @@ import numpy as np
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
-from ooco_gym.workload.generate import generate
+from ooco_gym.workload.generate import WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
-from ooco_gym.workload.parts import told_apart
+from ooco_gym.workload.parts import scale, told_apart
 from ooco_gym.workload.pieces import ENDINGS, missing
-from ooco_gym.workload.scaling import scale
-from ooco_gym.workload.spec import WorkloadSpec, list_workloads, load_spec
+from ooco_gym.workload.reading import TraceFile, open_trace
 from ooco_gym.workload.trace import Trace, merge
-from ooco_gym.workload.trace_file import TraceFile, open_trace
 
 Source = str | os.PathLike[str] | Mapping[str, Any]
 _YAML = (".yaml", ".yml")

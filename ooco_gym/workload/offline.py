@@ -13,10 +13,9 @@ import numpy as np
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import Section, number, plain
-from ooco_gym.workload.generate import MAX_REQUESTS
-from ooco_gym.workload.lengths import LengthModel, generate_lengths
+from ooco_gym.workload.generate import MAX_REQUESTS, generate_lengths, load_lengths
+from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.sharing import Groups, check_form, hash_blocks, parse_groups
-from ooco_gym.workload.spec import load_lengths
 from ooco_gym.workload.trace import Trace
 
 OFFLINE_MODES = ("rate", "backlog", "jobs")

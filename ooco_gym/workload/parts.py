@@ -11,7 +11,6 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.workload.checks import number
 from ooco_gym.workload.keyed import check_seed, keyed_generator
-from ooco_gym.workload.scaling import scale
 from ooco_gym.workload.sharing import keyed_uniform, mixed
 from ooco_gym.workload.trace import NO_SESSION, Trace, merge
 
@@ -159,3 +158,47 @@ def _assigned(count: int, shares: Mapping[str, float]) -> list[str]:
     for i in range(k):
         edges[i] = min(max(edges[i], (edges[i - 1] if i else 0) + 1), count - (k - 1 - i))
     return [part for part, n in zip(shares, np.diff(edges, prepend=0), strict=True) for _ in range(n)]
+
+
+def scale(trace: Trace, factor: float, seed: int, first_row: int = 0) -> Trace:
+    """Returns the trace at `factor` times its rate; the time axis is never stretched or compressed (OOCO 5.1.3).
+
+    Below 1, requests are dropped at random, each with probability `1 - factor`. Above 1, lengths (and SLOs, session,
+    prefix hashes) are replicated and the copies' times interpolated: a copy arrives at a random point between its
+    original and the next request. With the same seed, the requests of a smaller factor are among those of a larger.
+
+    Args:
+        trace: what to scale.
+        factor: >= 0, at most 10,000.
+        seed: any whole number.
+        first_row: position of the trace's first request in a longer trace that it is a part of, so that it is scaled
+            as that one would be there.
+
+    Raises:
+        UserError: the factor is out of range.
+    """
+    factor = number(factor, "scale factor", 0.0, 1e4)
+    seed = check_seed(seed)
+    if factor == 1.0:
+        return trace
+    n = len(trace)
+    gap_s = np.diff(trace.arrival_s, append=trace.arrival_s[-1:]) if n else np.zeros(0)
+    rows, times = [], []
+    copy = 0
+    while copy < factor:
+        keep, between = _draws(seed, copy, first_row, n)
+        chosen = np.flatnonzero(keep < factor - copy)
+        rows.append(chosen)
+        times.append(trace.arrival_s[chosen] + (gap_s[chosen] * between[chosen] if copy else 0.0))
+        copy += 1
+    index = np.concatenate([np.zeros(0, np.int64), *rows])
+    arrival_s = np.concatenate([np.zeros(0), *times])
+    order = np.argsort(arrival_s, kind="stable")
+    return trace.take(index[order], arrival_s[order])
+
+
+def _draws(seed: int, copy: int, first_row: int, n: int) -> np.ndarray:
+    """Returns two uniform numbers for each of n requests from `first_row` on, float64[2, n]."""
+    generator = keyed_generator(seed, "scale", copy)
+    generator.bit_generator.advance(first_row // 2)     # type: ignore[attr-defined]  # four numbers at a step
+    return generator.random((n + first_row % 2, 2))[first_row % 2:].T

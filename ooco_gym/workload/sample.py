@@ -10,13 +10,19 @@ import numpy as np
 
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.workload.catalogue import Dataset
-from ooco_gym.workload.formats import FORMATS, TraceFormat
-from ooco_gym.workload.formats.base import UNITS, output_tokens, prompt_tokens
-from ooco_gym.workload.formats.own import OPTIONAL, REQUIRED, mapped_format
+from ooco_gym.workload.formats import (
+    FORMATS,
+    OPTIONAL,
+    REQUIRED,
+    UNITS,
+    TraceFormat,
+    mapped_format,
+    output_tokens,
+    prompt_tokens,
+)
 from ooco_gym.workload.intake import few
-from ooco_gym.workload.pieces import read_pieces
+from ooco_gym.workload.pieces import Table, read_pieces
 from ooco_gym.workload.reading import check_format, peek, recognise, trace_of
-from ooco_gym.workload.tables import Table
 from ooco_gym.workload.trace import Trace
 
 TIME_UNITS = ("auto", *UNITS, "date")

@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
+from ooco_gym.workload.formats import Draft, TraceFormat
+from ooco_gym.workload.intake import Intake, take
+from ooco_gym.workload.pieces import Table
 from ooco_gym.workload.trace import NO_SESSION, Hashes, Trace
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet
+
 
 SCHEMA_VERSION = 1
 METADATA = {"ooco_gym.trace": str(SCHEMA_VERSION)}
@@ -164,3 +174,168 @@ def _with_joined_lists(table: Any) -> Any:
     lists = table["prefix_hashes"].combine_chunks()
     texts = pc.call_function("binary_join", [lists.cast(pa.list_(pa.string())), pa.scalar(" ")])
     return table.set_column(table.column_names.index("prefix_hashes"), "prefix_hashes", texts)
+
+
+MERGED_ROWS = 1 << 20       # held while merging, over all runs
+_OPTIONAL = ("ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
+
+
+@dataclass(frozen=True)
+class Converted:
+    """What a conversion wrote.
+
+    Attributes:
+        requests: how many.
+        first_s: arrival of the first, seconds.
+        last_s: arrival of the last, seconds.
+        notes: repairs, drops and doubts, one sentence each.
+    """
+
+    requests: int
+    first_s: float
+    last_s: float
+    notes: tuple[str, ...]
+
+
+def convert(pieces: Iterable[Table], form: TraceFormat, path: Path, to: Path,
+            tell: Callable[[int], None] = lambda rows: None) -> Converted:
+    """Writes the requests of a file's pieces, sorted by time, in our schema; holds no more than a few pieces.
+
+    Args:
+        pieces: of the file (`read_pieces`).
+        form: how to read them.
+        path: the file, for messages.
+        to: where to; its ending says the kind, as with `write_trace`.
+        tell: called with how many requests have been read.
+
+    Raises:
+        UserError: whatever `read_trace` refuses, or the result cannot be written.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    check_ending(to)
+    intake = Intake(path, form)
+    try:
+        to.parent.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:
+            sorted_runs = Path(folder) / "runs.parquet"
+            runs, seen = _write_runs(intake, pieces, sorted_runs, tell)
+            with pyarrow.parquet.ParquetFile(sorted_runs, buffer_size=1 << 16, pre_buffer=False) as file:
+                write_tables((_final(table, intake, seen) for table in merged(file, runs)), to)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"cannot write trace '{to}': {getattr(error, 'strerror', None) or error}") from None
+    first_s, last_s = intake.seconds(np.array([intake.first, intake.last]))
+    return Converted(intake.kept, float(first_s), float(last_s), intake.notes())
+
+
+def _write_runs(intake: Intake, pieces: Iterable[Table], path: Path,
+                tell: Callable[[int], None]) -> tuple[list[tuple[float, float]], set[str]]:
+    """Writes each piece, sorted, as a row group; returns their first and last ticks, and the optional columns seen."""
+    import pyarrow.parquet
+
+    runs, seen = [], set()
+    writer = None
+    try:
+        for draft in intake.drafts(pieces):
+            table = _run_table(draft, intake.kept - len(draft.ticks))
+            seen |= {name for name in _OPTIONAL if getattr(draft, name) is not None}
+            writer = writer or pyarrow.parquet.ParquetWriter(path, table.schema, compression="lz4")
+            writer.write_table(table, row_group_size=table.num_rows)
+            runs.append((table["tick"][0].as_py(), table["tick"][-1].as_py()))
+            tell(intake.rows)
+    finally:
+        if writer is not None:
+            writer.close()
+    return runs, seen
+
+
+def _run_table(draft: Draft, first_row: int) -> pa.Table:
+    """Returns a piece's requests sorted by time, with all columns that there can be, as one run."""
+    import pyarrow as pa
+
+    n = len(draft.ticks)
+    order = np.argsort(draft.ticks, kind="stable")
+    draft = take(draft, order)
+    columns: dict[str, Any] = {
+        "tick": pa.array(draft.ticks), "row": pa.array(first_row + order),
+        "prompt_tokens": pa.array(draft.prompt_tokens, pa.int32()),
+        "output_tokens": pa.array(draft.output_tokens, pa.int32()),
+        "online": pa.array(np.ones(n, bool) if draft.online is None else draft.online)}
+    for name, kind in (("ttft_slo_s", pa.float64()), ("tpot_slo_s", pa.float64()), ("session", pa.int64())):
+        values = getattr(draft, name)
+        columns[name] = pa.nulls(n, kind) if values is None else optional_column(values)
+    columns["prefix_hashes"] = (pa.nulls(n, pa.list_(pa.int64())) if draft.prefix_hashes is None
+                                else hash_column(draft.prefix_hashes))
+    return pa.table(columns)
+
+
+def _final(table: pa.Table, intake: Intake, seen: set[str]) -> pa.Table:
+    """Returns merged rows in our schema: seconds for ticks, and the optional columns that the file has."""
+    import pyarrow as pa
+
+    columns = {"arrival_s": pa.array(intake.seconds(table["tick"].to_numpy())),
+               "prompt_tokens": table["prompt_tokens"], "output_tokens": table["output_tokens"],
+               "class": class_column(table["online"].to_numpy())}
+    columns |= {name: table[name] for name in _OPTIONAL if name in seen}
+    return pa.table(columns).replace_schema_metadata(METADATA)
+
+
+class _Run:
+    """One run being merged: what is read of it, and the last (tick, row) of that."""
+
+    def __init__(self, file: pyarrow.parquet.ParquetFile, group: int, batch_rows: int) -> None:
+        self._batches = file.iter_batches(batch_size=batch_rows, row_groups=[group], use_threads=False)
+        self.refill()
+
+    def refill(self) -> bool:
+        """Reads the next batch; False where there is none."""
+        import pyarrow as pa
+
+        batch = next(self._batches, None)
+        if batch is not None:
+            self.table = pa.Table.from_batches([batch])
+            self.tick, self.row = self.table["tick"].to_numpy(), self.table["row"].to_numpy()
+        return batch is not None
+
+    @property
+    def end(self) -> tuple[float, int]:
+        return self.tick[-1], self.row[-1]
+
+    def split(self, cut: tuple[float, int]) -> pa.Table:
+        """Takes away and returns what is not after (tick, row)."""
+        left, right = np.searchsorted(self.tick, cut[0], "left"), np.searchsorted(self.tick, cut[0], "right")
+        count = int(left + np.searchsorted(self.row[left:right], cut[1], "right"))
+        taken = self.table.slice(0, count)
+        self.table, self.tick, self.row = self.table.slice(count), self.tick[count:], self.row[count:]
+        return taken
+
+
+def merged(file: pyarrow.parquet.ParquetFile, runs: list[tuple[float, float]]) -> Iterator[pa.Table]:
+    """Yields the rows of sorted row groups in order of (tick, row).
+
+    Args:
+        file: one row group a run.
+        runs: (first, last) tick of each.
+    """
+    import pyarrow as pa
+
+    waiting = sorted(range(len(runs)), key=lambda run: (runs[run][0], run), reverse=True)
+    batch_rows = max(1024, MERGED_ROWS // (8 * most_open(runs)))
+    open_runs: list[_Run] = []
+    while waiting or open_runs:
+        while waiting and (not open_runs or runs[waiting[-1]][0] <= min(run.end for run in open_runs)[0]):
+            open_runs.append(_Run(file, waiting.pop(), batch_rows))
+        cut = min(run.end for run in open_runs)
+        parts = [part for run in open_runs if (part := run.split(cut)).num_rows]
+        table = pa.concat_tables(parts) if len(parts) > 1 else parts[0]
+        if len(parts) > 1:
+            table = table.take(pa.array(np.lexsort((table["row"].to_numpy(), table["tick"].to_numpy()))))
+        yield table.combine_chunks()
+        open_runs = [run for run in open_runs if len(run.tick) or run.refill()]
+
+
+def most_open(runs: list[tuple[float, float]]) -> int:
+    """Returns how many of the intervals overlap at most."""
+    edges = sorted([(low, 0, 1) for low, _ in runs] + [(high, 1, -1) for _, high in runs])
+    return int(np.max(np.cumsum([step for *_, step in edges])))

@@ -16,15 +16,12 @@ from scipy.stats import spearmanr
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
 from ooco_gym.workload.arrivals import DAY_S, WEEK_S, Arrivals, Bursts, OrnsteinUhlenbeck, drift_at
-from ooco_gym.workload.describe import describe, dispersion
-from ooco_gym.workload.dispersion import expected_dispersion
+from ooco_gym.workload.describe import describe, dispersion, ks, play
 from ooco_gym.workload.find_sharing import follow
+from ooco_gym.workload.fit_arrivals import expected_dispersion, find_batches, fit_drift, fit_tide
 from ooco_gym.workload.fitting import fit
-from ooco_gym.workload.likeness import ks, play
 from ooco_gym.workload.sample import sample_of
-from ooco_gym.workload.sessions import Chat, chat_ratio
-from ooco_gym.workload.sharing import hash_blocks, sharing_ratio
-from ooco_gym.workload.tides import find_batches, fit_drift, fit_tide
+from ooco_gym.workload.sharing import Chat, chat_ratio, hash_blocks, sharing_ratio
 
 LONG = {"prompt": {"quantiles": [0, 0.5, 1], "tokens": [600, 4000, 20_000]},
         "output": {"weights": [0.4, 0.6], "mu": [3.0, 6.0], "sigma": [0.4, 0.7], "clip": [1, 4000]}}

@@ -18,18 +18,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import ooco_gym.workload.convert as convert_module
 import ooco_gym.workload.pieces as pieces_module
-import ooco_gym.workload.trace_file as trace_file_module
+import ooco_gym.workload.reading as reading_module
 import ooco_gym.workload.writing as writing_module
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, load_workload, read_trace, scale, workload_mean_rate, write_trace
-from ooco_gym.workload.convert import Converted, convert, most_open
 from ooco_gym.workload.load import workload_peak_start_s
 from ooco_gym.workload.pieces import read_pieces
+from ooco_gym.workload.reading import TraceFile
 from ooco_gym.workload.sample import open_source
-from ooco_gym.workload.trace_file import TraceFile
+from ooco_gym.workload.writing import Converted, convert, most_open
 
 HEAD = "arrival_s,prompt_tokens,output_tokens\n"
 
@@ -64,7 +63,7 @@ def write_log(path: Path, n: int, *, ordered: bool = True, seed: int = 1) -> Non
 @pytest.mark.usefixtures("small_pieces")
 def test_a_conversion_is_what_reading_gives(tmp_path: Path, ordered: bool, ending: str,
                                             monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(convert_module, "MERGED_ROWS", 64)
+    monkeypatch.setattr(writing_module, "MERGED_ROWS", 64)
     path = tmp_path / "log.csv"
     write_log(path, 300, ordered=ordered)
     done = through_disk(path, tmp_path / f"log_out.{ending}")
@@ -181,7 +180,7 @@ def test_no_more_than_a_few_batches_are_held(tmp_path: Path, monkeypatch: pytest
     assert sum(sizes) == 20_000 and len(sizes) > 30 and max(sizes) < 600
     assert most_open([(0.0, 1.0), (1.0, 2.0), (2.5, 3.0)]) == 2 and most_open([(0.0, 9.0)] * 5) == 5
     held = []
-    plain = convert_module.merged
+    plain = writing_module.merged
 
     def watched(file: Any, runs: list[tuple[float, float]]) -> Any:
         assert most_open(runs) <= 2
@@ -189,7 +188,7 @@ def test_no_more_than_a_few_batches_are_held(tmp_path: Path, monkeypatch: pytest
             held.append(table.num_rows)
             yield table
 
-    monkeypatch.setattr(convert_module, "merged", watched)
+    monkeypatch.setattr(writing_module, "merged", watched)
     through_disk(path, tmp_path / "o.parquet")
     assert max(held) < 1200
 
@@ -197,7 +196,7 @@ def test_no_more_than_a_few_batches_are_held(tmp_path: Path, monkeypatch: pytest
 MEASURE = """
 import resource, sys
 from pathlib import Path
-from ooco_gym.workload.convert import convert
+from ooco_gym.workload.writing import convert
 from ooco_gym.workload.sample import open_source
 path = Path(sys.argv[1])
 source = open_source(path)
@@ -244,7 +243,7 @@ def test_a_scaled_window_is_that_part_of_the_scaled_whole(tmp_path_factory: pyte
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(writing_module, "ROW_GROUP", 64)
         write_trace(trace, path)
-    trace_file_module._kept.cache_clear()
+    reading_module._kept.cache_clear()
     wanted = scale(trace, factor, seed).slice_time(start_s, start_s + duration_s)
     window = {"start_s": start_s, "duration_s": duration_s, "seed": seed, "rate_scale": factor}
     if len(trace.slice_time(start_s, start_s + duration_s)) == 0:

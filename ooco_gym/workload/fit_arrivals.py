@@ -1,0 +1,278 @@
+"""What a trace's arrivals tell: tide, drift, batches; processes on the log-intensity by dispersion; on/off bursts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, WEEK_S, Bursts, OrnsteinUhlenbeck, tide_at
+from ooco_gym.workload.keyed import keyed_generator
+from ooco_gym.workload.sharing import Chat
+
+TIDE_FROM_S = 20 * 3600.0
+BATCHED_FROM = 0.3          # share of requests at the same instant as the one before
+_FEWEST_IN_HOUR = 20
+# Of the drift's variance a week's mean keeps this, because the week's last day fades into the next (`drift_at`):
+# ((6 + 2/pi)/7)^2 + (2/pi/7)^2.
+_KEPT = 0.907
+
+
+def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
+    """Returns (24 hourly rates of mean 1, mean rate over a day, what was assumed)."""
+    span_s = float(arrival_s[-1] - arrival_s[0])
+    flat = (1.0,) * 24
+    rate = (len(arrival_s) - 1) / span_s
+    if span_s < TIDE_FROM_S:
+        return flat, rate, ["no tide: the trace is shorter than 20 hours"]
+    edges = np.arange(np.floor(arrival_s[0] / 3600.0), np.ceil(arrival_s[-1] / 3600.0) + 1)
+    counts = np.diff(np.searchsorted(arrival_s, edges * 3600.0))
+    there_s = np.minimum(edges[1:] * 3600.0, arrival_s[-1]) - np.maximum(edges[:-1] * 3600.0, arrival_s[0])
+    hour = np.mod(edges[:-1], 24).astype(np.int64)
+    requests = np.bincount(hour, counts, minlength=24)
+    exposed_s = np.bincount(hour, there_s, minlength=24)
+    known = exposed_s > 600.0
+    level = np.interp(np.arange(24), np.flatnonzero(known), (requests[known] / exposed_s[known]), period=24)
+    level = np.maximum(level, 1e-4 * level.max())
+    note = "the trace's time 0 is taken for midnight, and each day's tide for the mean day's"
+    if not known.all():
+        note += f"; hours {', '.join(str(x) for x in np.flatnonzero(~known))} are not in the trace"
+    return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
+
+
+def without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
+    """Returns the arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
+    if len(set(tide)) == 1:
+        return arrival_s
+    grid = np.arange(arrival_s[0], arrival_s[-1] + 60.0, 30.0)
+    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
+    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level * 30.0)]))
+
+
+def fit_drift(arrival_s: np.ndarray, tide: tuple[float, ...]) -> tuple[float, list[str]]:
+    """Returns the standard deviation of a week's log tide around the mean one, and what was assumed.
+
+    From the spread of each hour's rate between whole weeks, less what days within a week differ by. The spread of
+    two or three weeks is a rough estimate: its own error is a fifth of it or more.
+    """
+    weeks = int((arrival_s[-1] - arrival_s[0] + 3600.0) // WEEK_S)
+    if weeks < 2:
+        return 0.0, ["each week's tide is the same: the trace is shorter than two weeks"] * (len(set(tide)) > 1)
+    edges = arrival_s[0] + 3600.0 * np.arange(weeks * 168 + 1)
+    counts = np.diff(np.searchsorted(arrival_s, edges)).reshape(weeks, 7, 24).astype(np.float64)
+    known = counts.sum(axis=(0, 1)) >= _FEWEST_IN_HOUR * weeks
+    if not known.any():
+        return 0.0, ["each week's tide is the same: the trace has too few requests to tell"]
+    counts = counts[:, :, known]
+    weekly = np.log(np.maximum(counts.mean(axis=1), 0.5))
+    between = weekly.var(axis=0, ddof=1)
+    within = (counts.var(axis=1, ddof=1) / np.maximum(counts.mean(axis=1), 0.5) ** 2 / 7).mean(axis=0)
+    sigma = float(np.sqrt(max(0.0, (between - within).mean()) / _KEPT))
+    return (sigma, [f"the tide's drift is that of {weeks} weeks"]) if sigma >= 0.02 else (0.0, [])
+
+
+def find_batches(arrival_s: np.ndarray) -> float:
+    """Returns the step in seconds, a whole part of 600, at whose multiples requests arrive together; 0 if at none."""
+    if len(arrival_s) < 2 or np.mean(np.diff(arrival_s) == 0) < BATCHED_FROM:
+        return 0.0
+    steps = np.diff(np.unique(arrival_s))
+    step = float(np.median(steps))
+    multiples = np.maximum(np.rint(steps / step), 1)
+    if step < 0.01 or np.mean(np.abs(steps - multiples * step) < 0.05 * step) < 0.8:
+        return 0.0
+    return BLOCK_S / max(1, round(BLOCK_S / step))
+
+
+def spread_batches(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:
+    """Returns the arrivals as they may have been before they were let in together, float64[n] sorted."""
+    return np.sort(arrival_s + batch_s * keyed_generator(seed, "fit/batches").random(len(arrival_s)))
+
+
+SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
+WIDEST = 1.5            # standard deviation of a log-intensity
+_POINTS = 600
+
+
+def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], bursts: Bursts | None,
+                        window_s: np.ndarray, windows: np.ndarray, chat: Chat | None = None) -> np.ndarray:
+    """Returns the expected variance over mean of counts, float64[k].
+
+    Args:
+        rate_per_s: mean rate.
+        ou: processes on the log-intensity.
+        bursts: on/off process, or None.
+        window_s: float64[k].
+        windows: int64[k], how many windows of that length in a row are measured.
+        chat: conversations, or None.
+    """
+    lag = np.concatenate([[0.0], np.geomspace(1e-3, float(np.max(window_s * windows)), _POINTS)])
+    exponent = np.zeros_like(lag)
+    for process in ou:
+        exponent += process.sigma**2 * _seen(process.tau_s, lag, chat)
+    relative = np.exp(exponent)
+    if bursts is not None:
+        variance, tau_s = burst_moments(bursts)
+        relative *= 1 + variance * _seen(tau_s, lag, chat)
+    relative -= 1
+    step = np.diff(lag)
+    whole = np.concatenate([[0.0], np.cumsum(step * (relative[1:] + relative[:-1]) / 2)])
+    first = np.concatenate([[0.0], np.cumsum(step * (lag[1:] * relative[1:] + lag[:-1] * relative[:-1]) / 2)])
+
+    def variance_of(span_s: np.ndarray) -> np.ndarray:
+        return rate_per_s * span_s + 2 * rate_per_s**2 * (
+            span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first)) + rate_per_s * turns(span_s)
+
+    def turns(span_s: np.ndarray) -> np.ndarray:
+        if chat is None or chat.mean_turns <= 1:
+            return np.zeros_like(span_s)
+        end = 1 / (chat.mean_turns * chat.think_s)
+        return 2 * (1 - 1 / chat.mean_turns) / chat.think_s * (span_s / end + np.expm1(-end * span_s) / end**2)
+
+    return (variance_of(window_s) - variance_of(window_s * windows) / windows**2) / (rate_per_s * window_s)
+
+
+def _seen(tau_s: float, lag_s: np.ndarray, chat: Chat | None) -> np.ndarray:
+    """Returns the covariance that a process of covariance `e^(-s/τ)` on the beginnings has in the requests, float64[k].
+
+    With a = 1/(mθ) and μ = 1/θ the filter's gain is `(μ² + ω²)/(a² + ω²)/m²`; partial fractions give the covariance.
+    """
+    if chat is None or chat.mean_turns <= 1:
+        return np.exp(-lag_s / tau_s)
+    rate, own = 1 / chat.think_s, 1 / tau_s
+    end = rate / chat.mean_turns
+    own = own * 1.001 if abs(own / end - 1) < 1e-3 else own     # the two terms' poles must not meet
+    fast = (rate**2 - own**2) / (end**2 - own**2) * np.exp(-own * lag_s)
+    slow = own / end * (rate**2 - end**2) / (own**2 - end**2) * np.exp(-end * lag_s)
+    return (fast + slow) / chat.mean_turns**2
+
+
+def burst_moments(bursts: Bursts) -> tuple[float, float]:
+    """Returns (variance of the on/off factor relative to its mean, its correlation time in s)."""
+    share = bursts.on_s / (bursts.on_s + bursts.off_s)
+    mean = 1 + share * (bursts.factor - 1)
+    return share * (1 - share) * ((bursts.factor - 1) / mean) ** 2, 1 / (1 / bursts.on_s + 1 / bursts.off_s)
+
+
+def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, measured: np.ndarray, *,
+                  bursts: Bursts | None = None, most: int = 2, good: float = 0.04,
+                  chat: Chat | None = None) -> tuple[OrnsteinUhlenbeck, ...]:
+    """Returns the fewest OU processes, at most `most`, that bring the dispersion to what was measured.
+
+    Least squares on the logarithms. None are taken where all that is measured lies within four standard deviations
+    of what is expected without; one more only where the root mean square of what remains is above `good`.
+
+    Args:
+        rate_per_s: mean rate.
+        window_s: float64[k].
+        windows: int64[k], how many of that length were measured.
+        measured: float64[k], index of dispersion, > 0.
+        bursts: an on/off process beside them, or None.
+        most: processes at most.
+        good: see above.
+        chat: conversations beside them, or None.
+    """
+    from scipy.optimize import least_squares
+
+    longest_s = min(DAY_S, float(np.max(window_s * windows)) / 3)
+    wanted = np.log(np.maximum(measured, 1e-3))
+
+    def read(x: np.ndarray) -> tuple[OrnsteinUhlenbeck, ...]:
+        return tuple(OrnsteinUhlenbeck(float(s), float(np.exp(t))) for s, t in x.reshape(-1, 2))
+
+    def error(x: np.ndarray) -> np.ndarray:
+        found = expected_dispersion(rate_per_s, read(x), bursts, window_s, windows, chat)
+        return np.log(np.maximum(found, 1e-3)) - wanted
+
+    best = np.zeros(0)
+    if np.all(np.abs(error(best)) <= 4 * np.sqrt(2 / windows)):
+        return ()
+    best_error = _rms(error(best))
+    for count in range(1, most + 1):
+        if best_error <= good:
+            break
+        low = np.tile([0.0, np.log(SHORTEST_S)], count)
+        high = np.tile([WIDEST, np.log(max(longest_s, 2 * SHORTEST_S))], count)
+        for places in ([0.35], [0.7]) if count == 1 else ([0.1, 0.8], [0.3, 0.6], [0.5, 0.95]):
+            taus = [low[1] + place * (high[1] - low[1]) for place in (places * count)[:count]]
+            start = np.concatenate([[0.2, tau] for tau in taus])
+            fitted = least_squares(error, np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high))
+            if _rms(fitted.fun) < best_error - 0.005:
+                best, best_error = fitted.x, _rms(fitted.fun)
+    kept = [process for process in read(best) if process.sigma >= 0.005]
+    return tuple(sorted(kept, key=lambda process: process.tau_s))
+
+
+def _rms(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(values**2)))
+
+
+MOST_BINS = 6000
+BAUM_WELCH_ROUNDS = 40
+LARGEST_FACTOR = 1000.0
+
+
+def find_bursts(counts: np.ndarray, bin_s: float) -> Bursts | None:
+    """Returns the on/off process that counts in bins of `bin_s` are most likely under; None where there is none.
+
+    Args:
+        counts: int64[n]; of more than 6000 the first are used.
+        bin_s: seconds, shorter than the bursts looked for.
+    """
+    counts = np.asarray(counts[:MOST_BINS], dtype=np.float64)
+    if len(counts) < 50 or counts.max() == counts.min():
+        return None
+    edge = np.quantile(counts, 0.8)
+    high = counts > edge if (counts > edge).any() else counts >= edge
+    if high.all() or not high.any():
+        return None
+    rates = np.array([max(counts[~high].mean(), 1e-6), counts[high].mean()])
+    stay = np.array([0.9, 0.7])
+    for _ in range(BAUM_WELCH_ROUNDS):
+        before = np.concatenate([rates, stay])
+        weight, moves = _expect(counts, rates, stay)
+        rates = np.maximum((weight * counts).sum(axis=1) / np.maximum(weight.sum(axis=1), 1e-12), 1e-6)
+        stay = np.clip(np.diagonal(moves) / np.maximum(moves.sum(axis=1), 1e-12), 1e-6, 1 - 1e-6)
+        if np.allclose(before, np.concatenate([rates, stay]), rtol=1e-4):
+            break
+    if rates[1] < rates[0]:
+        rates, stay = rates[::-1], stay[::-1]
+    off_s, on_s = (float(np.clip(-bin_s / math.log(p), 0.2, DAY_S)) for p in stay)
+    factor = float(min(rates[1] / rates[0], LARGEST_FACTOR))
+    return Bursts(factor, on_s, off_s) if factor > 1.05 else None
+
+
+def _expect(counts: np.ndarray, rates: np.ndarray, stay: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns (probability of each state in each bin float64[2, n], expected moves between states float64[2, 2])."""
+    log = counts * np.log(rates)[:, None] - rates[:, None]
+    seen = np.exp(log - log.max(axis=0))
+    a0, a1 = float(stay[0]), float(stay[1])
+    n = len(counts)
+    first, second = seen[0].tolist(), seen[1].tolist()
+    forward0, forward1 = [0.0] * n, [0.0] * n
+    p0, p1 = (1 - a1), (1 - a0)
+    total = p0 + p1
+    p0, p1 = p0 / total, p1 / total
+    for i in range(n):
+        if i:
+            p0, p1 = p0 * a0 + p1 * (1 - a1), p0 * (1 - a0) + p1 * a1
+        p0, p1 = p0 * first[i] + 1e-300, p1 * second[i] + 1e-300
+        total = p0 + p1
+        p0, p1 = p0 / total, p1 / total
+        forward0[i], forward1[i] = p0, p1
+    back0, back1 = [1.0] * n, [1.0] * n
+    b0 = b1 = 1.0
+    for i in range(n - 2, -1, -1):
+        s0, s1 = first[i + 1] * b0, second[i + 1] * b1
+        b0, b1 = a0 * s0 + (1 - a0) * s1, (1 - a1) * s0 + a1 * s1
+        total = b0 + b1 + 1e-300
+        b0, b1 = b0 / total, b1 / total
+        back0[i], back1[i] = b0, b1
+    forward = np.array([forward0, forward1])
+    behind = np.array([back0, back1]) * seen
+    weight = forward * np.array([back0, back1])
+    weight /= weight.sum(axis=0)
+    step = np.array([[a0, 1 - a0], [1 - a1, a1]])
+    joint = forward[:, None, :-1] * step[:, :, None] * behind[None, :, 1:]
+    joint /= np.maximum(joint.sum(axis=(0, 1)), 1e-300)
+    return weight, joint.sum(axis=2)
