@@ -10,8 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ooco_gym.errors import UserError, is_number, is_whole
-from ooco_gym.extras import extras_of
+from ooco_gym.errors import UserError, extras_of, is_number, is_whole
 
 ATTENTION_HEADS = 4  # of the network of that name; its width must be a multiple of it
 LARGEST_SEED = 2**32 - 1  # of NumPy's legacy generator, which Stable-Baselines3 seeds

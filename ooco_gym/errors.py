@@ -8,6 +8,10 @@ from collections.abc import Iterable
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
+EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
+          "wandb_workspaces": "train", "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
+          "ray": "sweep", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
+
 
 class UserError(ValueError):
     """A mistake in what the user gave us: one sentence that names the place, what was expected and what to do.
@@ -60,3 +64,8 @@ def whole_number(name: str, value: Any, low: int = 0, high: int | None = None) -
         extent = f"of at least {low}" if high is None else f"from {low} to {high}"
         raise UserError(f"{name}={value!r} must be a whole number {extent}")
     return int(value)
+
+
+def extras_of(packages: Iterable[str]) -> str:
+    """The extras that bring packages of `EXTRAS` between them, as pip takes them: `train,export`."""
+    return ",".join(dict.fromkeys(EXTRAS[package] for package in packages))

@@ -49,7 +49,7 @@ def test_an_extra_brings_what_it_is_said_to_bring() -> None:
 
     from agents import settings as of_agents
     from ooco_gym.cli import run as command_line
-    from ooco_gym.extras import EXTRAS, extras_of
+    from ooco_gym.errors import EXTRAS, extras_of
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     brought = {name: {Requirement(line).name for line in lines}

@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.validity.section import Context, Missing
 from ooco_gym.calibrate import sources
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.errors import UserError
 from ooco_gym.jobs import in_processes

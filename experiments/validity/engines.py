@@ -17,7 +17,7 @@ from experiments.common.markdown import errors, joined, number, percent, signed,
 from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.data import ENGINES, all_calibrated, iterations
 from experiments.validity.section import Context, Figures, Missing, Section
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import describe_iteration
 from ooco_gym.perf.specs import load_chip, load_model

@@ -11,9 +11,8 @@ from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.data import CASES, all_calibrated, by_shape, everything, of_device, operators
 from experiments.validity.section import Context, Figures, Missing, Section
 from ooco_gym.calibrate import fitting
-from ooco_gym.calibrate.cleaning import CACHED_BYTES, clean, fastest_kernels
 from ooco_gym.calibrate.operators import OPERATORS, fit
-from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.rows import CACHED_BYTES, Rows, clean, fastest_kernels
 from ooco_gym.perf.specs import load_chip
 
 FORMS = ("ooco", "extended")
@@ -280,7 +279,7 @@ def write_bad_rows(figures: Figures) -> str:
     return "\n\n".join([
         "Rows that no fit sees: *wrong* ones (impossible, or known to be), and *no load* of a server (a benchmark's "
         "weights that stay in the cache, a handful of tokens). Whatever is faster than the chip is left out in any "
-        "data (`ooco_gym/calibrate/cleaning.py`).",
+        "data (`ooco_gym/calibrate/rows.py`).",
         details(f"{count:,} rows left out, by chip and reason",
                 table(["chip", "operator", "rows", "kind", "reason"], rows)),
         "What no data here can tell: the FLOP rate of decode attention in `ooco` (it is bound by memory at these head "

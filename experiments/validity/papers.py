@@ -10,11 +10,16 @@ from experiments.common.markdown import percent, signed, table
 from experiments.validity.section import Context, Figures, Section
 from ooco_gym.calibrate import engine_fits
 from ooco_gym.calibrate import sensitivity as tool
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.describe import decode_saturation, describe_iteration, prefill_saturation
+from ooco_gym.perf.describe import (
+    TABLE_6_TOKENS_PER_S,
+    colocated_throughput,
+    decode_saturation,
+    describe_iteration,
+    prefill_saturation,
+)
 from ooco_gym.perf.specs import load_chip, load_model
-from ooco_gym.perf.throughput import TABLE_6_TOKENS_PER_S, colocated_throughput
 from ooco_gym.workload.generate import load_spec
 from ooco_gym.workload.sample import read_sample
 

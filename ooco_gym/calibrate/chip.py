@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows, plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write

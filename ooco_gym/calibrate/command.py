@@ -46,8 +46,8 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
 
     from ooco_gym.calibrate import chip as chips
     from ooco_gym.calibrate import run, show, sources
-    from ooco_gym.calibrate.page import write_page
     from ooco_gym.calibrate.rows import plain
+    from ooco_gym.calibrate.show import write_page
 
     if values.get("data") is None:
         raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Free, folds, least_squares, sample
-from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.rows import NUMBERS, ORIGIN, TEXTS, Rows
 from ooco_gym.perf.specs import ChipSpec
 from ooco_gym.perf.timing import kernels
+from ooco_gym.perf.timing._measurements import NAMES
 
 FITTED_ROWS = 2000
 """Rows of a fit, drawn at random where there are more: parameters move little beyond."""
@@ -28,6 +29,16 @@ FEW = 8
 """Rows below which an operator is not fitted."""
 FOLDS, FEW_ROWS = 5, 100
 """Parts in which shapes are held out; up to so many rows each shape by itself: no draw decides what is unseen."""
+SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": ("h_q", "h_kv", "d_h"), "attn_decode": ("h_q", "h_kv", "d_h"),
+          "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp")}
+SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": ("batch", "context_len"),
+         "all_reduce": ("bytes", "n_gpus"), "elementwise": ("n_tokens",)}
+LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
+_NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
+_ROOFLINE = {"exponent": math.inf}
+_DTYPE_BYTES = 2.0
+_HIDDEN = {"norm": 4.0, "final_norm": 4.0, "embedding": 2.0, "residual": 3.0}
+"""Times that the hidden state is read or written."""
 
 
 class Operator(NamedTuple):
@@ -64,12 +75,6 @@ class Fitted(NamedTuple):
     found: dict[str, float]
     rows: int
     cost: float
-
-
-SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": ("h_q", "h_kv", "d_h"), "attn_decode": ("h_q", "h_kv", "d_h"),
-          "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp")}
-SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": ("batch", "context_len"),
-         "all_reduce": ("bytes", "n_gpus"), "elementwise": ("n_tokens",)}
 
 
 def fit(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0,
@@ -188,10 +193,6 @@ def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) ->
             Free("memory_bytes_per_s", 0.8 * memory, 0.01 * memory, most_memory * memory)]
 
 
-LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
-_NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
-
-
 def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     free = [*_rates(chip, 1.5), LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
             Free("waste", 0.2, 0.01, 1.5, off=True), Free("padding", 0.5, 0.01, 1.5, off=True),
@@ -264,7 +265,6 @@ def _switches(rows: Rows, _: ChipSpec) -> list[dict[str, float]]:
     return [{"switch_bytes": 0.0, **off}, *({"switch_bytes": float(size)} for size in few)]
 
 
-_ROOFLINE = {"exponent": math.inf}
 OPERATORS: dict[str, dict[str, Operator]] = {
     "extended": {
         "gemm": Operator("gemm", "gemm", _gemm_free, lambda *_: _choices("units", _UNITS), _gemm_s),
@@ -286,3 +286,42 @@ OPERATORS: dict[str, dict[str, Operator]] = {
     },
 }
 """By form and operator; an operator that a form lacks is part of its overhead."""
+
+
+def canonical(op: str) -> str:
+    """Our name of an element-wise operator (`elt:<theirs>`); '' where it is none of those that are simulated."""
+    name = op.partition(":")[2]
+    return next((ours for ours, theirs in NAMES.items() if name in theirs), "")
+
+
+def with_bytes(rows: Rows) -> tuple[Rows, int]:
+    """Fills in `bytes` of element-wise rows where it is missing.
+
+    Returns:
+        All rows but those element-wise ones whose bytes cannot be told, and how many these are.
+    """
+    kind = rows.kind()
+    names = np.array([canonical(str(op)) if which == "elementwise" else ""
+                      for op, which in zip(rows["op"], kind, strict=True)], dtype=object)
+    tp, tokens = np.nan_to_num(rows["tp"], nan=1.0), rows["n_tokens"]
+    head_dim = np.where(np.isnan(rows["d_h"]), rows["d_in"] / rows["h_q"], rows["d_h"])
+    widths = np.select(
+        [names == name for name in (*_HIDDEN, "activation", "rotary")],
+        [*(times * rows["d_in"] for times in _HIDDEN.values()), 3.0 * _inner(rows, kind),
+         2.0 * (rows["h_q"] + rows["h_kv"]) / tp * head_dim], np.nan)
+    wanted = (kind == "elementwise") & ~(rows["bytes"] > 0)
+    moved = np.where(wanted, _DTYPE_BYTES * widths * tokens, rows["bytes"])
+    unknown = (kind == "elementwise") & ~(moved > 0)
+    columns = {name: rows[name] for name in (*TEXTS, *NUMBERS, *ORIGIN)} | {"bytes": moved}
+    return Rows(columns).select(~unknown), int((unknown & (names != "sampler")).sum())
+
+
+def _inner(rows: Rows, kind: np.ndarray) -> np.ndarray:
+    """Width of the MLP on one chip: the row's own `d_out`, else that of the same model's down projection."""
+    width = rows["d_out"].copy()
+    same = rows.distinct("model", "tp")
+    down = (kind == "gemm") & np.array(["down" in str(op) for op in rows["op"]], dtype=bool)
+    for number in np.unique(same[down]):
+        inner = rows["d_in"][down & (same == number)][0]
+        width = np.where((same == number) & np.isnan(width), inner, width)
+    return width

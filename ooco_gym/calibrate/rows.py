@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from ooco_gym.perf.specs import ChipSpec
 
 TEXTS = ("device", "model", "op", "kernel", "source")
 NUMBERS = ("tp", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q", "h_kv", "d_h", "n_gpus",
@@ -20,6 +22,23 @@ ORIGIN = ("file", "row")
 
 OPERATORS = ("gemm", "attn_prefill", "attn_decode", "all_reduce", "elementwise")
 """Operators that are fitted; `gemm:<name>` and `elt:<name>` are kinds of the first and the last."""
+PEAK_SLACK = 1.1
+"""A row faster than this many times the datasheet's peak is impossible (clocks above the nominal ones are not)."""
+CACHED_BYTES = 16e6
+"""Weights below this stay in the cache between a benchmark's repetitions, which they do not in an iteration."""
+STREAMED_BYTES = 256e6
+"""Data above this does not fit in a cache, so that the memory's peak bounds its time."""
+SHORTEST = 16
+"""Tokens of a prompt, or of a context, below which attention is no load of a server."""
+_SHOWN = 5
+NEEDED = {
+    "gemm": ("n_tokens", "d_in", "d_out"),
+    "attn_prefill": ("batch", "q_len", "h_q", "h_kv", "d_h"),
+    "attn_decode": ("batch", "context_len", "h_q", "h_kv", "d_h"),
+    "all_reduce": ("n_gpus", "bytes"),
+    "elementwise": ("n_tokens", "d_in"),
+}
+"""Columns without which a row says nothing, by operator."""
 
 
 class Rows:
@@ -106,3 +125,134 @@ def counted(names: Iterable[str]) -> dict[str, int]:
     found, counts = np.unique(np.array(list(names), dtype=str), return_counts=True)
     order = np.argsort(-counts, kind="stable")
     return {str(found[index]): int(counts[index]) for index in order}
+
+
+class Excluded(NamedTuple):
+    """Rows left out for one reason.
+
+    Attributes:
+        op: operator.
+        reason: in words.
+        rows: how many.
+        bad: whether they are wrong (else: right, but not what is fitted).
+        first: file and row of the first ones.
+    """
+
+    op: str
+    reason: str
+    rows: int
+    bad: bool
+    first: list[str]
+
+
+def _begins(column: str, start: str) -> Callable[[Rows], np.ndarray]:
+    return lambda rows: np.array([str(value).startswith(start) for value in rows[column]], dtype=bool)
+
+
+KNOWN_BAD: tuple[tuple[str, str, Callable[[Rows], np.ndarray]], ...] = (
+    ("attn_prefill", "known to be wrong: aiconfigurator's H200 prefill attention of vLLM 0.19 (faster than the chip)",
+     lambda rows: _begins("source", "aiconfigurator/vllm-0.19")(rows) & _begins("device", "h200")(rows)),
+    ("attn_prefill", "known to be wrong: aiconfigurator's prefill attention of 4 query and 4 key/value heads",
+     lambda rows: _begins("source", "aiconfigurator")(rows) & (rows["h_q"] == 4) & (rows["h_kv"] == 4)),
+)
+"""Rows of public tables that cannot be right, by operator; docs/calibration.md says why."""
+
+
+def complete(rows: Rows) -> Rows:
+    """Fills in what follows from other columns: context from new tokens and prefix, and the other way round."""
+    q, prefix, context = rows["q_len"].copy(), np.nan_to_num(rows["prefix"]), rows["context_len"].copy()
+    kind = rows.kind()
+    prefill = kind == "attn_prefill"
+    context = np.where(prefill & np.isnan(context), q + prefix, context)
+    prefix = np.where(prefill & np.isnan(rows["prefix"]), np.maximum(context - q, 0.0), prefix)
+    heads = np.where(np.isnan(rows["d_h"]) & np.isin(kind, ("attn_prefill", "attn_decode")), 128.0, rows["d_h"])
+    same = {name: rows[name] for name in (*COLUMNS, *ORIGIN)}
+    return Rows(same | {"q_len": q, "prefix": prefix, "context_len": context, "d_h": heads})
+
+
+def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
+    """Leaves out what must not be fitted.
+
+    Args:
+        rows: of one device.
+        chip: whose datasheet peaks bound what is possible.
+
+    Returns:
+        The rows to fit, and what was left out and why.
+    """
+    rows = complete(rows)
+    kind, keep, excluded = rows.kind(), np.ones(len(rows), dtype=bool), []
+
+    def leave_out(op: str, reason: str, mask: np.ndarray, bad: bool = True) -> None:
+        nonlocal keep
+        hit = keep & (kind == op) & mask
+        if hit.any():
+            first = [rows.where(index) for index in np.flatnonzero(hit)[:_SHOWN]]
+            excluded.append(Excluded(op, reason, int(hit.sum()), bad, first))
+            keep &= ~hit
+
+    for op in sorted({str(item) for item in kind} - set(NEEDED)):
+        leave_out(op, "no operator that is fitted", np.ones(len(rows), dtype=bool), bad=False)
+    for op, columns in NEEDED.items():
+        leave_out(op, "time is not positive", ~(np.isfinite(rows["time_us"]) & (rows["time_us"] > 0)))
+        missing = np.any([~(np.isfinite(rows[name]) & (rows[name] > 0)) for name in columns], axis=0)
+        leave_out(op, f"a shape is missing or not positive ({', '.join(columns)})", missing)
+    for op, reason, known in KNOWN_BAD:
+        leave_out(op, reason, known(rows))
+    for op, (flops, moved) in _work(rows).items():
+        with np.errstate(invalid="ignore"):
+            leave_out(op, f"faster than {PEAK_SLACK:g} times the chip's peak FLOP/s",
+                      flops > PEAK_SLACK * chip.peak_flops_per_s * rows.seconds)
+            leave_out(op, f"faster than {PEAK_SLACK:g} times the chip's peak memory bandwidth",
+                      (moved > STREAMED_BYTES) & (moved > PEAK_SLACK * chip.peak_memory_bytes_per_s * rows.seconds))
+    for op, reason, mask in _no_load(rows):
+        leave_out(op, reason, mask, bad=False)
+    return rows.select(keep), excluded
+
+
+def _work(rows: Rows) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Least FLOPs and bytes that an operator cannot do without (16 bits), by kind."""
+    tokens, d_in, d_out = rows["n_tokens"], rows["d_in"], rows["d_out"]
+    batch, q, context = rows["batch"], rows["q_len"], rows["context_len"]
+    keys = 4.0 * rows["h_kv"] * rows["d_h"] * batch * context
+    scores = 4.0 * rows["h_q"] * rows["d_h"] * batch
+    return {
+        "gemm": (2.0 * tokens * d_in * d_out, 2.0 * (tokens * d_in + d_in * d_out + tokens * d_out)),
+        "attn_prefill": (scores * q * (context - 0.5 * q), keys),
+        "attn_decode": (scores * context, keys),
+    }
+
+
+def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
+    with np.errstate(invalid="ignore"):
+        return [
+            ("gemm", f"weights under {CACHED_BYTES / 1e6:g} MB, which stay in cache between repetitions",
+             2.0 * rows["d_in"] * rows["d_out"] < CACHED_BYTES),
+            ("attn_prefill", f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST),
+            ("attn_decode", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
+            ("all_reduce", "one chip", rows["n_gpus"] < 2),
+        ]
+
+
+def fastest_kernels(rows: Rows) -> tuple[Rows, dict[str, Any]]:
+    """Of several kernels measured on the same shape keeps the fastest, as engines do.
+
+    Returns:
+        The rows, and by operator how often each kernel was the fastest.
+    """
+    kept, chosen = [], {}
+    for op in sorted({str(item) for item in rows.kind()}):
+        part = rows.of_kind(op)
+        kernels = counted(part["kernel"])
+        if len(kernels) > 1:
+            shape = part.distinct("op", "tp", "n_tokens", "batch", "q_len", "prefix", "context_len", "d_in", "d_out",
+                                  "h_q", "h_kv", "d_h", "n_gpus", "bytes")
+            order = np.lexsort((part["time_us"], shape))
+            first = np.ones(len(order), dtype=bool)
+            first[1:] = np.diff(shape[order]) > 0
+            winner = np.empty(shape.max() + 1, dtype=object)
+            winner[shape[order][first]] = part["kernel"][order][first]
+            part = part.select(part["kernel"] == winner[shape])
+            chosen[op] = {"measured": kernels, "fastest": counted(winner)}
+        kept.append(part)
+    return Rows.join(kept), chosen

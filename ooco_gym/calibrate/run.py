@@ -10,17 +10,24 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.calibrate import engine_fits, engine_rows, step_fits
-from ooco_gym.calibrate import steps as compositions
+from ooco_gym.calibrate import engine_fits, step_fits
 from ooco_gym.calibrate.chip import chip_named
-from ooco_gym.calibrate.cleaning import Excluded, clean, complete, fastest_kernels
-from ooco_gym.calibrate.elementwise import canonical, with_bytes
 from ooco_gym.calibrate.fitting import errors
-from ooco_gym.calibrate.operators import FEW, FORMS, LAUNCH, OPERATORS, Fitted, fit, predict_unseen
+from ooco_gym.calibrate.operators import (
+    FEW,
+    FORMS,
+    LAUNCH,
+    OPERATORS,
+    Fitted,
+    canonical,
+    fit,
+    predict_unseen,
+    with_bytes,
+)
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
-from ooco_gym.calibrate.rows import Rows, counted
+from ooco_gym.calibrate.rows import Excluded, Rows, clean, complete, counted, fastest_kernels
 from ooco_gym.calibrate.sources import Found
-from ooco_gym.calibrate.steps import Steps
+from ooco_gym.calibrate.step_fits import Steps
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf.specs import ChipSpec, load_model
 from ooco_gym.perf.timing import kernels
@@ -191,10 +198,10 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: T
         return
     if found.composed:
         mine = [item for item in found.composed if result.device in item["file"]]
-        steps, notes = compositions.from_files(mine or found.composed, rows)
+        steps, notes = step_fits.from_files(mine or found.composed, rows)
         result.notes += notes if mine or steps else []
     if steps is None:
-        steps = compositions.compose(result.rows)
+        steps = step_fits.compose(result.rows)
     if steps is None or len(steps) < 4 * FEW:
         result.not_fitted.append("iterations: the measured operators make up no whole layer of a known model, so the "
                                  "roofline is fitted operator by operator")
@@ -242,13 +249,13 @@ def _fit_sampler(result: Calibration, rows: Rows) -> None:
     result.held_out["sampler"] = "nothing held out"
 
 
-def _fit_engine(result: Calibration, parts: list[engine_rows.EngineRows], model: str | None, tp: int, seed: int,
+def _fit_engine(result: Calibration, parts: list[engine_fits.EngineRows], model: str | None, tp: int, seed: int,
                 tell: Tell) -> None:
     served, grouped = [], {}
     for part in parts:
         grouped.setdefault((part.model, str(sorted(part.sizes.items())), part.tp), []).append(part)
     for members in grouped.values():
-        rows, dropped = engine_fits.clean(engine_rows.join(members))
+        rows, dropped = engine_fits.clean(engine_fits.join(members))
         result.excluded += [Excluded("iterations", reason, count, True, []) for reason, count in dropped.items()]
         name = model or rows.sizes or rows.model
         if not name:

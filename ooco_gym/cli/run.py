@@ -25,8 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from ooco_gym.cli.commands import PLAIN, Command
 from ooco_gym.cli.overrides import Request, check, is_glob
 from ooco_gym.cli.source import OocoSearchPath, OocoSource
-from ooco_gym.errors import UserError
-from ooco_gym.extras import EXTRAS
+from ooco_gym.errors import EXTRAS, UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table
 

@@ -23,8 +23,7 @@ from ooco_gym.envs.recording import (
     clock_of,
     names_of,
 )
-from ooco_gym.errors import UserError
-from ooco_gym.extras import EXTRAS
+from ooco_gym.errors import EXTRAS, UserError
 from ooco_gym.sim.state import PS_PER_S
 
 SPAN_S = 180.0  # of the past that is shown

@@ -1,9 +1,15 @@
 """How long does a batch take on a chip, and what fits? Specifications, roofline, cost tables (OOCO, section 3.3)."""
 
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.mixed import mixed_latency_ps
 from ooco_gym.perf.specs import ChipSpec, ModelSpec, list_chips, list_models, load_chip, load_model
-from ooco_gym.perf.table import CostTable, cost_table, decode_latency_ps, prefill_alone_ps, prefill_latency_ps
+from ooco_gym.perf.table import (
+           CostTable,
+           cost_table,
+           decode_latency_ps,
+           mixed_latency_ps,
+           prefill_alone_ps,
+           prefill_latency_ps,
+)
 from ooco_gym.perf.timing import list_timings
 
 __all__ = ["ChipSpec", "CostTable", "Deployment", "ModelSpec", "cost_table", "decode_latency_ps", "list_chips",

@@ -20,7 +20,7 @@ _COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2", "#
 
 
 def print_study(figures: dict[str, Any], note: str = "") -> None:
-    """Prints the figures of `ooco_gym.perf.study.study`, and a note below them."""
+    """Prints the figures of `ooco_gym.perf.command.study`, and a note below them."""
     console = Console()
     _decode_table(figures).show(console, unbroken=99)
     _prefill_table(figures).show(console)
@@ -120,7 +120,7 @@ def _shown_kinds(figures: dict[str, Any]) -> list[str]:
 
 
 def build_figure(figures: dict[str, Any]) -> Any:
-    """Draws the figures of `ooco_gym.perf.study.study` as a Plotly figure of six panels."""
+    """Draws the figures of `ooco_gym.perf.command.study` as a Plotly figure of six panels."""
     import plotly.graph_objects as go  # slow to import, and only needed here
     from plotly.subplots import make_subplots
 

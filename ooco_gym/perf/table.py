@@ -1,21 +1,24 @@
-"""Cost tables: an iteration's latency in O(1) from a batch's sums, in whole picoseconds."""
+"""Cost tables: an iteration's latency in O(1) from a batch's sums, in whole picoseconds; mixed iterations too."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.lines import CONTEXTS, exact_lines, fit_lines
 from ooco_gym.perf.timing import Attention, MeasuredAttention, Phase
 
 PS_PER_S = 1_000_000_000_000
 _SLOPE_SPAN = 1 << 20
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, by half octaves
+CONTEXTS = np.array([16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 65_536.0])
+"""Mean contexts, in tokens, at which a curve and its lines are compared."""
 
 
 class CostTable(NamedTuple):
@@ -203,3 +206,91 @@ def _lines_ps(lines: np.ndarray) -> np.ndarray:
     ps = np.rint(lines * PS_PER_S).astype(np.int64)
     ps[0] = 0
     return ps
+
+
+def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
+    """The lines of a roofline of at most two roofs, which are exact; None for any other form.
+
+    Args:
+        attention: of decode, in seconds.
+        batch: batch sizes, float64[n].
+
+    Returns:
+        float64[n, 4]: base, slope of the first line, base, slope of the second, over the sum of contexts.
+    """
+    roofs = attention.roofs_s
+    plain = np.isinf(attention.exponent) or len(roofs) == 1
+    if not plain or len(roofs) > 2 or attention.critical_s:
+        return None
+    lines = []
+    for roof in (roofs[0], roofs[-1]):
+        work, rows, context, requests = roof + attention.linear_s
+        lines += [attention.launch_s + (rows + requests) * batch, np.full(batch.shape, work + context)]
+    return np.stack(lines, axis=-1)
+
+
+def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float = 0.0) -> np.ndarray:
+    """The two lines whose maximum comes closest to a curve at `CONTEXTS`, for each batch size.
+
+    Candidates are the secants between neighbouring points and the level of the first point; the pair with the
+    smallest worst error wins, relative to the curve and to what a step takes beside it.
+
+    Args:
+        curve: seconds of a step, float64[n, len(CONTEXTS)], not falling with the context.
+        batch: batch sizes, float64[n], at least 1.
+        beside: seconds of the same step that are not in the curve, float64[n] or one for all.
+
+    Returns:
+        float64[n, 4], as `exact_lines`.
+    """
+    total = batch[:, None] * CONTEXTS
+    slopes = np.maximum(np.diff(curve, axis=1) / np.diff(total, axis=1), 0.0)
+    slopes = np.concatenate([np.zeros((len(batch), 1)), slopes], axis=1)
+    through = np.concatenate([[0], np.arange(len(CONTEXTS) - 1)])
+    bases = curve[:, through] - slopes * total[:, through]
+    values = bases[:, :, None] + slopes[:, :, None] * total[:, None, :]  # [n, candidates, contexts]
+    step = curve + np.broadcast_to(beside, batch.shape)[:, None]
+    best = np.full(len(batch), np.inf)
+    lines = np.zeros((len(batch), 4))
+    for i, j in combinations(range(slopes.shape[1]), 2):
+        worst = (np.abs(np.maximum(values[:, i], values[:, j]) - curve) / step).max(axis=1)
+        better = worst < best
+        best[better] = worst[better]
+        pair = np.stack([bases[:, i], slopes[:, i], bases[:, j], slopes[:, j]], axis=-1)
+        lines[better] = pair[better]
+    return lines
+
+
+def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
+                     context_tokens: ArrayLike, completed: ArrayLike | None = None) -> np.ndarray:
+    """What the simulator charges for iterations, in whole ps: linear layers together, attentions one after the other.
+
+    Args:
+        table: of the instance; its largest batch bounds the decodes with the prefills that end.
+        new_tokens: of each iteration's prefills, [n, prompts], tokens; 0 where there is none.
+        before: tokens of their prompts that are in memory already, [n, prompts].
+        decodes: requests that decode, [n].
+        context_tokens: sum of their contexts, the new tokens included, [n].
+        completed: prefills that end, [n]; None: all.
+
+    Returns:
+        int64[n]; an iteration without prefills is a decode step.
+    """
+    new, count = np.asarray(new_tokens, np.int64), np.asarray(decodes, np.int64)
+    total = np.asarray(context_tokens, np.int64)
+    rows = np.ceil(new / table.attention.tile) * table.attention.tile
+    context = np.where(new > 0, new + np.asarray(before, np.int64), 0)
+    work = (rows * (context - table.attention.causal * new)).sum(axis=1)
+    prompts = (new > 0).sum(axis=1)
+    sums = (work, rows.sum(axis=1), context.sum(axis=1), prompts)
+    attention = attention_ps(table, *(np.where(prompts > 0, one, 1.0) for one in sums))
+    heads = table.head_ps[(prompts if completed is None else np.asarray(completed, np.int64)) + count]
+    together = (dense_ps(table, new.sum(axis=1) + count) + heads + np.rint(attention).astype(np.int64)
+                + _steps_ps(table.attention_lines, count, total))
+    return np.where(prompts > 0, np.maximum(together, table.prefill_floor_ps),
+                    _steps_ps(table.decode_lines, count, total))
+
+
+def _steps_ps(lines: np.ndarray, decodes: np.ndarray, context: np.ndarray) -> np.ndarray:
+    base, slope, other, other_slope = lines[decodes].T
+    return np.maximum(base + slope * context, other + other_slope * context)

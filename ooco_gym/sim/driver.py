@@ -12,7 +12,7 @@ import numpy as np
 
 from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.errors import UserError
-from ooco_gym.perf.validity import validity_warnings, warn_once
+from ooco_gym.perf.deployment import validity_warnings, warn_once
 from ooco_gym.policy import Policy, policy_of
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s

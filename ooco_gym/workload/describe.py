@@ -22,6 +22,11 @@ DISPERSION_S = (1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 300.0)
 PEAK_S = (60.0, 420.0, 600.0, 3600.0)
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 0.999)
 FEWEST_WINDOWS = 8      # from which a spread between windows is worth a figure
+COUNT_WINDOWS_S = (0.5, 1.0, 3.0)
+MOST_REQUESTS, MOST_SPAN_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 12
+COLOURS = ("#0072B2", "#D55E00")
+POINTS = 400
+BINS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 def describe(sample: Sample) -> dict[str, Any]:
@@ -123,10 +128,6 @@ def _repeated(trace: Trace) -> float | None:
     return 1.0 - len(np.unique(values)) / len(values)
 
 
-COUNT_WINDOWS_S = (0.5, 1.0, 3.0)
-MOST_REQUESTS, MOST_SPAN_S, FEWEST_SEEDS, MOST_SEEDS = 2_000_000, 1_200_000.0, 4, 12
-
-
 @dataclass(frozen=True)
 class Likeness:
     """A generator beside a trace; all measured in the same way, the generator's over several seeds.
@@ -193,11 +194,6 @@ def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, most: int = M
         for window_s in COUNT_WINDOWS_S if runs and span_s >= 50 * window_s]
     return Likeness(ks(np.diff(arrival_s), gaps), float(np.mean(counts or [0.0])), tuple(w for w, _ in known),
                     tuple(value for _, value in known), tuple(model), len(runs))
-
-
-COLOURS = ("#0072B2", "#D55E00")
-POINTS = 400
-BINS_S = (1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 def write_page(samples: Sequence[Sample], title: str, path: Path,

@@ -17,6 +17,12 @@ _FEWEST_IN_HOUR = 20
 # Of the drift's variance a week's mean keeps this, because the week's last day fades into the next (`drift_at`):
 # ((6 + 2/pi)/7)^2 + (2/pi/7)^2.
 _KEPT = 0.907
+SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
+WIDEST = 1.5            # standard deviation of a log-intensity
+_POINTS = 600
+MOST_BINS = 6000
+BAUM_WELCH_ROUNDS = 40
+LARGEST_FACTOR = 1000.0
 
 
 def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
@@ -87,11 +93,6 @@ def find_batches(arrival_s: np.ndarray) -> float:
 def spread_batches(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:
     """Returns the arrivals as they may have been before they were let in together, float64[n] sorted."""
     return np.sort(arrival_s + batch_s * keyed_generator(seed, "fit/batches").random(len(arrival_s)))
-
-
-SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
-WIDEST = 1.5            # standard deviation of a log-intensity
-_POINTS = 600
 
 
 def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], bursts: Bursts | None,
@@ -205,11 +206,6 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
 
 def _rms(values: np.ndarray) -> float:
     return float(np.sqrt(np.mean(values**2)))
-
-
-MOST_BINS = 6000
-BAUM_WELCH_ROUNDS = 40
-LARGEST_FACTOR = 1000.0
 
 
 def find_bursts(counts: np.ndarray, bin_s: float) -> Bursts | None:

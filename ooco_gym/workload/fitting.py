@@ -41,6 +41,10 @@ BIN_S = (0.5, 2.0, 8.0)
 BETTER = 0.7                    # on/off is picked where its score is below this share of the Cox process's
 LONG_WINDOWS_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
 QUANTILES = (0.0, 0.001, 0.005, *(i / 100 for i in range(1, 100)), 0.995, 0.999, 1.0)
+MOST_COMPONENTS = 4
+NARROWEST = 0.03
+ROUNDS = 150
+MOST_TOKENS = 50_000
 
 
 @dataclass(frozen=True)
@@ -275,12 +279,6 @@ def _fit_lengths(sample: Sample, form: str, given: Mapping[str, Any],
 
 def _round(value: float, digits: int = 4) -> float:
     return float(f"{float(value):.{digits}g}")
-
-
-MOST_COMPONENTS = 4
-NARROWEST = 0.03
-ROUNDS = 150
-MOST_TOKENS = 50_000
 
 
 def fit_mixture(tokens: np.ndarray, seed: int) -> dict[str, Any]:

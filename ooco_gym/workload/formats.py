@@ -16,6 +16,10 @@ DATE = "a date and time such as 2023-11-16 18:15:46.680590"
 LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
 EPOCH_S = 1e8       # three years: later than any trace is long
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
+CLASSES = ("online", "offline")
+REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
+OPTIONAL = ("class", "ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
+_HASHES = "a list of whole numbers (in CSV with blanks between them)"
 
 
 @dataclass(frozen=True)
@@ -107,10 +111,6 @@ def output_tokens(table: Table, field: str, *, zero_allowed: bool) -> np.ndarray
     return table.integers(field, TOKENS, 1, MAX_TOKENS)
 
 
-CLASSES = ("online", "offline")
-REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("class", "ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
-_HASHES = "a list of whole numbers (in CSV with blanks between them)"
 _OWN_CLOCK = Clock("s", epoch=False)
 
 

@@ -32,6 +32,7 @@ _USE = ("path", "format", "scale", "rate_scale", "mix", "defaults")
 _KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "lengths", "length_correlation", "sharing",
          "peak_start_s")
 SPEC_KEYS = _NOTES + _USE + _KEYS
+MAX_REQUESTS = 100_000_000
 
 
 @dataclass(frozen=True)
@@ -148,9 +149,6 @@ def _sharing(section: Section, lengths: LengthModel) -> Chat | Groups | None:
     item = section.section("sharing")
     form = check_form(item)
     return parse_chat(item, lengths) if form == "chat" else parse_groups(item, form)
-
-
-MAX_REQUESTS = 100_000_000
 
 
 def generate(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str], *, start_s: float = 0.0,

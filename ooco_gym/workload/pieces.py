@@ -26,6 +26,14 @@ from ooco_gym.errors import UserError, nearest
 
 Column = Any  # pyarrow's ChunkedArray, or a plain list where a field's type changes from line to line
 Lines = Callable[[], Iterator[tuple[int, str]]]
+ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")
+PIECE_BYTES = 1 << 24
+PIECE_ROWS = 1 << 18
+LONGEST_LINE_BYTES = 1 << 26
+_TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
+_PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
+           b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
+_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
 
 
 class Table:
@@ -197,16 +205,6 @@ def _shown(value: object) -> str:
         return "NaN"
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")
-PIECE_BYTES = 1 << 24
-PIECE_ROWS = 1 << 18
-LONGEST_LINE_BYTES = 1 << 26
-_TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
-_PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
-           b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
-_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
 
 
 def read_pieces(path: Path) -> Iterator[Table]:

@@ -20,6 +20,8 @@ from ooco_gym.workload.trace import Trace
 if TYPE_CHECKING:
     import pyarrow.parquet
 
+_OWN = FORMATS["ooco_gym"]
+
 
 def list_formats() -> list[str]:
     """Returns the names of the known formats."""
@@ -88,9 +90,6 @@ def recognise(table: Table) -> TraceFormat:
 def _likeness(item: TraceFormat, found: set[str]) -> float:
     matched = sum(1.0 if column in found else 0.5 * bool(similar(column, found)) for column in item.required)
     return matched / len(item.required)
-
-
-_OWN = FORMATS["ooco_gym"]
 
 
 class TraceFile:

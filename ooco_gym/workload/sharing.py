@@ -29,6 +29,9 @@ FORMS = ("chat", "documents", "few_shot")
 GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
 _NUMBER_BITS = (1 << 63) - 1
+MOST_TURNS = 40
+_LONGEST = 2.0 * MOST_TURNS     # of a session, in think times: 40 turns are longer once in ten million times
+_GRID = (np.arange(4000) + 0.5) / 4000
 
 
 @dataclass(frozen=True)
@@ -139,11 +142,6 @@ def keyed_uniform(numbers: np.ndarray, seed: int, stream: str) -> np.ndarray:
     """Returns float64[n] in [0, 1): each depends on (its number int64, seed, stream) alone."""
     key = int(keyed_generator(seed, stream).integers(1 << 62))
     return (mixed(numbers, f"{stream}/{key}") >> 10) / float(1 << 53)
-
-
-MOST_TURNS = 40
-_LONGEST = 2.0 * MOST_TURNS     # of a session, in think times: 40 turns are longer once in ten million times
-_GRID = (np.arange(4000) + 0.5) / 4000
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,8 @@ SCHEMA_VERSION = 1
 METADATA = {"ooco_gym.trace": str(SCHEMA_VERSION)}
 ROW_GROUP = 131_072
 _ENDINGS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
+MERGED_ROWS = 1 << 20       # held while merging, over all runs
+_OPTIONAL = ("ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
@@ -174,10 +176,6 @@ def _with_joined_lists(table: Any) -> Any:
     lists = table["prefix_hashes"].combine_chunks()
     texts = pc.call_function("binary_join", [lists.cast(pa.list_(pa.string())), pa.scalar(" ")])
     return table.set_column(table.column_names.index("prefix_hashes"), "prefix_hashes", texts)
-
-
-MERGED_ROWS = 1 << 20       # held while merging, over all runs
-_OPTIONAL = ("ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
 
 
 @dataclass(frozen=True)

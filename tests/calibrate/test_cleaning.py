@@ -6,9 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ooco_gym.calibrate.cleaning import clean, fastest_kernels
-from ooco_gym.calibrate.elementwise import with_bytes
-from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.operators import with_bytes
+from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
 from ooco_gym.perf.specs import load_chip
 
 CHIP = load_chip("a100_80g")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ooco_gym.calibrate.error_table import error_rows, error_table
+from ooco_gym.calibrate.show import error_rows, error_table
 
 
 def panel(name: str, factors: np.ndarray) -> dict:

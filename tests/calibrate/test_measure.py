@@ -17,7 +17,7 @@ import pytest
 
 from ooco_gym.calibrate.measure import measure
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
-from ooco_gym.calibrate.measure.tables import ITERATIONS, REQUESTS, iteration_rows, write_timeseries
+from ooco_gym.calibrate.measure.run import ITERATIONS, REQUESTS, iteration_rows, write_timeseries
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 

@@ -11,8 +11,17 @@ import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.calibrate.measure.design import Limits, check, design, every_size, sizes
-from ooco_gym.calibrate.measure.load import burst, capacity_per_s, lengths, poisson
+from ooco_gym.calibrate.measure.design import (
+    Limits,
+    burst,
+    capacity_per_s,
+    check,
+    design,
+    every_size,
+    lengths,
+    poisson,
+    sizes,
+)
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 

@@ -16,7 +16,7 @@ from experiments.common import svg
 from experiments.common.markdown import number, signed, table
 from experiments.validity import load, page, papers
 from experiments.validity.section import PARTS
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.specs import load_chip, load_model

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment
-from ooco_gym.perf.describe import decode_saturation, describe_iteration, prefill_saturation
+from ooco_gym.perf.describe import colocated_throughput, decode_saturation, describe_iteration, prefill_saturation
 from ooco_gym.perf.reference import iteration_latency
-from ooco_gym.perf.throughput import colocated_throughput
 
 
 def deploy(chip: str = "ascend_910c", model: str = "qwen2_5_7b", **values) -> Deployment:

@@ -7,16 +7,16 @@ import warnings
 import pytest
 from perf_chips import deploy
 
-from ooco_gym.perf import validity
+from ooco_gym.perf.deployment import validity_warnings, warn_once
 
 RANGE = {"max_batch": 256, "max_tokens": 16_384, "max_context": 131_072, "tp": [1, 2]}
 
 
 def test_within_the_range_nothing_is_said():
     deployment = deploy("extended", validity=RANGE)
-    assert validity.validity_warnings(deployment, max_batch=256, max_tokens=16_384, max_context=131_072) == []
-    assert validity.validity_warnings(deployment) == []
-    assert validity.validity_warnings(deploy("ooco"), max_batch=1e9, max_tokens=1e9, max_context=1e9) == []
+    assert validity_warnings(deployment, max_batch=256, max_tokens=16_384, max_context=131_072) == []
+    assert validity_warnings(deployment) == []
+    assert validity_warnings(deploy("ooco"), max_batch=1e9, max_tokens=1e9, max_context=1e9) == []
 
 
 @pytest.mark.parametrize(("sizes", "sentence"), [
@@ -26,27 +26,27 @@ def test_within_the_range_nothing_is_said():
 ])
 def test_each_size_beyond_is_a_sentence(sizes, sentence):
     for timing in ("ooco", "extended"):
-        (found,) = validity.validity_warnings(deploy(timing, validity=RANGE), **sizes)
+        (found,) = validity_warnings(deploy(timing, validity=RANGE), **sizes)
         assert found.startswith("chip 'h200_kernels': ") and sentence in found
 
 
 def test_a_degree_that_was_not_measured_is_a_sentence():
-    (found,) = validity.validity_warnings(deploy("extended", tp=4, validity=RANGE))
+    (found,) = validity_warnings(deploy("extended", tp=4, validity=RANGE))
     assert "fitted for tp=1, 2; tp=4 is extrapolated" in found
 
 
 def test_measured_timing_says_what_stands_in():
-    (found,) = validity.validity_warnings(deploy("measured"))
+    (found,) = validity_warnings(deploy("measured"))
     assert "not measured for model 'llama_3_1_8b' at tp=1, so timing=extended stands in: all operators" in found
-    (found,) = validity.validity_warnings(deploy("measured", extended=None))
+    (found,) = validity_warnings(deploy("measured", extended=None))
     assert "so timing=ooco stands in" in found
 
 
 def test_each_sentence_is_given_once(monkeypatch):
-    monkeypatch.setattr(validity, "_said", set())
+    monkeypatch.setattr("ooco_gym.perf.deployment._said", set())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        validity.warn_once(["first", "second"])
-        validity.warn_once(["second", "third"])
+        warn_once(["first", "second"])
+        warn_once(["second", "third"])
     assert [str(one.message) for one in caught] == ["first", "second", "third"]
     assert {one.category for one in caught} == {UserWarning}

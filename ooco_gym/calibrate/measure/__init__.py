@@ -1,8 +1,8 @@
 """`ooco-gym calibrate measure engine=NAME`: times of one's own serving engine, iteration by iteration.
 
 The engine lives in a Python of its own. `interpreter` starts a driver there (`scripts/engine_driver`, which knows
-nothing of ooco-gym), `design` says which batches it runs, `load` which requests it serves, `tables` what is written;
-`run` puts them in order.
+nothing of ooco-gym), `design` says which batches it runs and which requests it serves; `run` puts them in order and
+writes what was measured.
 """
 
 from __future__ import annotations

@@ -2,25 +2,45 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-from ooco_gym.calibrate.measure import load, tables
-from ooco_gym.calibrate.measure.design import Limits, design, every_size
+from ooco_gym.calibrate.measure.design import Limits, burst, capacity_per_s, check_load, design, every_size, poisson
 from ooco_gym.calibrate.measure.design import check as check_design
-from ooco_gym.calibrate.measure.interpreter import Driver, find_python
-from ooco_gym.calibrate.measure.random_model import write_random_model
+from ooco_gym.calibrate.measure.interpreter import Driver, find_python, write_random_model
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
+from ooco_gym.files import atomic_write, write_json
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
+
 SCHEMA = "ooco-gym/measure/1"
+VERSION = "ooco-gym/iterations/1"
+_CHUNKS = pa.list_(pa.int32())
+ITERATIONS = pa.schema([
+    ("n_decode", pa.int32()), ("decode_context_sum", pa.int64()),
+    ("n_prefill", pa.int32()), ("prefill_tokens", pa.int32()), ("prefill_context_sum", pa.int64()),
+    ("prefill_work", pa.int64()), ("prefill_q", _CHUNKS), ("prefill_kv", _CHUNKS),
+    ("tokens", pa.int32()), ("sequences_sampled", pa.int32()), ("n_admitted", pa.int32()),
+    ("time_us", pa.float64()), ("schedule_us", pa.float64()), ("forward_us", pa.float64()),
+    ("update_us", pa.float64()), ("admission_us", pa.float64()),
+    ("began_s", pa.float64()), ("running", pa.int32()), ("waiting", pa.int32()), ("free_blocks", pa.int32()),
+    ("preempted", pa.int32()), ("repeat", pa.int32()), ("label", pa.string()),
+    ("engine", pa.string()), ("model", pa.string()), ("device", pa.string()), ("threads", pa.int32()),
+])
+REQUESTS = pa.schema([
+    ("arrival_s", pa.float64()), ("prompt_tokens", pa.int32()), ("output_tokens", pa.int32()),
+    ("queued_s", pa.float64()), ("scheduled_s", pa.float64()), ("first_token_s", pa.float64()),
+    ("last_token_s", pa.float64()),
+])
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -49,7 +69,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 def measure(plan: dict[str, Any], out: Path) -> dict[str, Any]:
     """Measures by `plan`, a mapping like `conf/engine/vllm.yaml`; the rest is as `main` has it."""
     check_design(plan["design"])
-    load.check(plan["serve"])
+    check_load(plan["serve"])
     python = find_python(plan["python"])
     settings = dict(plan["settings"])
     out.mkdir(parents=True, exist_ok=True)
@@ -91,7 +111,7 @@ class Measurement:
             if capacity is not None and (number < passes - 1 or passes == 1):
                 for name, share in loads.items():
                     self._serve(name, share * capacity)
-        tables.write_table(self.out / "iterations.parquet", self.rows, tables.ITERATIONS)
+        write_table(self.out / "iterations.parquet", self.rows, ITERATIONS)
         for name in loads:
             self._write_load(name)
         facts = self._facts(capacity)
@@ -116,24 +136,24 @@ class Measurement:
     def _pass(self, number: int) -> None:
         steps = self._ask(f"pass {number + 1}", {"do": "cases", "cases": self._cases()})["steps"]
         measured = [step for step in steps if step["label"] != "drain"]
-        self.rows += tables.iteration_rows(measured, self.engine, number)
+        self.rows += iteration_rows(measured, self.engine, number)
 
     def _capacity(self) -> float:
-        requests = load.burst(self.plan["serve"], self.limits.max_model_len, self.draws)
-        return load.capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
+        requests = burst(self.plan["serve"], self.limits.max_model_len, self.draws)
+        return capacity_per_s(self._ask("capacity", {"do": "serve", "requests": requests})["requests"])
 
     def _serve(self, name: str, rate_per_s: float) -> None:
         """Serves a load for a while; in its files, that while begins a second after the one before has ended."""
-        requests = load.poisson(self.plan["serve"], rate_per_s, self.limits.max_model_len, self.draws)
+        requests = poisson(self.plan["serve"], rate_per_s, self.limits.max_model_len, self.draws)
         answer = self._ask(name, {"do": "serve", "requests": requests})
         part = self.loads.setdefault(name, Load(rate_per_s))
-        part.add(tables.iteration_rows(answer["steps"], self.engine, part.repeats), answer["requests"])
+        part.add(iteration_rows(answer["steps"], self.engine, part.repeats), answer["requests"])
 
     def _write_load(self, name: str) -> None:
         folder, part = self.out / "serve" / name, self.loads[name]
-        tables.write_table(folder / "iterations.parquet", part.rows, tables.ITERATIONS)
-        tables.write_table(folder / "requests.parquet", part.records, tables.REQUESTS)
-        tables.write_timeseries(folder / "timeseries.csv", part.rows, self.engine["num_blocks"])
+        write_table(folder / "iterations.parquet", part.rows, ITERATIONS)
+        write_table(folder / "requests.parquet", part.records, REQUESTS)
+        write_timeseries(folder / "timeseries.csv", part.rows, self.engine["num_blocks"])
         self.serving[name] = {"rate_per_s": part.rate_per_s, **served(part.records)}
         write_json(folder / "engine.json", {**self.engine, "measured": self.serving[name]})
 
@@ -190,3 +210,41 @@ def _last_cpus(count: int | None) -> list[int] | None:
     if not isinstance(count, int) or count < 1:
         raise UserError(f"engine.cpus={count} must be a whole number of at least 1, or null for no pinning")
     return there[-count:]
+
+
+def iteration_rows(steps: list[dict[str, Any]], engine: dict[str, Any], repeat: int = 0) -> list[dict[str, Any]]:
+    """The driver's iterations with the sums that timing depends on; `repeat` numbers the pass."""
+    same = {key: engine[key] for key in ("engine", "model", "device", "threads")}
+    rows = []
+    for step in steps:
+        q = np.array([chunk[0] for chunk in step["chunks"]], np.int64)
+        kv = np.array([chunk[1] for chunk in step["chunks"]], np.int64)
+        sums = {"n_prefill": q.size, "prefill_tokens": int(q.sum()), "prefill_context_sum": int(kv.sum()),
+                "prefill_work": int((q * kv).sum()), "prefill_q": q.tolist(), "prefill_kv": kv.tolist(),
+                "tokens": int(q.sum()) + step["n_decode"], "repeat": repeat}
+        rows.append({**{key: step[key] for key in ITERATIONS.names if key in step}, **sums, **same})
+    return rows
+
+
+def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
+    """Writes rows as Parquet; what a row has beyond the schema is left out, what it lacks is null."""
+    table = pa.Table.from_pylist(rows, schema=schema.with_metadata({"schema": VERSION}))
+    with atomic_write(path) as temporary:
+        pq.write_table(table, temporary, compression="zstd")
+
+
+def write_timeseries(path: Path, rows: list[dict[str, Any]], num_blocks: int) -> None:
+    """Once a second: prompt and generation throughput, requests running and waiting, KV use in percent."""
+    ends = np.array([row["began_s"] + 1e-6 * row["time_us"] for row in rows])
+    seconds = np.floor(ends).astype(np.int64)
+    with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["t", "prompt_throughput", "gen_throughput", "running", "waiting", "kv_cache_pct"])
+        last = None
+        for second in range(int(seconds.max()) + 1 if rows else 0):
+            inside = [rows[i] for i in np.flatnonzero(seconds == second)]
+            last = inside[-1] if inside else {"running": 0, "waiting": 0, "free_blocks": num_blocks - 1}
+            used = 100.0 * (1.0 - last["free_blocks"] / max(1, num_blocks - 1))
+            writer.writerow([second + 1.0, sum(row["prefill_tokens"] for row in inside),
+                             sum(row["sequences_sampled"] for row in inside), last["running"], last["waiting"],
+                             round(used, 2)])

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.tables import Frame, is_table
 from ooco_gym.errors import UserError

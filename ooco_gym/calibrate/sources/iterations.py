@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import plain
 from ooco_gym.calibrate.tables import Frame
 from ooco_gym.errors import UserError

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ooco_gym.calibrate.engine_rows import EngineRows
+from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import NUMBERS, TEXTS, Rows
 from ooco_gym.calibrate.tables import Frame
 

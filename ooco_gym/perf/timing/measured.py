@@ -9,8 +9,7 @@ import numpy as np
 
 from ooco_gym.perf.timing import extended, kernels, ooco
 from ooco_gym.perf.timing._base import Linear, MeasuredAttention, OperatorCost, Phase, Shard, TimingForm
-from ooco_gym.perf.timing._curves import Curve, Surface
-from ooco_gym.perf.timing._measurements import Layer, Measurements, measurements
+from ooco_gym.perf.timing._measurements import Curve, Layer, Measurements, Surface, measurements
 from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears
 
