@@ -70,7 +70,7 @@ def write_engine(figures: Figures) -> str:
         header += [f"{TITLES[key]} median, ms, real / simulated", "error", "error of the mean"]
     said = (f"{engine['engine']} serving a small model of random weights ({machine}), measured by `ooco-gym calibrate "
             "measure`, fitted to designed batches, and simulated on the very requests that it served in real time "
-            "(`ooco-gym experiment engine_chain`; [measuring.md](measuring.md)).")
+            "(`ooco-gym experiment engine_chain`; [measuring an engine](measuring.md)).")
     if figures["held_out"] and "mape" in figures["held_out"]:
         said += f" Iterations of passes that the fit had not seen: MAPE {percent(figures['held_out']['mape'])}."
     if figures["earlier"]:

@@ -34,7 +34,7 @@ table says otherwise they are errors on what the fit had not seen.
 
 **To regenerate:** `make validity OOCO_GYM_DATA=FOLDER` (minutes on two cores), or \
 `python -m experiments.validity data=FOLDER out=docs` for all, `only=NAME` for one section. FOLDER holds `profiles/`, \
-`traces/` and `runs/` ([calibration.md](calibration.md), [traces.md](traces.md)); a section whose data are not there \
+`traces/` and `runs/` ([calibration](calibration.md), [trace files](traces.md)); a section whose data are not there \
 keeps its last figures and says so. Every figure is in `results/validity/*.json`."""
 
 
