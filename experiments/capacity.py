@@ -15,7 +15,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from experiments.common.output import write_page
 from experiments.common.peaks import PeakPlan, peak_entry
 from experiments.common.policies import base_policy, names_of, seeds_of
 from experiments.common.runner import Jobs
@@ -37,7 +36,7 @@ from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import label
 from ooco_gym.protocol import SEEDS, WINDOW_S
-from ooco_gym.report import console, show_notes
+from ooco_gym.report import console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import workload_name
 
@@ -84,8 +83,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     notes = notes_of(float(options["duration_s"]), seeds_of(options["seeds"]))
     show_notes(notes)
     if rows:
-        figure = capacity_figure(rows, f"{place}: sustainable offline load", options["limits"]["violations"])
-        write_page(figure, Path(options["out"]) / "capacity.html")
+        write_figure(Path(options["out"]) / "capacity.html", capacity_figure(rows, options["limits"]["violations"]),
+                     f"{place}: sustainable offline load")
     return {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
             "window_s": float(options["duration_s"]), "notes": notes, "results": rows,
             "peaks": peaks, "simulations": jobs.asked, "simulated_anew": jobs.simulated}
@@ -258,12 +257,11 @@ def _capacity_cells(row: Mapping[str, Any]) -> list[str]:
 DASHES = {"first_token": "solid", "first_decode": "dash"}
 
 
-def capacity_figure(rows: Sequence[dict[str, Any]], title: str, limit: float) -> Any:
+def capacity_figure(rows: Sequence[dict[str, Any]], limit: float) -> Any:
     """Violation rate and offline throughput against the offline rate, one curve for each policy and TPOT definition.
 
     Args:
         rows: `results[]` of `capacity`, with their curves.
-        title: what was measured.
         limit: the violation rate that ends the sustainable range.
     """
     from plotly.subplots import make_subplots
@@ -285,8 +283,7 @@ def capacity_figure(rows: Sequence[dict[str, Any]], title: str, limit: float) ->
     figure.add_hline(y=100 * limit, line_dash="dot", line_color="#888", row=1, col=1)  # type: ignore[arg-type]
     figure.update_yaxes(range=[0, 400 * limit], row=1, col=1)
     figure.update_xaxes(title_text="offline requests per second", row=2, col=1)
-    figure.update_layout(title=title, template="plotly_white", height=800)
-    return figure
+    return layout(figure, 800, "side")
 
 
 def _range(low: float | None, high: float | None) -> str:

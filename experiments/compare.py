@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.output import write_page
+from experiments.common.output import bars
 from experiments.common.policies import base_policy, baseline_of, names_of, seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -22,7 +22,7 @@ from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.report import console, show_notes
+from ooco_gym.report import console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import workload_name
 
@@ -60,7 +60,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
     compare_table(rows, baseline, title, _caption(rows, summaries))
     show_notes([f"{note}."] if note else [])
-    write_page(compare_figure(rows, metrics, baseline, title), Path(options["out"]) / "compare.html")
+    write_figure(Path(options["out"]) / "compare.html", compare_figure(rows, metrics, baseline), title)
     return {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "scenario": scenario.describe(),
             "results": rows, "runs": summaries}
 
@@ -160,7 +160,7 @@ def _interval(low: float | None, high: float | None, sign: str = "") -> str:
     return "" if _missing(low) else f"{_figure(low, sign)} to {_figure(high, sign)}"
 
 
-def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], baseline: str, title: str) -> Any:
+def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], baseline: str) -> Any:
     """Paired differences against one policy with their intervals, one panel for each metric."""
     from plotly.subplots import make_subplots
 
@@ -172,9 +172,6 @@ def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], basel
         figure.add_scatter(
             x=[row["difference"] for row in shown], y=[row["policy"] for row in shown], mode="markers",
             marker={"size": 10, "color": COLOURS[0]}, showlegend=False, row=place, col=1,
-            error_x={"type": "data", "symmetric": False,
-                     "array": [(row["difference_high"] or row["difference"]) - row["difference"] for row in shown],
-                     "arrayminus": [row["difference"] - (row["difference_low"] or row["difference"]) for row in shown]})
+            error_x=bars(shown, "difference", "difference_low", "difference_high"))
         figure.add_vline(x=0, line_dash="dot", line_color="#888", row=place, col=1)  # type: ignore[arg-type]
-    figure.update_layout(title=title, template="plotly_white", height=170 * len(metrics) + 120)
-    return figure
+    return layout(figure, 170 * len(metrics) + 120, legend=False)

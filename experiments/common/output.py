@@ -1,59 +1,60 @@
-"""What commands and studies show and write: tables in the terminal, pages with a marked part, Plotly pages."""
+"""What studies show and write beside `ooco_gym.report`: figures over seeds, and pages that a person writes, too."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
-from ooco_gym.report.terminal import progress
+from ooco_gym.metrics.statistics import interval
+from ooco_gym.report import Column, error_bars, with_interval
+from ooco_gym.report.tables import TO, Form
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from experiments.common.runner import Jobs
-
-NO_TERMINAL_WIDTH = 160
+END = "<!-- end of results -->"
 
 
-@contextmanager
-def waiting(what: str, jobs: Jobs) -> Iterator[None]:
-    """Shows how many simulations have been asked for and are done, while the body runs."""
-    over = threading.Event()
-    with progress(what) as bar:
-
-        def follow() -> None:
-            while not over.wait(0.25):
-                bar.text(f"{what}: {jobs.finished} of {jobs.asked} simulations asked for so far")
-
-        thread = threading.Thread(target=follow, daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            over.set()
-            thread.join()
+# --- Figures over seeds ---------------------------------------------------------------------------------------------
+def spread(values: Any) -> dict[str, Any]:
+    """Mean, 95 % interval over seeds (`low`, `high`), and the values themselves."""
+    values = np.asarray(values, float)
+    mean, low, high = interval(np.where(np.isfinite(values), values, np.nan))
+    return {"mean": mean, "low": low, "high": high, "values": values.tolist()}
 
 
-def console() -> Console:
-    """Where tables are printed: as wide as the terminal, wide enough for them where there is none."""
-    from rich.console import Console
-
-    screen = Console()
-    return screen if screen.is_terminal else Console(width=NO_TERMINAL_WIDTH)
+def spread_column(head: str, key: str, form: Form) -> Column:
+    """The column of a `spread`, `mean (low to high)`."""
+    return Column(head, key, lambda one: with_interval(one["mean"], one["low"], one["high"], form, TO))
 
 
-def show_notes(notes: Sequence[str]) -> None:
-    """Prints what a reader should not overlook, one line each."""
-    for note in notes:
-        console().print(f"[yellow]note[/yellow] {note}", highlight=False)
+def bars(rows: Sequence[Mapping[str, Any]], mean: str, low: str, high: str) -> dict[str, Any] | None:
+    """Plotly's error bars of a figure of rows: the keys of its mean and of the ends of its interval."""
+    return error_bars([row[mean] for row in rows], [row[low] for row in rows], [row[high] for row in rows])
 
 
+def offline_tokens(run: Mapping[str, Any]) -> float:
+    """Prompt and output tokens of the offline requests that a run completed, a second."""
+    return run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
+
+
+def rounded(value: Any, without: str | None = None) -> Any:
+    """Figures to six digits, JSON-able, with text keys, without the items of one key: more would only make differences
+    of nothing in what is kept beside a page."""
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(key): rounded(item, without) for key, item in value.items() if key != without}
+    if isinstance(value, (list, tuple)):
+        return [rounded(item, without) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value
+
+
+# --- Pages ----------------------------------------------------------------------------------------------------------
 def check_page(key: str, page: Any) -> None:
     """Refuses a page that cannot be written, before hours of work are done for it.
 
@@ -65,16 +66,15 @@ def check_page(key: str, page: Any) -> None:
         raise UserError(f"{key}={page} {what}; expected a Markdown file, such as {key}=results.md")
 
 
-def merged(path: Path, title: str, results: str, marks: tuple[str, str]) -> str:
+def merged(path: Path, title: str, results: str, begin: str, end: str = END) -> str:
     """The page with new results: what a person wrote outside the marked part stays.
 
     Args:
         path: the page; it need not be there yet.
         title: of a new page.
         results: what comes between the marks, Markdown.
-        marks: the lines before and after it. A page that lacks one gets the marked part at its end.
+        begin, end: the lines before and after it. A page that lacks one gets the marked part at its end.
     """
-    begin, end = marks
     block = f"{begin}\n\n{results}\n\n{end}"
     if not path.is_file():
         return f"# {title}\n\n{block}\n"
@@ -85,10 +85,9 @@ def merged(path: Path, title: str, results: str, marks: tuple[str, str]) -> str:
     return before + block + rest.split(end, 1)[1]
 
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#000000")
-
-
-def write_page(figure: Any, path: str | os.PathLike[str]) -> None:
-    """Writes a Plotly figure as one HTML file that needs no network, atomically."""
-    with atomic_write(path) as temporary:
-        figure.write_html(temporary, include_plotlyjs=True, full_html=True)
+def write_texts(texts: Mapping[Path, str]) -> list[Path]:
+    """Writes text files, each atomically; returns their paths."""
+    for path, text in texts.items():
+        with atomic_write(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return list(texts)

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.output import write_page
+from experiments.common.output import bars
 from experiments.common.policies import names_of, seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, interval_words
-from ooco_gym.report import console, show_notes
+from ooco_gym.report import console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
@@ -134,12 +134,11 @@ PANELS = {"normalized_latency_s": "normalised latency, s", "best_effort_per_s": 
           "ttft_attainment": "TTFT kept", "tpot_attainment": "TPOT kept"}
 
 
-def bros_figure(rows: Sequence[Mapping[str, Any]], said: str) -> Any:
+def bros_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
     """A row of panels for each cluster and workload, a curve for each policy, seeds' intervals as bars.
 
     Args:
         rows: `results[]` of the study.
-        said: what the intervals are, under the title.
     """
     from plotly.subplots import make_subplots
 
@@ -156,20 +155,10 @@ def bros_figure(rows: Sequence[Mapping[str, Any]], said: str) -> Any:
                     x=[row["rate"] for row in mine], y=[row[name] for row in mine], name=policy, legendgroup=policy,
                     showlegend=line == column == 1, mode="lines+markers", row=line, col=column,
                     line={"color": COLOURS[policies.index(policy) % len(COLOURS)]},
-                    error_y=_bars(mine, name))
+                    error_y=bars(mine, name, f"{name}_low", f"{name}_high"))
             figure.update_xaxes(title_text="real-time requests/s", row=line, col=column)
         figure.update_yaxes(type="log", row=line, col=1)
-    title = {"text": "BROS beside its baselines", "subtitle": {"text": said}}
-    figure.update_layout(title=title, template="plotly_white", height=330 * len(places) + 120)
-    return figure
-
-
-def _bars(rows: Sequence[Mapping[str, Any]], name: str) -> dict[str, Any] | None:
-    """Intervals of a figure as bars; None where one seed gives none."""
-    if not any(math.isfinite(row[f"{name}_low"]) for row in rows):
-        return None
-    return {"type": "data", "symmetric": False, "array": [row[f"{name}_high"] - row[name] for row in rows],
-            "arrayminus": [row[name] - row[f"{name}_low"] for row in rows]}
+    return layout(figure, 330 * len(places) + 120, "side", top=90)
 
 
 SCHEMA = "ooco-gym/bros/1"
@@ -220,7 +209,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             differences += [{"cluster": cluster, "workload": workload, **change_of(mine, *pair, options["rates"])}
                             for pair in pairs_of(policies)]
     show(rows, differences, interval_words(len(seeds)))
-    write_page(bros_figure(rows, interval_words(len(seeds))), Path(str(cfg.out)) / "bros.html")
+    write_figure(Path(str(cfg.out)) / "bros.html", bros_figure(rows), "BROS beside its baselines",
+                 interval_words(len(seeds)))
     return {"schema": SCHEMA, "seeds": list(seeds), "batch": options["batch"], "results": rows, "changes": differences,
             "paper": PAPER}
 

@@ -6,30 +6,29 @@ processor time of a decision (cost).
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from baselines.echo_estimator import DECODE_FORMS, PREFILL_FORMS, fit
-from experiments.common.markdown import table as markdown_table
-from experiments.common.output import check_page, merged, write_page
+from experiments.common.output import bars, check_page, merged, offline_tokens, rounded, spread, write_texts
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.svg import Axis, Panel, Series, draw
-from experiments.studies.field_page import rounded
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write, write_json
-from ooco_gym.metrics.statistics import interval, interval_words
+from ooco_gym.files import write_json
+from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import cache_folder
 from ooco_gym.perf import cost_table
-from ooco_gym.report import console
+from ooco_gym.report import Column, Table, as_text, console, layout, percent, with_interval, write_figure
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.report.tables import TO, Form
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
@@ -108,20 +107,15 @@ def load_alone(jobs: Jobs, scenario: Scenario, violations: float, seed: int) -> 
 
 
 # --- Figures of runs ------------------------------------------------------------------------------------------------
-def tokens(run: Mapping[str, Any]) -> float:
-    """Prompt and output tokens of the offline requests that were completed, a second."""
-    return run["offline"]["prompt_tokens_per_s"] + run["offline"]["output_tokens_per_s"]
-
-
 def row_of(runs: Summaries, base: Summaries) -> dict[str, Any]:
     """A variant's figures: means with intervals over seeds, and ratios to the baseline on the same seeds."""
     online, offline = ([run[key] for run in runs] for key in ("online", "offline"))
     work = np.array([one["reference_gpu_s_per_s"] for one in offline])
     window_s = runs[0]["window_s"]
     return {
-        "tokens_per_s": spread([tokens(run) for run in runs]),
+        "tokens_per_s": spread([offline_tokens(run) for run in runs]),
         "requests_per_s": spread([one["finished"] / window_s for one in offline]),
-        "speed_up": spread(np.array([tokens(run) for run in runs]) / [tokens(run) for run in base]),
+        "speed_up": spread(np.array([offline_tokens(run) for run in runs]) / [offline_tokens(run) for run in base]),
         "work_speed_up": spread(work / [run["offline"]["reference_gpu_s_per_s"] for run in base]),
         "hit_rate": spread([one["hit_rate"] or 0.0 for one in offline]),
         **{key: spread([one[key] for one in online]) for key in (
@@ -130,12 +124,6 @@ def row_of(runs: Summaries, base: Summaries) -> dict[str, Any]:
         "evictions": spread([one["evictions"] for one in offline]),
         "wasted_tokens_per_s": spread([one["wasted_tokens_per_s"] for one in offline]),
     }
-
-
-def spread(values: Any) -> dict[str, Any]:
-    """Mean, 95 % interval over seeds, and the values themselves."""
-    mean, low, high = interval(np.asarray(values, float))
-    return {"mean": mean, "low": low, "high": high, "values": [float(value) for value in values]}
 
 
 def with_load(bench: Bench, scale: float) -> Bench:
@@ -186,7 +174,6 @@ def curves_of(run: Run) -> dict[str, list[float | None]]:
 
 
 Row = Mapping[str, Any]
-Column = tuple[str, Callable[[Row], str]]
 NAMES = {"echo_bs": "BS", "echo_bs_e": "BS+E", "echo_bs_e_s": "BS+E+S", "echo": "BS+E+S+M (Echo)"}
 TITLES = {
     "estimator": "Estimator: mean absolute error (bias) on batches drawn apart (the paper gives none)",
@@ -205,57 +192,42 @@ def name_of(policy: str) -> str:
     return f"{NAMES.get(base, base)}{f' ({changed})' if changed else ''}"
 
 
-def share(value: float | None) -> str:
-    """A share in percent."""
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
+def _of(head: str, key: str, form: Form) -> Column:
+    """A mean with its interval over seeds, alone where both ends read alike."""
+
+    def written(one: Row) -> str:
+        low, high = one["low"], one["high"]
+        alike = as_text(low, form) == as_text(high, form)
+        return with_interval(one["mean"], None if alike else low, high, form, TO)
+
+    return Column(head, key, written)
 
 
-def twice(value: float) -> str:
-    """A ratio."""
-    return f"{value:.2f}"
+def _mean(head: str, key: str, form: Form) -> Column:
+    return Column(head, lambda row: row[key]["mean"], form)
 
 
-def whole(value: float) -> str:
-    """A number without digits behind the point."""
-    return f"{value:,.0f}"
+def _error(kind: str) -> Column:
+    return Column(kind, lambda row: f"{SHARE(row[f'{kind}_mape'])} ({100 * row[f'{kind}_bias']:+.1f} %)")
 
 
-def over_seeds(one: Row, write: Callable[[float], str]) -> str:
-    """A mean with its interval over seeds."""
-    if not math.isfinite(one["low"]) or write(one["low"]) == write(one["high"]):
-        return write(one["mean"])
-    return f"{write(one['mean'])} ({write(one['low'])} to {write(one['high'])})"
-
-
-def _of(key: str, write: Callable[[float], str]) -> Callable[[Row], str]:
-    return lambda row: over_seeds(row[key], write)
-
-
-def _mean(key: str, write: Callable[[float], str]) -> Callable[[Row], str]:
-    return lambda row: write(row[key]["mean"])
-
-
-def _error(kind: str) -> Callable[[Row], str]:
-    return lambda row: f"{share(row[f'{kind}_mape'])} ({100 * row[f'{kind}_bias']:+.1f} %)"
-
-
-VARIANT: Column = ("variant", lambda row: name_of(row["policy"]))
-FIGURES: tuple[Column, ...] = (
-    ("offline tokens/s", _of("tokens_per_s", whole)), ("× BS", _of("speed_up", twice)),
-    ("× BS by work", _of("work_speed_up", twice)), ("hit rate", _mean("hit_rate", share)),
-    ("TTFT kept", _mean("ttft_attainment", share)), ("TPOT kept", _mean("tpot_attainment", share)),
-    ("D(n) kept", _mean("deadline_attainment", share)), ("preempted", _mean("evictions", whole)),
-    ("recomputed tokens/s", _mean("wasted_tokens_per_s", whole)))
+SHARE = partial(percent, digits=1)
+VARIANT = Column("variant", "policy", name_of)
+FIGURES = (
+    VARIANT, _of("offline tokens/s", "tokens_per_s", ",.0f"), _of("× BS", "speed_up", ".2f"),
+    _of("× BS by work", "work_speed_up", ".2f"), _mean("hit rate", "hit_rate", SHARE),
+    _mean("TTFT kept", "ttft_attainment", SHARE), _mean("TPOT kept", "tpot_attainment", SHARE),
+    _mean("D(n) kept", "deadline_attainment", SHARE), _mean("preempted", "evictions", ",.0f"),
+    _mean("recomputed tokens/s", "wasted_tokens_per_s", ",.0f"))
 COLUMNS: dict[str, Sequence[Column]] = {
-    "estimator": (("T_p", lambda row: row["prefill_form"]), ("T_d", lambda row: row["decode_form"]),
-                  ("prefill", _error("prefill")), ("decode", _error("decode")), ("mixed", _error("mixed")),
-                  ("lam", lambda row: twice(row["overlap"]))),
-    "ablation": (VARIANT, *FIGURES),
-    "hit_rate": (VARIANT, ("whole time", _of("hit_rate", share)), ("trough", _of("hit_rate_trough", share)),
-                 ("peak", _of("hit_rate_peak", share))),
-    "readings": (VARIANT, *FIGURES),
-    "cost": (VARIANT, ("waiting", lambda row: whole(row["waiting"])), ("iterations", lambda row: whole(
-        row["iterations"])), ("µs an iteration", lambda row: f"{row['us']:.1f}")),
+    "estimator": (Column("T_p", "prefill_form"), Column("T_d", "decode_form"), _error("prefill"), _error("decode"),
+                  _error("mixed"), Column("lam", "overlap", ".2f")),
+    "ablation": FIGURES,
+    "hit_rate": (VARIANT, _of("whole time", "hit_rate", SHARE), _of("trough", "hit_rate_trough", SHARE),
+                 _of("peak", "hit_rate_peak", SHARE)),
+    "readings": FIGURES,
+    "cost": (VARIANT, Column("waiting", "waiting", ",.0f"), Column("iterations", "iterations", ",.0f"),
+             Column("µs an iteration", "us", ".1f")),
 }
 
 
@@ -270,30 +242,21 @@ def blocks(part: str, result: Any) -> list[tuple[str, Sequence[Row]]]:
              [row for row in result if (row["load"], row["dataset"]) == (load, dataset)]) for load, dataset in keys]
 
 
-def cells(part: str, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of one table."""
-    columns = COLUMNS[part]
-    return [name for name, _ in columns], [[write(row) for _, write in columns] for row in rows]
+def tables_of(part: str, result: Any) -> list[Table]:
+    """A part's tables, with their titles."""
+    return [replace(Table.of(COLUMNS[part], rows, title), align="") for title, rows in blocks(part, result)]
 
 
 def terminal(summary: Mapping[str, Any]) -> None:
     """Prints all tables."""
-    from rich.table import Table
-
+    screen = console()
     for part, result in summary["results"].items():
-        console().print(TITLES[part], highlight=False, style="bold")
-        for title, rows in blocks(part, result):
-            header, lines = cells(part, rows)
-            table = Table(title=title or None, title_justify="left")
-            for place, heading in enumerate(header):
-                table.add_column(heading, justify="left" if place == 0 else "right")
-            for line in lines:
-                table.add_row(*line)
-            console().print(table)
+        screen.print(TITLES[part], highlight=False, style="bold")
+        for table in tables_of(part, result):
+            table.show(screen)
 
 
 BEGIN = "<!-- results: written by ooco-gym experiment echo; what stands outside is not touched -->"
-END = "<!-- end of results -->"
 CURVES = (("hit_rate", "hit rate of offline prompts (%)", 100.0), ("online_per_s", "online requests/s", 1.0),
           ("offline_active", "active offline requests", 1.0), ("online_active", "active online requests", 1.0),
           ("kv_share", "KV memory in use by running requests (%)", 100.0))
@@ -314,16 +277,14 @@ def write_results(summary: Mapping[str, Any], out: Path) -> list[Path]:
     data = Path(figures) if figures else beside / "results.json"
     figure = figure_of(summary)
     options = {key: value for key, value in summary["options"].items() if key not in ("page", "figures")}
-    write_json(data, rounded({**summary, "options": options}))
-    texts = {path: merged(path, "Echo", body(summary, beside.name), (BEGIN, END))}
+    write_json(data, rounded({**summary, "options": options}, "curve"))
+    texts = {path: merged(path, "Echo", body(summary, beside.name), BEGIN)}
     day = summary["results"].get("hit_rate")
     if day:
         texts[beside / "day.svg"] = draw(day_panels(day))
-    for file, text in texts.items():
-        with atomic_write(file) as temporary:
-            temporary.write_text(text, encoding="utf-8")
+    write_texts(texts)
     if figure is not None:
-        write_page(figure, out / "echo.html")
+        write_figure(out / "echo.html", figure, "Echo and its ablations", "Dotted: the paper's largest speed-up.")
     return [*texts, data, *([out / "echo.html"] if figure is not None else [])]
 
 
@@ -332,9 +293,8 @@ def body(summary: Mapping[str, Any], folder: str) -> str:
     parts = []
     for part, result in summary["results"].items():
         parts.append(f"### {TITLES[part]}")
-        for title, rows in blocks(part, result):
-            header, lines = cells(part, rows)
-            parts += [*([f"{title}:"] if title else []), markdown_table(header, lines)]
+        for table in tables_of(part, result):
+            parts += [*([f"{table.title}:"] if table.title else []), table.markdown()]
         if part == "hit_rate":
             parts.append(f"![Online load up to the peak, and what offline work made of it]({folder}/day.svg)")
     if summary["rate_scale"] is not None:
@@ -388,9 +348,7 @@ def figure_of(summary: Mapping[str, Any]) -> Any:
             figure.add_bar(x=[f"{one['dataset']}, load {100 * one['load']:g} %" for one in mine], row=row, col=1,
                            y=[one["mean"] for one in ratios], name=name_of(policy), legendgroup=policy,
                            marker_color=COLOURS[place % len(COLOURS)],
-                           error_y={"type": "data", "symmetric": False,
-                                    "array": [one["high"] - one["mean"] for one in ratios],
-                                    "arrayminus": [one["mean"] - one["low"] for one in ratios]})
+                           error_y=bars(ratios, "mean", "low", "high"))
         figure.add_hline(y=3.3, line_dash="dot", line_color="#888", row=row, col=1)  # type: ignore[arg-type]
         row += 1
     for key, _, factor in CURVES if day else ():
@@ -399,9 +357,7 @@ def figure_of(summary: Mapping[str, Any]) -> Any:
                                name=name_of(policy), legendgroup=policy, showlegend=not ablation and row == 1,
                                line={"color": COLOURS[place]})
         row += 1
-    figure.update_layout(template="plotly_white", height=320 * len(titles) + 100, barmode="group",
-                         title="Echo and its ablations (dotted: the paper's largest speed-up)")
-    return figure
+    return layout(figure, 320 * len(titles) + 100, "side", barmode="group")
 
 
 SCHEMA = "ooco-gym/echo/1"

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import yaml
 
-from experiments.common.output import write_page
 from experiments.common.served import Served, compare, read_requests, served, simulate_requests
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.perf import load_model
 from ooco_gym.perf.specs import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
+from ooco_gym.report import layout, write_figure
 from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
@@ -316,7 +316,7 @@ class Drawn(NamedTuple):
     predicted_ms: np.ndarray
 
 
-def chain_figure(loads: Mapping[str, Drawn], title: str) -> Any:
+def chain_figure(loads: Mapping[str, Drawn]) -> Any:
     """A row for each load: distributions of TTFT and TPOT, and iterations."""
     from plotly.subplots import make_subplots
 
@@ -339,8 +339,7 @@ def chain_figure(loads: Mapping[str, Drawn], title: str) -> Any:
                            line={"color": "#999", "dash": "dot"}, row=row, col=3)
         figure.update_xaxes(title_text="measured", type="log", row=row, col=3)
         figure.update_yaxes(title_text="predicted", type="log", row=row, col=3)
-    figure.update_layout(title=title, template="plotly_white", height=320 * len(loads) + 120)
-    return figure
+    return layout(figure, 320 * len(loads) + 120, "side")
 
 
 SCHEMA = "ooco-gym/engine_chain/1"
@@ -415,7 +414,7 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
                        "iteration_errors": errors(fitted, steps) if chip is None else None}
         drawn[name] = Drawn(real, simulated, 1e-3 * steps["time_us"], 1e-3 * fitted.time_us(steps))
     if drawn:
-        write_page(chain_figure(drawn, f"{engine['engine']} and its simulation"), out / "chain.html")
+        write_figure(out / "chain.html", chain_figure(drawn), f"{engine['engine']} and its simulation")
     worst = max((abs(load[f"{key}_median_error"]) for load in loads.values() for key in ("ttft", "tpot")), default=None)
     return {"engine": {key: engine.get(key) for key in ("engine", "model", "device", "cpu", "threads")},
             "chip": str(chip or own), "timing": timing, "fit": summary(fitted), "fit_errors": errors(fitted, rows),

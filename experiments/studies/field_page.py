@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.output import merged, write_page
+from experiments.common.output import merged, rounded, write_texts
 from experiments.common.svg import Axis, Scale, line, text
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.report import console
+from ooco_gym.report import console, layout, write_figure
 
 Row = Mapping[str, Any]
 NONE = "–"
@@ -246,10 +246,7 @@ def field_figure(summary: Mapping[str, Any]) -> Any:
         figure.update_yaxes(range=[0, 12], row=place, col=2)
         figure.update_xaxes(title_text="offline tokens per second", rangemode="tozero", row=place, col=1)
         figure.update_xaxes(title_text="offline requests per second", row=place, col=2)
-    figure.update_layout(title=f"Sustainable offline load, seeds {summary['seeds']}; blue, solid: relaxed and strict "
-                                            "instances; orange, dashed: mixed ones", template="plotly_white",
-                         height=height, showlegend=False, hovermode="closest")
-    return figure
+    return layout(figure, height, legend=False)
 
 
 def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], place: int) -> None:
@@ -276,7 +273,6 @@ def _add_curve(figure: Any, row: Mapping[str, Any], colour: str, place: int) -> 
 
 TITLE = "Sustainable offline load"
 BEGIN = "<!-- results: written by ooco-gym compare; what stands outside is not touched -->"
-END = "<!-- end of results -->"
 
 
 def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glance: str | None = None,
@@ -296,17 +292,15 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glanc
     """
     path = Path(page) if page else out / "compare.md"
     beside = path.with_suffix("")
-    write_page(field_figure(summary), out / "compare.html")
+    write_figure(out / "compare.html", field_figure(summary), f"{TITLE}, seeds {summary['seeds']}",
+                 "Blue, solid: relaxed and strict instances; orange, dashed: mixed ones.")
     data = Path(figures) if figures else beside / "results.json"
-    write_json(data, rounded(summary))
+    write_json(data, rounded(summary, "curve"))
     texts = {beside / "sustained.svg": field_svg(summary),
-             path: merged(path, TITLE, body(summary, beside.name), (BEGIN, END))}
+             path: merged(path, TITLE, body(summary, beside.name), BEGIN)}
     if glance:
-        texts[Path(glance)] = merged(Path(glance), TITLE, at_a_glance(summary), (BEGIN, END))
-    for file, written in texts.items():
-        with atomic_write(file) as temporary:
-            temporary.write_text(written, encoding="utf-8")
-    return [out / "compare.html", data, *texts]
+        texts[Path(glance)] = merged(Path(glance), TITLE, at_a_glance(summary), BEGIN)
+    return [out / "compare.html", data, *write_texts(texts)]
 
 
 def at_a_glance(summary: Mapping[str, Any]) -> str:
@@ -354,16 +348,3 @@ def _origin(summary: Mapping[str, Any]) -> str:
             f"{', '.join(str(seed) for seed in summary['seeds'])}: {took:.0f} minutes of one core's time in all, "
             f"{took / summary['workers']:.0f} on {summary['workers']} free ones. This page was made in "
             f"{summary['wall_s'] / 60:.0f} minutes, with {known:,} simulations from the cache.")
-
-
-def rounded(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary without its curves and with six digits: what is kept beside the page."""
-
-    def short(value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: short(item) for key, item in value.items() if key != "curve"}
-        if isinstance(value, (list, tuple)):
-            return [short(item) for item in value]
-        return float(f"{value:.6g}") if isinstance(value, float) else value
-
-    return short(summary)

@@ -7,24 +7,23 @@ fairness ratio of Algorithm 4.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from baselines.hygen_profile import METRICS, PROFILE_NAMES, excess, longest_iteration_s, search, served_rate, trials_of
-from experiments.common.markdown import table as markdown_table
+from experiments.common.output import offline_tokens, spread, spread_column, write_texts
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from ooco_gym.errors import UserError, check_keys, unknown
-from ooco_gym.files import atomic_write
-from ooco_gym.metrics.statistics import interval
 from ooco_gym.policy import get_policy
-from ooco_gym.report import console
+from ooco_gym.report import Column, Table, console, percent
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import Scenario
 
@@ -36,7 +35,7 @@ Summaries = Sequence[Mapping[str, Any]]
 
 
 def named(policy: str, values: Mapping[str, Any]) -> str:
-    """A policy with parameters as one name: `hygen:latency_budget_s=0.041,utility=0.5`."""
+    """A policy with parameters as one name: `hygen:latency_budget_s=0.041000000,utility=0.500000000`."""
     parts = [f"{key}={_written(value)}" for key, value in values.items()]
     return f"{policy}:{','.join(parts)}" if parts else policy
 
@@ -119,27 +118,20 @@ def at_once(calls: Sequence[Any], workers: int = 8) -> list[Any]:
 
 
 # --- Figures of runs ------------------------------------------------------------------------------------------------
-def offline_tokens(runs: Summaries) -> np.ndarray:
+def served_tokens(runs: Summaries) -> np.ndarray:
     """Offline prompt and output tokens completed a second, one a seed."""
-    return np.array([one["offline"]["prompt_tokens_per_s"] + one["offline"]["output_tokens_per_s"] for one in runs])
+    return np.array([offline_tokens(run) for run in runs])
 
 
 def all_tokens(runs: Summaries) -> np.ndarray:
     """Prompt and output tokens completed a second, of both classes."""
     online = [one["online"]["prompt_tokens_per_s"] + one["online"]["output_tokens_per_s"] for one in runs]
-    return offline_tokens(runs) + np.array(online)
+    return served_tokens(runs) + np.array(online)
 
 
 def excesses(metric: str, runs: Summaries, alone: Summaries) -> np.ndarray:
     """By how much each run exceeds the one without offline work on the same seed, as a share."""
     return np.array([excess(metric, one["online"], other["online"]) for one, other in zip(runs, alone, strict=True)])
-
-
-def spread(values: np.ndarray) -> dict[str, Any]:
-    """Mean, 95 % interval over seeds, and the values themselves."""
-    finite = np.where(np.isfinite(values), values, np.nan)
-    mean, low, high = interval(finite)
-    return {"mean": mean, "low": low, "high": high, "values": [float(value) for value in values]}
 
 
 def ratio(values: np.ndarray, other: np.ndarray) -> dict[str, Any]:
@@ -178,11 +170,11 @@ def _cell(bench: Bench, metric: str, tolerance: float, alone: list[dict[str, Any
         "hygen_excess": spread(mine), "kept": int((mine <= tolerance).sum()), "seeds": len(mine),
         "star_excess": spread(excesses(metric, runs["hygen_star"], alone)),
         "sarathi_pp_excess": spread(excesses(metric, free, alone)),
-        "hygen_offline": spread(offline_tokens(runs["hygen"])),
-        "star_offline": spread(offline_tokens(runs["hygen_star"])),
-        "sarathi_pp_offline": spread(offline_tokens(free)),
+        "hygen_offline": spread(served_tokens(runs["hygen"])),
+        "star_offline": spread(served_tokens(runs["hygen_star"])),
+        "sarathi_pp_offline": spread(served_tokens(free)),
         "overall_ratio": ratio(all_tokens(runs["hygen"]), all_tokens(alone)),
-        "offline_ratio": ratio(offline_tokens(runs["hygen"]), offline_tokens(runs["hygen_star"])),
+        "offline_ratio": ratio(served_tokens(runs["hygen"]), served_tokens(runs["hygen_star"])),
     }
 
 
@@ -215,7 +207,7 @@ def _reading(bench: Bench, changed: Mapping[str, Any], metric: str, tolerance: f
     runs = found.runs
     return {
         "changed": dict(changed), "latency_budget_s": found.setting,
-        "excess": spread(excesses(metric, runs, alone)), "offline": spread(offline_tokens(runs)),
+        "excess": spread(excesses(metric, runs, alone)), "offline": spread(served_tokens(runs)),
         "overall_ratio": ratio(all_tokens(runs), all_tokens(alone)),
         "evictions": float(np.mean([one["offline"]["evictions"] for one in runs])),
         "wasted": float(np.mean([one["offline"]["wasted_tokens_per_s"] for one in runs])),
@@ -244,7 +236,7 @@ def shared(bench: Bench, budget_s: float, metric: str) -> list[dict[str, Any]]:
     runs = dict(zip(ORDERS, at_once([lambda changed=changed: bench.runs("hygen", {
         **changed, "latency_budget_s": budget_s}) for changed in ORDERS.values()]), strict=True))
     check_lasts(bench, runs)
-    tokens = {name: offline_tokens(mine) for name, mine in runs.items()}
+    tokens = {name: served_tokens(mine) for name, mine in runs.items()}
     return [{"order": name, "latency_budget_s": budget_s, "offline": spread(tokens[name]),
              "requests": spread(_served(mine)), "ratio": ratio(tokens[name], tokens["FCFS"]),
              "ratio_without_cache": ratio(tokens[name], tokens["FCFS, no cache"]),
@@ -271,7 +263,7 @@ def fairness(full: Bench, steady: Bench, budget_s: float, utilities: Sequence[fl
     most, waits = (at_once([lambda bench=bench, one=one: bench.runs("hygen", one) for one in values])
                    for bench in (full, steady))
     check_lasts(full, {f"u = {float(u):g}": mine for u, mine in zip(utilities, most, strict=True)})
-    return [{"utility": float(u), "offline": spread(offline_tokens(mine)), "requests": spread(_served(mine)),
+    return [{"utility": float(u), "offline": spread(served_tokens(mine)), "requests": spread(_served(mine)),
              **{key: spread(np.array([one["offline"][key] for one in waiting], float))
                 for key in ("age_p99_s", "age_max_s")}}
             for u, mine, waiting in zip(utilities, most, waits, strict=True)]
@@ -304,93 +296,48 @@ Row = Mapping[str, Any]
 NAMES = {"mean_ttft": "mean TTFT", "p99_ttft": "P99 TTFT", "mean_tbt": "mean TBT", "p99_tbt": "P99 TBT"}
 
 
-def share(value: float) -> str:
-    """A share in percent."""
-    return "–" if value is None or not math.isfinite(value) else f"{100 * value:.1f} %"
-
-
-def spread_words(one: Row, write: Callable[[float], str]) -> str:
-    """A mean with its interval over seeds."""
-    if not math.isfinite(one["mean"]):
-        return "–"
-    if not math.isfinite(one["low"]):
-        return write(one["mean"])
-    return f"{write(one['mean'])} ({write(one['low'])} to {write(one['high'])})"
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _twice(value: float) -> str:
-    return f"{value:.2f}"
-
-
-def _ms(value: float) -> str:
-    return f"{1000 * value:.1f}"
-
-
-def _changed(row: Row) -> str:
-    return ", ".join(f"{key}={value}" for key, value in row["changed"].items()) or "as shipped"
-
-
-def _of(key: str, write: Callable[[float], str]) -> Callable[[Row], str]:
-    return lambda row: spread_words(row[key], write)
-
-
-# Title and columns of each part: heading, how a row writes it.
-TABLES: dict[str, tuple[str, Sequence[tuple[str, Callable[[Row], str]]]]] = {
+SHARE = partial(percent, digits=1)
+BUDGET = Column("budget ms", lambda row: 1000 * row["latency_budget_s"], ".1f")
+EXCESSES = (
+    BUDGET, spread_column("HyGen", "hygen_excess", SHARE),
+    Column("kept", lambda row: f"{row['kept']} of {row['seeds']}"), spread_column("HyGen*", "star_excess", SHARE),
+    spread_column("Sarathi++", "sarathi_pp_excess", SHARE), spread_column("HyGen offline", "hygen_offline", ",.0f"),
+    spread_column("HyGen* offline", "star_offline", ",.0f"), spread_column("× HyGen*", "offline_ratio", ".2f"),
+    spread_column("overall × Sarathi", "overall_ratio", ".2f"))
+# Title and columns of each part.
+TABLES: dict[str, tuple[str, Sequence[Column]]] = {
     "latency": ("Online latency above pure online service, and throughput in tokens/s (Figures 3 and 4; paper: overall "
-                "up to 3.87 × Sarathi, offline up to 5.84 × HyGen*)", (
-                    ("SLO", lambda row: NAMES[row["metric"]]), ("tolerance", lambda row: share(row["tolerance"])),
-                    ("budget ms", lambda row: _ms(row["latency_budget_s"])),
-                    ("HyGen", _of("hygen_excess", share)), ("kept", lambda row: f"{row['kept']} of {row['seeds']}"),
-                    ("HyGen*", _of("star_excess", share)), ("Sarathi++", _of("sarathi_pp_excess", share)),
-                    ("HyGen offline", _of("hygen_offline", _whole)), ("HyGen* offline", _of("star_offline", _whole)),
-                    ("× HyGen*", _of("offline_ratio", _twice)), ("overall × Sarathi", _of("overall_ratio", _twice)))),
-    "rates": ("Online load (Figures 10 and 15), one SLO", (
-        ("online requests/s", lambda row: f"{row['online_rate']:g}"),
-        ("budget ms", lambda row: _ms(row["latency_budget_s"])), ("HyGen", _of("hygen_excess", share)),
-        ("kept", lambda row: f"{row['kept']} of {row['seeds']}"), ("HyGen*", _of("star_excess", share)),
-        ("Sarathi++", _of("sarathi_pp_excess", share)), ("HyGen offline", _of("hygen_offline", _whole)),
-        ("HyGen* offline", _of("star_offline", _whole)), ("× HyGen*", _of("offline_ratio", _twice)),
-        ("overall × Sarathi", _of("overall_ratio", _twice)))),
+                "up to 3.87 × Sarathi, offline up to 5.84 × HyGen*)",
+                (Column("SLO", "metric", NAMES.__getitem__), Column("tolerance", "tolerance", SHARE), *EXCESSES)),
+    "rates": ("Online load (Figures 10 and 15), one SLO", (Column("online requests/s", "online_rate", "g"), *EXCESSES)),
     "readings": ("Other readings of what the paper leaves open, each profiled anew", (
-        ("changed", _changed), ("budget ms", lambda row: _ms(row["latency_budget_s"])),
-        ("excess", _of("excess", share)), ("offline tokens/s", _of("offline", _whole)),
-        ("overall × Sarathi", _of("overall_ratio", _twice)), ("evictions", lambda row: _whole(row["evictions"])),
-        ("recomputed tokens/s", lambda row: _whole(row["wasted"])))),
+        Column("changed", lambda row: ", ".join(f"{key}={value}" for key, value in row["changed"].items())
+               or "as shipped"), BUDGET,
+        spread_column("excess", "excess", SHARE), spread_column("offline tokens/s", "offline", ",.0f"),
+        spread_column("overall × Sarathi", "overall_ratio", ".2f"), Column("evictions", "evictions", ",.0f"),
+        Column("recomputed tokens/s", "wasted", ",.0f"))),
     "sharing": ("Prefix sharing maximisation on few-shot work (Figure 6; paper: up to 4 ×, simulated)", (
-        ("work", lambda row: row["work"]), ("order", lambda row: row["order"]),
-        ("budget ms", lambda row: _ms(row["latency_budget_s"])),
-        ("offline tokens/s", _of("offline", _whole)), ("requests/s", _of("requests", _twice)),
-        ("× FCFS", _of("ratio", _twice)), ("× FCFS without cache", _of("ratio_without_cache", _twice)),
-        ("excess", _of("excess", share)))),
+        Column("work", "work"), Column("order", "order"), BUDGET,
+        spread_column("offline tokens/s", "offline", ",.0f"), spread_column("requests/s", "requests", ".2f"),
+        spread_column("× FCFS", "ratio", ".2f"), spread_column("× FCFS without cache", "ratio_without_cache", ".2f"),
+        spread_column("excess", "excess", SHARE))),
     "fairness": ("The fairness ratio u (Algorithm 4)", (
-        ("u", lambda row: f"{row['utility']:g}"), ("offline tokens/s", _of("offline", _whole)),
-        ("requests/s", _of("requests", _twice)), ("age P99 s", _of("age_p99_s", _whole)),
-        ("longest wait s", _of("age_max_s", _whole)))),
+        Column("u", "utility", "g"), spread_column("offline tokens/s", "offline", ",.0f"),
+        spread_column("requests/s", "requests", ".2f"), spread_column("age P99 s", "age_p99_s", ",.0f"),
+        spread_column("longest wait s", "age_max_s", ",.0f"))),
 }
+
+
+def table_of(part: str, rows: Sequence[Row]) -> Table:
+    """A part's table."""
+    title, columns = TABLES[part]
+    return replace(Table.of(columns, rows, title), align="")
 
 
 def markdown(part: str, rows: Sequence[Row]) -> str:
     """A part's table in Markdown, under its title."""
-    title, columns = TABLES[part]
-    return f"## {title}\n\n" + markdown_table([name for name, _ in columns],
-                                              [[write(row) for _, write in columns] for row in rows])
-
-
-def terminal(part: str, rows: Sequence[Row]) -> None:
-    """Prints a part's table."""
-    from rich.table import Table
-
-    title, columns = TABLES[part]
-    table = Table(title=title, title_justify="left")
-    for name, _ in columns:
-        table.add_column(name, justify="left" if name in ("SLO", "changed", "work", "order") else "right")
-    for row in rows:
-        table.add_row(*(write(row) for _, write in columns))
-    console().print(table)
+    table = table_of(part, rows)
+    return f"## {table.title}\n\n{table.markdown()}"
 
 
 SCHEMA = "ooco-gym/hygen/1"
@@ -415,11 +362,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment hygen"):
         results = {part: _part(part, jobs, options) for part in parts}
     page = Path(cfg.out) / "hygen.md"
-    with atomic_write(page) as temporary:
-        temporary.write_text("\n\n".join(markdown(part, rows) for part, rows in results.items()) + "\n",
-                             encoding="utf-8")
+    write_texts({page: "\n\n".join(markdown(part, rows) for part, rows in results.items()) + "\n"})
     for part, rows in results.items():
-        terminal(part, rows)
+        table_of(part, rows).show(console())
     return {"schema": SCHEMA, "results": results, "options": options, "page": str(page)}
 
 

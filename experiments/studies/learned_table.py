@@ -37,11 +37,12 @@ from agents.lookahead.headroom import bound_of, check_looking
 from agents.search.tune import POLICY_FILE, read_tuned
 from agents.settings import limit_torch_threads, number, plain, whole
 from agents.zoo.command import JOB_FILE, VARIANTS
-from experiments.common.output import check_page
+from experiments.common.output import check_page, write_texts
 from experiments.common.store import Store, code_digest, key_of
 from experiments.studies.learned_table_page import (
     BY_OTHER_CODE,
     SCHEMA,
+    TITLE,
     beside_searched,
     compared,
     markdown,
@@ -53,7 +54,7 @@ from experiments.studies.learned_table_page import (
     write_docs,
 )
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import write_json
 from ooco_gym.jobs import pool
 from ooco_gym.peak import file_stamps
 from ooco_gym.resources import conf_root, load_yaml
@@ -440,8 +441,7 @@ def environments_of(zoo: Path, table: Mapping[str, Any]) -> list[str]:
 
 def _write(out: Path, summary: Mapping[str, Any]) -> None:
     write_json(out / "learned_table.json", summary)
-    with atomic_write(out / "learned_table.md") as temporary:
-        temporary.write_text(f"# Learned policies on held-out windows\n\n{markdown(summary)}\n", encoding="utf-8")
+    write_texts({out / "learned_table.md": f"# {TITLE}\n\n{markdown(summary)}\n"})
 
 
 OTHERS = ("policies", "episodes", "seeds", "window_s", "warmup_s", "shift", "bound")  # that the learned table has not

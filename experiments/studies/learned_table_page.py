@@ -22,9 +22,9 @@ from agents.evaluation.scoring import (
     without_online,
 )
 from agents.evaluation.tables import under_shift
-from experiments.common.output import merged
+from experiments.common.output import merged, write_texts
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import write_json
 from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
 from ooco_gym.report import Table, with_interval
 
@@ -184,8 +184,8 @@ def _verdict(difference: Mapping[str, float | None], feasible: bool, few: str | 
 
 
 BEGIN = "<!-- results: written by ooco-gym evaluate +preset=learned_table; what stands outside is not touched -->"
-END = "<!-- end of results -->"
 SCHEMA = "ooco-gym/learned-table/1"
+TITLE = "Learned policies on held-out windows"
 BY_OTHER_CODE = "windows_by_other_code"
 HEAD = ["environment", "best tuned heuristic", "its service", "learned", "its violations", "learned − best tuned",
         "learned − searched", "clairvoyant − best tuned", "of the gap", "verdict"]
@@ -269,9 +269,7 @@ def write_docs(page: Path, figures: Path, summary: Mapping[str, Any]) -> None:
     """
     kept = measured_before(figures)
     summary = {**summary, "environments": {**kept.get("environments", {}), **summary["environments"]}}
-    text = merged(page, "Learned policies on held-out windows", markdown(summary), (BEGIN, END))
-    with atomic_write(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    write_texts({page: merged(page, TITLE, markdown(summary), BEGIN)})
     write_json(figures, summary)
 
 

@@ -19,6 +19,7 @@ import numpy as np
 from experiments.common.served import Served, compare, served
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
+from ooco_gym.report import layout, write_figure
 from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
@@ -278,8 +279,7 @@ def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
     end_s = 1.05 * float(run.requests["last_token_s"].max())
     for row in (2, 3, 4):
         figure.update_xaxes(range=[0, end_s], row=row, col=1)
-    figure.update_layout(template="plotly_white", height=1300, title=f"{run.folder.name}: recorded and simulated")
-    return figure
+    return layout(figure, 1300, "side")
 
 
 SCHEMA = "ooco-gym/replay/1"
@@ -295,8 +295,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
-    from experiments.common.output import write_page
-
     if cfg.run is None:
         raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
                         "(docs/measuring.md)")
@@ -308,7 +306,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     timings = [str(name) for name in cfg.timings]
     _check_tables(chip, timings)
     found, simulated = replay(run, chip, model, timings)
-    write_page(replay_figure(run, simulated), out / "replay.html")
+    write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
     Console().print(table(run, found), highlight=False)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "requests": len(
         run.requests["arrival_s"]), "results": found, "page": str(out / "replay.html")}

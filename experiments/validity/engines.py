@@ -13,14 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.markdown import errors, joined, number, percent, signed, table
 from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.data import ENGINES, all_calibrated, iterations
-from experiments.validity.section import Context, Figures, Missing, Section
+from experiments.validity.section import Context, Figures, Missing, Section, errors, percent, signed, table
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import describe_iteration
 from ooco_gym.perf.specs import load_chip, load_model
+from ooco_gym.report import joined, number
 
 CHAIN_KEYS = ("ttft", "tpot")
 TITLES = {"ttft": "TTFT", "tpot": "TPOT"}

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.markdown import details, errors, joined, percent, signed, table
 from experiments.common.svg import Axis, Panel, Series
 from experiments.validity.data import CASES, all_calibrated, by_shape, everything, of_device, operators
-from experiments.validity.section import Context, Figures, Missing, Section
+from experiments.validity.section import Context, Figures, Missing, Section, details, errors, percent, signed, table
 from ooco_gym.calibrate import fitting
 from ooco_gym.calibrate.operators import OPERATORS, fit
 from ooco_gym.calibrate.rows import CACHED_BYTES, Rows, clean, fastest_kernels
 from ooco_gym.perf.specs import load_chip
+from ooco_gym.report import joined
 
 FORMS = ("ooco", "extended")
 NAMES = {"gemm": "linear layers (GEMM)", "attn_prefill": "prefill attention", "attn_decode": "decode attention",

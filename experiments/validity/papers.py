@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.common.markdown import percent, signed, table
-from experiments.validity.section import Context, Figures, Section
+from experiments.validity.section import Context, Figures, Section, percent, signed, table
 from ooco_gym.calibrate import engine_fits
 from ooco_gym.calibrate import sensitivity as tool
 from ooco_gym.calibrate.engine_fits import EngineRows

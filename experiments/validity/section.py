@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.common.svg import Panel
+from ooco_gym import report
 
 Figures = Mapping[str, Any]
 
@@ -104,3 +105,31 @@ def digest(files: Sequence[Path]) -> str:
         return digests[0]
     lines = "".join(f"{path.name} {item}\n" for path, item in zip(files, digests, strict=True))
     return hashlib.sha256(lines.encode()).hexdigest()
+
+
+# --- Words ----------------------------------------------------------------------------------------------------------
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table; all columns but the first are aligned to the right where they hold numbers."""
+    return report.Table("", header, rows, align="").markdown()
+
+
+def percent(value: float | None, digits: int = 1) -> str:
+    """A figure that is in percent already."""
+    return report.percent(value, digits, whole=1.0)
+
+
+def signed(value: float | None, digits: int = 1) -> str:
+    """A difference in percent, with its sign."""
+    return report.minus(report.percent(value, digits, "+", whole=1.0))
+
+
+def errors(item: Mapping[str, Any] | None) -> str:
+    """MAPE, and P95 and the worst case in brackets, in percent."""
+    if not item:
+        return report.NONE
+    return f"{item['mape']:.1f} % ({item['p95']:.0f}, {item['worst']:.0f})"
+
+
+def details(summary: str, body: str) -> str:
+    """What is shown only when it is asked for."""
+    return f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"

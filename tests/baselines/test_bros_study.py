@@ -69,7 +69,6 @@ def test_one_seed_has_no_interval(seeds: int, capsys: pytest.CaptureFixture[str]
     assert "nan" not in printed and ("One seed gives no interval" in printed) == (seeds == 1)
     assert ("(1.0 to" in printed or " to 3.000)" in printed) == (seeds > 1)
     assert "normalised latency -50.0 %" in printed
-    figure = bros_figure(rows, words)
-    assert figure.layout.title.subtitle.text == words
+    figure = bros_figure(rows)
     bars = [trace.error_y.array is not None for trace in figure.data]
     assert any(bars) == (seeds > 1)

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from experiments.common.output import END
 from experiments.common.runner import Jobs
-from experiments.studies.echo import BEGIN, END, load_alone, name_of, pool, row_of, simulate_served, write_results
+from experiments.studies.echo import BEGIN, load_alone, name_of, pool, row_of, simulate_served, write_results
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 

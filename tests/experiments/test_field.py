@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from experiments.common import policies
+from experiments.common.output import END
 from experiments.common.sustain import Bench, Limits, Plan, Point, first_crossing, sustain
 from experiments.studies import field
 from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of
-from experiments.studies.field_page import BEGIN, END, at_a_glance, body, field_figure, field_svg, write_results
+from experiments.studies.field_page import BEGIN, at_a_glance, body, field_figure, field_svg, write_results
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, spelled

@@ -13,13 +13,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from experiments.common import svg
-from experiments.common.markdown import number, signed, table
+from experiments.common.output import rounded
 from experiments.validity import load, page, papers
-from experiments.validity.section import PARTS
+from experiments.validity.section import PARTS, signed, table
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.specs import load_chip, load_model
+from ooco_gym.report import number
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -69,8 +70,8 @@ def test_sections_stand_in_one_order():
 
 def test_records_are_short_and_plain():
     value = {"a": np.float64(1.23456789), "b": [np.int64(3), float("nan"), None, True], 3: np.arange(2)}
-    assert page.short(value) == {"a": 1.23457, "b": [3, None, None, True], "3": [0, 1]}
-    json.dumps(page.short(value), allow_nan=False)
+    assert rounded(value) == {"a": 1.23457, "b": [3, None, None, True], "3": [0, 1]}
+    json.dumps(rounded(value), allow_nan=False)
 
 
 def test_a_broken_record_is_named(tmp_path):

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from experiments.common.markdown import minus, table
+from experiments.common.output import write_texts
 from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, Case, load_named
 from experiments.studies.oracle_vllm.schedulers import CHIP, MODEL, TIMING, Oracle, episode, simulate, tables_of
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write
+from ooco_gym.report import Table, minus
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -164,8 +164,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         load_named(load)
     version, rows = compare_all(find_python(cfg.engine.python), loads, policies, requests, int(plan.seed))
     page = Path(cfg.out) / "oracle.md"
-    with atomic_write(page) as temporary:
-        Path(temporary).write_text(markdown(rows) + "\n", encoding="utf-8")
+    write_texts({page: markdown(rows) + "\n"})
     console = Console()
     for row in rows:
         console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
@@ -189,7 +188,7 @@ def compare_all(python: Path, loads: Sequence[str], policies: Sequence[str], req
 
 def markdown(rows: Sequence[dict[str, Any]]) -> str:
     """The results as a table."""
-    return table(_HEADER, [_cells(row) for row in rows])
+    return Table("", _HEADER, [_cells(row) for row in rows], align="").markdown()
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
