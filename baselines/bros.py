@@ -60,9 +60,9 @@ from baselines.bros_parts import (
     there,
 )
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
-from ooco_gym.policy.bundle import Policy
-from ooco_gym.policy.mixed import take_back
+from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.mixed import unschedule
+from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import length, route_fewest_requests, sort_ascending
 from ooco_gym.sim.bidirectional import paired
 from ooco_gym.sim.state import BATCH, OFFLINE
@@ -159,7 +159,7 @@ def _replace(state, instance, slot, ready, total, size, residual):
     _add_scheduled(state, instance, out, -1.0)
     cost = cost_with(state, instance, slot)
     if total <= size and cost <= residual and _may_be_replaced(state, instance, out, cost):
-        take_back(state, out)
+        unschedule(state, out)
         return True
     _add_scheduled(state, instance, out, 1.0)
     return False
@@ -169,7 +169,7 @@ def _replace(state, instance, slot, ready, total, size, residual):
 def _add_scheduled(state, instance, slot, sign):
     """As `add_load`, for a request whose memory has been taken: nothing of it is in host memory any more."""
     sums, request = state.memory[instance], state.requests[slot]
-    new = float(request.scheduled_tokens)
+    new = float(request.num_scheduled_tokens)
     if new == 1.0 and request.generated_tokens > 0:
         sums[SUMS + DECODES] += sign
         sums[SUMS + CONTEXT] += sign * float(length(state, slot))

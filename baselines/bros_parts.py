@@ -22,8 +22,8 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps
-from ooco_gym.policy.bundle import Param, slots
-from ooco_gym.policy.mixed import admit, give, has_seat, lacking, place_of, preempt
+from ooco_gym.policy.policy import Param, slots
+from ooco_gym.policy.mixed import admit, allocate_slots, has_seat, missing, running_index, preempt
 from ooco_gym.policy.rules import length, sort_ascending
 from ooco_gym.sim.bidirectional import available, pair_need, paired
 from ooco_gym.sim.costs import blocks_for
@@ -77,7 +77,7 @@ def load_of(state, slot):
     """(Tokens of a prompt, of a decode: 0 or 1, its context, tokens in host memory) that a request adds to a batch."""
     request = state.requests[slot]
     back = float(request.host_tokens)
-    new = float(length(state, slot) - max(request.computed_tokens, request.host_tokens))
+    new = float(length(state, slot) - max(request.num_computed_tokens, request.host_tokens))
     if new == 1.0 and request.generated_tokens > 0:
         return 0.0, 1.0, float(length(state, slot)), back
     return new, 0.0, 0.0, back
@@ -284,7 +284,7 @@ def how(state):
 @inner
 def drop(state, instance, slot):
     if state.requests[slot].status == RESIDENT:
-        preempt(state, instance, place_of(state, instance, slot), how(state))
+        preempt(state, instance, running_index(state, instance, slot), how(state))
 
 
 @inner
@@ -293,7 +293,7 @@ def last_best_effort(state, instance):
     last = -1
     for i in range(state.instances[instance].offline_members):
         slot = state.members[OFFLINE, instance, i]
-        if state.requests[slot].scheduled_tokens == 0:
+        if state.requests[slot].num_scheduled_tokens == 0:
             last = max(last, slot)
     return last
 
@@ -320,7 +320,7 @@ def run_request(state, instance, slot):
     if state.requests[slot].status == WAITING:
         admit(state, instance, slot, length(state, slot))
         return True
-    return give(state, instance, slot, lacking(state, slot))
+    return allocate_slots(state, instance, slot, missing(state, slot))
 
 
 # --- Profiled batches, and the fit (4.1) ----------------------------------------------------------------------------

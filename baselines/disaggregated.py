@@ -14,8 +14,8 @@ the workload's mean context, and `capacity` tunes it.
 """
 
 from baselines.pools import PREFILL_PARAMS
-from ooco_gym.decisions import COMPOSE, INTERRUPT, ROUTE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import least_backlog, lightest_strict, route_by_class, write_urgent
 from ooco_gym.sim.state import (
     ALL,
@@ -38,7 +38,7 @@ BASE_PARAMS = (
 BASE = slots(BASE_PARAMS)
 
 
-@hook(ROUTE, settles=True)
+@hook(ROUTE, flushes=True)
 def route_class_blind(view):
     """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
     state = view.state
@@ -63,7 +63,7 @@ PARAMS = (
 P = slots(PARAMS)
 
 
-@hook(ROUTE, settles=True)
+@hook(ROUTE, flushes=True)
 def route(view):
     """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
     state = view.state
@@ -80,13 +80,13 @@ def route(view):
     return best
 
 
-@hook(INTERRUPT, settles=True)
+@hook(INTERRUPT, flushes=True)
 def preempt(view):
     """Offline prefill runs to its end, unless told otherwise: layer-level interruption is OOCO's own."""
     return STOP if view.state.params[P.interrupt] == 1 else KEEP
 
 
-@hook(COMPOSE, settles=True)
+@hook(COMPOSE, flushes=True)
 def capped(view):
     """All online requests, then offline ones in order of joining up to the cap."""
     state, instance = view.state, view.instance

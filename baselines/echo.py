@@ -41,20 +41,20 @@ from baselines.echo_selection import (
     yields,
 )
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
-from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
     admit,
-    free_blocks,
-    give,
+    allocate_slots,
     has_seat,
-    lacking,
+    missing,
+    num_free_blocks,
     preempt,
     rank_of,
-    take_back,
+    unschedule,
     wake_at,
 )
+from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
@@ -65,7 +65,7 @@ from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 def leave_out(state, instance, slot, budget, load):
     """Takes a running request's tokens back; returns (budget, batch) without them."""
     load = without_running(state, instance, load, slot)
-    tokens = take_back(state, slot)
+    tokens = unschedule(state, slot)
     if tokens > 0:
         load = ranked(state, instance, load)
     return budget + tokens, load
@@ -124,9 +124,9 @@ def go_on(state, instance, urgent, budget, load):
         if state.requests[slot].urgent != urgent:
             place += 1
             continue
-        tokens = min(lacking(state, slot), budget)
+        tokens = min(missing(state, slot), budget)
         gone = False
-        while not gone and not give(state, instance, slot, tokens):
+        while not gone and not allocate_slots(state, instance, slot, tokens):
             victim = yields(state, instance, load, False, False)
             if victim < 0:
                 victim = last_online(state, instance)
@@ -160,7 +160,7 @@ def make_room(state, instance, slot, budget, load):
     Returns (whether it has, budget, batch, how many lost their memory).
     """
     preempted = 0
-    while not has_seat(state, instance) or blocks_to_start(state, instance, slot)[1] > free_blocks(state, instance):
+    while not has_seat(state, instance) or blocks_to_start(state, instance, slot)[1] > num_free_blocks(state, instance):
         victim = yields(state, instance, load, False, False)
         if victim < 0:
             return False, budget, load, preempted
@@ -187,7 +187,7 @@ def admit_online(state, instance, budget, load, limit_ps):
         if not fits:
             break
         tokens = admit(state, instance, slot, budget)
-        start = np.int64(state.requests[slot].computed_tokens)
+        start = np.int64(state.requests[slot].num_computed_tokens)
         load = with_waiting(state, instance, load, start, tokens)
         limit_ps = min(limit_ps, slack(state, slot))
         budget -= tokens
@@ -202,7 +202,7 @@ def first_in_queue(state, instance, load, limit_ps, budget, spare):
     start, need, _ = blocks_to_start(state, instance, slot)
     grown = with_waiting(state, instance, load, start, min(budget, length(state, slot) - start))
     late = state.params[P.estimator] > 0 and batch_time(state, instance, grown) > limit_ps
-    if late or need > free_blocks(state, instance) - spare:
+    if late or need > num_free_blocks(state, instance) - spare:
         return np.int64(-1), start, 0.0
     return slot, start, 0.0
 
@@ -214,7 +214,7 @@ def admit_offline(state, instance, budget, load, limit_ps):
     spare = reserved_for_bursts(state, instance, online_blocks(state, instance))
     worth = value(state, instance, load, 0.0) if load.decodes + load.prompts > 0 else 0.0
     while budget > 0 and spec.offline_waiting > 0 and has_seat(state, instance) and (
-            free_blocks(state, instance) > spare):
+            num_free_blocks(state, instance) > spare):
         if chooses:
             slot, start, grown_worth = select(state, instance, load, limit_ps, budget, spare)
             if grown_worth <= worth and state.params[P.stop] == 0:

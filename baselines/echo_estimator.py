@@ -20,7 +20,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
-from ooco_gym.policy.bundle import Param, slots
+from ooco_gym.policy.policy import Param, slots
 from ooco_gym.sim.costs import (
     attention_latency,
     decode_latency,
@@ -155,8 +155,8 @@ def ranked(state, instance, load):
     longest, second = np.int64(0), np.int64(0)
     for i in range(state.instances[instance].running):
         request = state.requests[state.members[BATCH, instance, i]]
-        context = np.int64(request.computed_tokens) + 1
-        if request.scheduled_tokens == 1 and request.generated_tokens > 0 and context > second and (
+        context = np.int64(request.num_computed_tokens) + 1
+        if request.num_scheduled_tokens == 1 and request.generated_tokens > 0 and context > second and (
                 context == np.int64(request.prompt_tokens) + request.generated_tokens):
             if context > longest:
                 longest, second = context, longest

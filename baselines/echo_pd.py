@@ -30,8 +30,8 @@ from baselines.pools import (
     stop_beyond,
 )
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, sort_ascending, tpot_bound, write_urgent
 from ooco_gym.sim.queues import number_members
 from ooco_gym.sim.state import (

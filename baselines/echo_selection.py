@@ -13,10 +13,10 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.mixed import (
     bucket_of,
     bucket_start,
-    found,
-    free_blocks,
-    lacking,
+    get_computed_blocks,
+    missing,
     next_in_order,
+    num_free_blocks,
     previous_in_order,
     rank_of,
     worthless,
@@ -39,7 +39,7 @@ def blocks_to_start(state, instance, slot):
     Returns:
         (tokens that it need not compute, free blocks that it would take, those of them that it finds its tokens in).
     """
-    start, blocks, idle = found(state, instance, slot)
+    start, blocks, idle = get_computed_blocks(state, instance, slot)
     return start, blocks_for(state, length(state, slot)) - blocks + idle, idle
 
 
@@ -47,13 +47,13 @@ def blocks_to_start(state, instance, slot):
 @inner
 def decodes(state, slot):
     """Whether a request is past its prefill."""
-    return state.requests[slot].generated_tokens > 0 and lacking(state, slot) == 1
+    return state.requests[slot].generated_tokens > 0 and missing(state, slot) == 1
 
 
 @inner
 def with_running(state, instance, load, slot, tokens):
     """The batch with `tokens` tokens of a request that runs."""
-    done = np.int64(state.requests[slot].computed_tokens)
+    done = np.int64(state.requests[slot].num_computed_tokens)
     if decodes(state, slot):
         return with_decode(state, load, done + 1)
     return with_chunk(state, instance, load, done, tokens, tokens, 1)
@@ -63,7 +63,7 @@ def with_running(state, instance, load, slot, tokens):
 def without_running(state, instance, load, slot):
     """The batch without the tokens that it has of a running request."""
     request = state.requests[slot]
-    done, tokens = np.int64(request.computed_tokens), np.int64(request.scheduled_tokens)
+    done, tokens = np.int64(request.num_computed_tokens), np.int64(request.num_scheduled_tokens)
     if tokens == 0:
         return load
     if decodes(state, slot):
@@ -93,7 +93,7 @@ def value(state, instance, load, punish):
 def punish_of(state, slot):
     """What it costs to take a running request's memory: its own tokens will be computed again."""
     request = state.requests[slot]
-    return state.params[P.prefill_benefit] * (request.computed_tokens - max(0, request.cached_tokens))
+    return state.params[P.prefill_benefit] * (request.num_computed_tokens - max(0, request.cached_tokens))
 
 
 @inner
@@ -111,7 +111,7 @@ def yields(state, instance, load, scheduled, keeps):
     best, most = -1, NOWHERE
     for place in range(spec.running - 1, -1, -1):
         request = state.requests[batch[place]]
-        if request.urgent or (scheduled and request.scheduled_tokens == 0):
+        if request.urgent or (scheduled and request.num_scheduled_tokens == 0):
             continue
         if state.params[P.selection] == 0:  # the engine's own: the one that arrived last
             worth = float(request.arrival_ps)
@@ -207,7 +207,7 @@ def select(state, instance, load, limit_ps, budget, spare):
     Returns:
         (slot, tokens that it need not compute, what the batch is then worth).
     """
-    room = free_blocks(state, instance) - spare
+    room = num_free_blocks(state, instance) - spare
     unneeded = np.int64(-1)
     best, best_start, most = np.int64(-1), np.int64(0), NOWHERE
     for i in range(generate(state, instance)):

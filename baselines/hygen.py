@@ -43,9 +43,9 @@ from baselines.sarathi import (
     serve,
 )
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
-from ooco_gym.policy.mixed import cached, next_in_order, wake_at
+from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.mixed import get_computed_tokens, next_in_order, wake_at
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length, route_fewest_requests
 from ooco_gym.sim.costs import random_unit
 from ooco_gym.sim.state import NEVER, PS_PER_S
@@ -178,7 +178,7 @@ def resume(state, instance, slot, online):
 def enter(state, instance, slot, online):
     """Admits a waiting request (-1: there is none) with a first chunk; whether it was."""
     if slot >= 0 and state.requests[slot].generated_tokens > 0:
-        if cached(state, instance, slot) == length(state, slot) - 1:
+        if get_computed_tokens(state, instance, slot) == length(state, slot) - 1:
             return resume(state, instance, slot, online)
     batch = state.memory[instance]
     most = max_prefill(state, batch, online) if slot >= 0 else 0

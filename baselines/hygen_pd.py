@@ -24,8 +24,8 @@ from baselines.pools import (
     stop_beyond,
 )
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, GATE, INTERRUPT, ROUTE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, GATE, INTERRUPT, ROUTE, hook
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, decodable, length, tpot_bound, write_urgent
 from ooco_gym.sim.state import (
     ALL,

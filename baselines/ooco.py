@@ -8,12 +8,14 @@ the rule that tells a compute bottleneck (batch size against `bs_sat`).
 
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import (
     all_fit,
     blocks_for,
     decodable,
+    flush,
+    flush_totals,
     gather_lengths,
     length,
     longest,
@@ -22,8 +24,6 @@ from ooco_gym.policy.rules import (
     predict_prefill,
     route_by_class,
     saturated_batch,
-    settle,
-    settle_books,
     shortest,
     sort_ascending,
     sum_of_smallest,
@@ -74,7 +74,7 @@ def push_bound(state):
 
 
 # --- Routing (3.2, and the engine's service layer) ------------------------------------------------------------------
-@hook(ROUTE, settles=True)
+@hook(ROUTE, flushes=True)
 def route(view):
     """Arrivals to the least prefill backlog; online requests are pushed at once; offline ones decode where they are."""
     return route_by_class(view.state, view.request, push_bound(view.state))
@@ -90,7 +90,7 @@ def first_token_at_risk(state, instance, slot, factor):
     return now + factor * wait > request.arrival_ps + request.ttft_slo_ps
 
 
-@hook(INTERRUPT, settles=True)
+@hook(INTERRUPT, flushes=True)
 def preempt(view):
     """An online arrival stops offline work at the next layer boundary: always (the paper), or if its TTFT needs it."""
     state, spec = view.state, view.state.instances[view.instance]
@@ -102,7 +102,7 @@ def preempt(view):
     return STOP if first_token_at_risk(state, view.instance, view.request, state.params[P.slack_factor]) else KEEP
 
 
-@hook(EVICT, settles=True)
+@hook(EVICT, flushes=True)
 def evict(view):
     """Under a compute bottleneck evict the longest (the batch stays large), else the shortest (less to recompute)."""
     state, spec = view.state, view.state.instances[view.instance]
@@ -140,7 +140,7 @@ def gate_balance(view, resident):
     return gain, state.observed.offline_evicted_share * added * again
 
 
-@hook(GATE, settles=True)
+@hook(GATE, flushes=True)
 def gate(view):
     """Prefill if the latency that a larger decode batch saves exceeds the recomputation expected from evictions."""
     state, mode = view.state, view.state.params[P.gate]
@@ -222,7 +222,7 @@ def pick_closest(state, instance, source, batch, context, bound, preferred):
     return chosen
 
 
-@hook(PULL, settles=True)
+@hook(PULL, flushes=True)
 def pull(view):
     """Algorithm 1: with all residents in the batch and latency to spare, pull decoding offline requests by length."""
     state, instance = view.state, view.instance
@@ -237,7 +237,7 @@ def pull(view):
     source = fullest_relaxed(state)
     if source < 0:
         return 0
-    settle_books(state, source)
+    flush_totals(state, source)
     preferred = preferred_length(state, instance, source, batch, context, bound)
     if preferred < 0:
         return FULL
@@ -303,7 +303,7 @@ def mix_within(state, instance, bound):
     """Algorithm 2 with a bound on the step's latency, in ps."""
     if all_fit(state, instance, bound):
         return ALL
-    settle(state, instance)
+    flush(state, instance)
     online, online_context = decodable(state, instance, URGENT)
     count = write_urgent(state, instance)
     if predict_decode(state, instance, online, online_context) > bound:
@@ -311,7 +311,7 @@ def mix_within(state, instance, bound):
     return add_offline(state, instance, count, online_context, bound)
 
 
-@hook(COMPOSE, settles=True)
+@hook(COMPOSE, flushes=True)
 def mix(view):
     """Algorithm 2: all online requests, K offline ones at random, then the shortest, while the step keeps the SLO."""
     state, instance = view.state, view.instance

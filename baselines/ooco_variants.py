@@ -17,9 +17,9 @@ from baselines.ooco import mix, mix_within, preempt
 from baselines.ooco import policy as ooco
 from baselines.ooco import pull as algorithm_1
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, hook
-from ooco_gym.policy.bundle import Param, slots
-from ooco_gym.policy.rules import all_fit, blocks_for, length, settle, tpot_bound
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, hook
+from ooco_gym.policy.policy import Param, slots
+from ooco_gym.policy.rules import all_fit, blocks_for, length, flush, tpot_bound
 from ooco_gym.sim.costs import random_below
 from ooco_gym.sim.state import (
     ALL,
@@ -42,7 +42,7 @@ GATE_STREAM = 2  # of `random`'s draws
 
 
 # --- One decision ---------------------------------------------------------------------------------------------------
-@hook(GATE, settles=True)
+@hook(GATE, flushes=True)
 def at_random(view):
     """Hold or start one of the candidates, all equally likely."""
     step = view.state.instances[view.instance].steps_begun
@@ -50,7 +50,7 @@ def at_random(view):
     return choice if choice < view.candidates.size else HOLD
 
 
-@hook(EVICT, settles=True)
+@hook(EVICT, flushes=True)
 def last_arrived(view):
     """BROS's least urgent: best-effort requests have no deadline, so the one that arrived last goes (`bros_parts`)."""
     best = 0
@@ -78,20 +78,20 @@ def growing_blocks(state, instance, horizon):
     return int(tokens) // state.config.block_tokens + 1
 
 
-@hook(INTERRUPT, settles=True)
+@hook(INTERRUPT, flushes=True)
 def stop_if_late(view):
     """Offline work is stopped only if the arrival's first token would be late otherwise (unless told otherwise)."""
     return preempt(view)
 
 
-@hook(PULL, settles=True)
+@hook(PULL, flushes=True)
 def pull_what_fits_grown(view):
     """Algorithm 1's picks, as long as they and the residents fit the memory when all have grown to mean lengths."""
     state, instance = view.state, view.instance
     count = algorithm_1(view)
     if count <= 0 or state.params[P.growth] == 0.0:
         return count
-    settle(state, state.requests[state.picks[0]].instance)  # all picks decode there
+    flush(state, state.requests[state.picks[0]].instance)  # all picks decode there
     horizon = state.params[P.growth] * state.observed.offline_output_mean
     free = state.instances[instance].free_blocks - growing_blocks(state, instance, horizon)
     kept = 0
@@ -124,7 +124,7 @@ def somebody_joins(state, instance):
     return spec.arriving > spec.arriving_pulls or state.push_queues[URGENT].head >= 0
 
 
-@hook(COMPOSE, settles=True)
+@hook(COMPOSE, flushes=True)
 def spend_what_is_ahead(view):
     """Algorithm 2 within what all online requests are ahead of Echo's deadlines, but before a known join as OOCO's."""
     state, instance = view.state, view.instance
@@ -136,7 +136,7 @@ def spend_what_is_ahead(view):
         return ALL
     bound = plain
     if state.params[P.shorten] == 1.0 or not somebody_joins(state, instance):
-        settle(state, instance)
+        flush(state, instance)
         bound = max(plain, int(state.params[P.slo_margin] * min(
             state.params[P.bank] * limit, ahead_ps(state, instance))))
     answer = mix_within(state, instance, bound)

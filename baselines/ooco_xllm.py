@@ -10,19 +10,19 @@ The engine passes the SLO in milliseconds where seconds are meant, so that its p
 
 
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import (
     all_fit,
     blocks_for,
     decodable,
+    flush,
     least_backlog,
     length,
     lightest_strict,
     longest_that_fits,
     predict_decode,
     saturated_batch,
-    settle,
     tpot_bound,
     write_urgent,
 )
@@ -181,7 +181,7 @@ def pull(view):
     source = next_source(state)
     if source < 0:
         return 0
-    settle(state, source)
+    flush(state, source)
     group = max(saturated_batch(state, instance) - batch, 1)
     asked = slo * 1000 if state.params[P.slo_unit_bug] == 1 else slo
     free_tokens = spec.free_blocks * state.config.block_tokens

@@ -7,8 +7,8 @@ or such prompts wait until nothing online is about (`idle`).
 """
 
 from ooco_gym.compile import inner
-from ooco_gym.policy.bundle import Param
-from ooco_gym.policy.rules import length, route_by_class, settle
+from ooco_gym.policy.policy import Param
+from ooco_gym.policy.rules import flush, length, route_by_class
 from ooco_gym.sim.state import (
     KEEP,
     OFFLINE,
@@ -38,7 +38,7 @@ def route_online(state, slot):
 @inner
 def load_with(state, instance, slot):
     """(Requests, sum of their contexts, in tokens) on a decode instance with what is coming and one more request."""
-    settle(state, instance)
+    flush(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context + spec.arriving_context
     return spec.decodable + spec.arriving + 1, context + length(state, slot)

@@ -10,9 +10,9 @@ request that was admitted last, of either class, which computes its context agai
 """
 
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
-from ooco_gym.policy.mixed import RECOMPUTE, admit, fits_whole, give, lacking, preempt
+from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.mixed import RECOMPUTE, admit, allocate_slots, fits_whole, missing, preempt
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length, route_fewest_requests
 from ooco_gym.sim.state import BATCH
 
@@ -34,9 +34,9 @@ def _continue(state, instance, online):
         if state.requests[slot].urgent != online:
             place += 1
             continue
-        tokens = lacking(state, slot)
-        while place < spec.running and batch[place] == slot and not give(state, instance, slot, tokens):
-            given -= state.requests[batch[spec.running - 1]].scheduled_tokens
+        tokens = missing(state, slot)
+        while place < spec.running and batch[place] == slot and not allocate_slots(state, instance, slot, tokens):
+            given -= state.requests[batch[spec.running - 1]].num_scheduled_tokens
             preempt(state, instance, spec.running - 1, RECOMPUTE)
             lost = True
         if place < spec.running and batch[place] == slot:

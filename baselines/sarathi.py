@@ -18,21 +18,21 @@ admitted, as in Sarathi's engine.
 """
 
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
     SWAP,
     admit,
-    blocks_for_more,
+    allocate_slots,
     fits_chunk,
     fits_whole,
-    free_blocks,
-    give,
-    lacking,
-    place_of,
+    missing,
+    num_free_blocks,
+    num_new_blocks,
     preempt,
+    running_index,
 )
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.state import BATCH, NEVER, RESIDENT
 
@@ -76,7 +76,7 @@ def runs(state, slot):
 @inner
 def decodes(state, slot):
     """Whether a running request decodes, rather than computes its prompt (or, preempted, its context again)."""
-    return state.requests[slot].generated_tokens > 0 and lacking(state, slot) == 1
+    return state.requests[slot].generated_tokens > 0 and missing(state, slot) == 1
 
 
 @inner
@@ -106,7 +106,7 @@ def preempt_last(state, instance, kind, after):
     """
     for place in range(state.instances[instance].running - 1, after, -1):
         request = state.requests[state.members[BATCH, instance, place]]
-        if request.scheduled_tokens == 0 and (kind == BOTH or request.urgent == kind):
+        if request.num_scheduled_tokens == 0 and (kind == BOTH or request.urgent == kind):
             lose(state, instance, place)
             return True
     return False
@@ -125,10 +125,10 @@ def decode(state, instance, slot, kind):
 
     Returns whether it is in the batch.
     """
-    while not give(state, instance, slot, 1):
+    while not allocate_slots(state, instance, slot, 1):
         if preempt_offline(state, instance, kind):
             continue
-        place = place_of(state, instance, slot)
+        place = running_index(state, instance, slot)
         if not preempt_last(state, instance, kind, place):
             lose(state, instance, place)
             return False
@@ -141,16 +141,17 @@ def prefill(state, instance, slot, most, kind):
 
     Returns its tokens.
     """
-    request, want = state.requests[slot], min(lacking(state, slot), most)
+    request, want = state.requests[slot], min(missing(state, slot), most)
     while want > 0:
-        while blocks_for_more(state, slot, want) > free_blocks(state, instance):
+        while num_new_blocks(state, slot, want) > num_free_blocks(state, instance):
             if not preempt_offline(state, instance, kind):
                 break
-        room = (request.blocks + free_blocks(state, instance)) * state.config.block_tokens - request.computed_tokens
+        blocks = request.blocks + num_free_blocks(state, instance)
+        room = blocks * state.config.block_tokens - request.num_computed_tokens
         tokens = min(want, room)
-        if tokens > 0 and give(state, instance, slot, tokens):
+        if tokens > 0 and allocate_slots(state, instance, slot, tokens):
             return tokens
-        if kind == OFFLINE_CLASS or not preempt_last(state, instance, kind, place_of(state, instance, slot)):
+        if kind == OFFLINE_CLASS or not preempt_last(state, instance, kind, running_index(state, instance, slot)):
             return 0
     return 0
 
@@ -163,7 +164,7 @@ def begin(state, instance, slot, most, kind):
         if state.params[P.reserve] == 0:
             fits = fits_whole(state, instance, slot)
         else:
-            tokens = min(most, free_blocks(state, instance) * state.config.block_tokens)
+            tokens = min(most, num_free_blocks(state, instance) * state.config.block_tokens)
             fits = tokens > 0 and fits_chunk(state, instance, slot, tokens)
         if fits:
             return admit(state, instance, slot, tokens)
@@ -210,7 +211,7 @@ def scheduled(state, instance):
     """New tokens of the batch that has been put together."""
     tokens = 0
     for place in range(state.instances[instance].running):
-        tokens += state.requests[state.members[BATCH, instance, place]].scheduled_tokens
+        tokens += state.requests[state.members[BATCH, instance, place]].num_scheduled_tokens
     return tokens
 
 

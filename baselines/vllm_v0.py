@@ -19,19 +19,19 @@ prefix caching, which was off too.
 
 from baselines.vllm_v1 import ENGINE_PARAMS
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
     SWAP,
     admit,
-    free_blocks,
-    give,
+    allocate_slots,
     has_seat,
-    place_of,
+    num_free_blocks,
     preempt,
-    preempt_front,
+    preempt_to_head,
+    running_index,
 )
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, route_fewest_requests, sort_ascending
 from ooco_gym.sim.state import BATCH
 
@@ -91,7 +91,7 @@ def first_swapped(state, instance):
 def may_start(state, instance, slot):
     """Whether a waiting request has a seat and memory for its whole context beyond the watermark."""
     spec = state.instances[instance]
-    left = free_blocks(state, instance) - blocks_for(state, length(state, slot))
+    left = num_free_blocks(state, instance) - blocks_for(state, length(state, slot))
     above = left >= int(state.params[P.watermark] * spec.total_blocks) or spec.running == 0
     return has_seat(state, instance) and left >= 0 and above
 
@@ -145,9 +145,9 @@ def lose(state, instance, slot):
     """A running request loses its memory to a decode that lacks a block."""
     request, memory = state.requests[slot], state.memory[instance]
     how = SWAP if state.params[P.preemption] == 1 else RECOMPUTE
-    place = place_of(state, instance, slot)
+    place = running_index(state, instance, slot)
     if state.config.class_blind:
-        preempt_front(state, instance, place, how)
+        preempt_to_head(state, instance, place, how)
     else:
         preempt(state, instance, place, how)
     if request.host_tokens > 0:
@@ -173,12 +173,12 @@ def decode_all(state, instance):
         sort_ascending(ranks, order, count)
     place, end = 0, count
     while place < end:
-        while place < end and free_blocks(state, instance) < 1:
+        while place < end and num_free_blocks(state, instance) < 1:
             end -= 1
             lose(state, instance, order[end])
             lost += 1
         if place < end:
-            give(state, instance, order[place], 1)
+            allocate_slots(state, instance, order[place], 1)
             given += 1
         place += 1
     return given, lost
@@ -192,7 +192,7 @@ def swap_in(state, instance, given):
         spec, slot = state.instances[instance], first_swapped(state, instance)
         held = blocks_for(state, state.requests[slot].host_tokens)
         reserve = int(state.params[P.watermark] * spec.total_blocks)
-        fits = free_blocks(state, instance) - held - 1 >= reserve
+        fits = num_free_blocks(state, instance) - held - 1 >= reserve
         if not fits and spec.running > 0:
             break
         given += admit(state, instance, slot, 1)

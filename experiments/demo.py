@@ -39,7 +39,7 @@ def warm_up(scenario: Scenario, policies: Sequence[str], env: Mapping[str, Any])
         UserError: a scenario that cannot be played, or no such environment.
     """
     from agents.environments import make_env
-    from ooco_gym.sim.driver import simulate
+    from ooco_gym.simulation import simulate
 
     for policy in policies:
         simulate(scenario.with_(duration_s=60.0, warmup_s=0.0, drain_s=0.0), policy=policy)
@@ -51,7 +51,7 @@ def warm_up(scenario: Scenario, policies: Sequence[str], env: Mapping[str, Any])
 def simulate_record(scenario: Scenario, policy: str) -> RunRecord:
     """Simulates one scenario and keeps what the report needs of it."""
     from ooco_gym.render import record_of
-    from ooco_gym.sim.driver import simulate
+    from ooco_gym.simulation import simulate
 
     return record_of(simulate(scenario, policy=policy), policy)
 

@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from ooco_gym.envs.features import candidate_table
     from ooco_gym.envs.rule_agent import make_agent
     from ooco_gym.policy import get_policy
-    from ooco_gym.sim.driver import Run, Simulation, simulate
+    from ooco_gym.simulation import Run, Simulation, simulate
     from ooco_gym.zoo import list_policies, load_policy
 
 __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__version__", "candidate_table",
            "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
 
 register_all()
-_LATER = {"simulate": "ooco_gym.sim.driver", "Simulation": "ooco_gym.sim.driver", "Run": "ooco_gym.sim.driver",
+_LATER = {"simulate": "ooco_gym.simulation", "Simulation": "ooco_gym.simulation", "Run": "ooco_gym.simulation",
           "get_policy": "ooco_gym.policy", "make_agent": "ooco_gym.envs.rule_agent",
           "candidate_table": "ooco_gym.envs.features",
           "list_policies": "ooco_gym.zoo", "load_policy": "ooco_gym.zoo"}

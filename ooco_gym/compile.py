@@ -1,4 +1,9 @@
-"""Compilation of the core: numba with a disk cache that knows all the sources a compiled function was built from.
+"""Compilation of the core: all that touches private parts of numba and llvmlite is here, and nowhere else.
+
+Private are a disk cache that knows all the sources of a compiled function, functions that are compiled only together
+with their callers, and references: they hang on versions of numba and llvmlite, which pyproject.toml bounds.
+
+# The disk cache
 
 Numba stamps a cached function with the file that defines it alone. Compiled code, however, holds a copy of everything
 it calls, so a cached event loop would go stale as soon as another file of the core changes. Here the stamp is a digest
@@ -12,6 +17,18 @@ another place and `NUMBA_DISABLE_JIT=1` turns compilation off. One file holds on
 so any number of processes may start at once: at worst each compiles for itself.
 
 Not seen: constants that a rule outside ooco_gym imports from another file of its own.
+
+# Inner functions
+
+For every compiled function numba links in all that it calls, optimises the whole and makes machine code of it: what is
+called at the fifth level five times over. An inner function is typed and lowered, but neither optimised nor made
+machine code of by itself. What Python calls holds a copy of it, and is optimised once.
+
+# References
+
+Numba passes a NamedTuple by value, a word for each field of each array: every call would copy some two hundred, and to
+unpack one that comes from Python takes microseconds. So the state is laid down once (`Handle`), and only its
+address is passed. Attributes of a reference are read where they are used, and never change.
 """
 
 from __future__ import annotations
@@ -26,21 +43,31 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 import numba
-from numba import njit
+import numpy as np
+from llvmlite import ir
+from numba import (
+    _dynfunc,  # pyright: ignore[reportAttributeAccessIssue]
+    njit,
+)
 from numba.core import cgutils, typeinfer, types
 from numba.core.caching import FunctionCache
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompilerBase, DefaultPassBuilder, _LowerResult
+from numba.core.compiler_machinery import register_pass
+from numba.core.datamodel import models
 from numba.core.dispatcher import Dispatcher
+from numba.core.imputils import lower_getattr_generic
 from numba.core.serialize import dumps
-from numba.extending import intrinsic
-
-from ooco_gym.parts import PartCompiler
+from numba.core.typed_passes import NativeLowering
+from numba.core.typing.templates import AttributeTemplate
+from numba.extending import NativeValue, infer_getattr, intrinsic, register_model, unbox
 
 PACKAGE = Path(__file__).resolve().parent
 # A function is built from its own level and those before it, as the imports go.
-LEVELS = (("decisions", "sim"), ("policy",), ("envs",))
+LEVELS = (("sim",), ("policy",), ("envs",))
 RULES = 2                   # levels that a rule outside the package builds on: the simulator and the policy helpers
 KEPT = 8                    # folders of older digests that stay for one source file
 
@@ -62,7 +89,7 @@ def jit(signature: Any = None, **options: Any) -> Any:
 
 
 def inner(function: Callable[..., Any]) -> Any:
-    """Compiles a helper that only compiled code calls, together with what calls it (`parts`).
+    """Compiles a helper that only compiled code calls, together with what calls it (see above).
 
     It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
     live as long as the outermost call. LLVM decides where it is inlined.
@@ -126,6 +153,7 @@ def _compile(function: Callable[..., Any], signature: Any, options: dict[str, An
     return compiled
 
 
+# --- The disk cache -------------------------------------------------------------------------------------------------
 class SourceCache(FunctionCache):
     """Numba's cache of a function's compiled forms, under the digest of all its sources."""
 
@@ -138,7 +166,7 @@ class SourceCache(FunctionCache):
 
 
 class KeyedFiles:
-    """One file for each key in `folder`; stands in for numba's index file, whose writers can cross each other."""
+    """One file for each key in `folder`; stands in for numba's index file, whose writers can cross."""
 
     def __init__(self, folder: Path, prefix: str, stem: str):
         self.folder, self.prefix, self.stem = folder, prefix, stem
@@ -152,7 +180,7 @@ class KeyedFiles:
         return data if stored == key else None
 
     def save(self, key: Any, data: Any) -> None:
-        """Saves `data` under `key`; a cache that cannot be written costs time but stops nobody."""
+        """Saves `data` under `key`; a cache that cannot be written costs time, nothing else."""
         try:
             if not self.folder.exists():
                 self.folder.mkdir(parents=True, exist_ok=True)
@@ -205,8 +233,7 @@ def _levels(path: Path) -> int:
 def core_digest(package: Path, levels: int) -> bytes:
     """Digest of the sources in the first `levels` levels of the compiled core; read once in a process."""
     folders = [folder for level in LEVELS[:levels] for folder in level]
-    own = [package / "compile.py", package / "parts.py"]
-    paths = [*own, *(path for folder in folders for path in (package / folder).rglob("*.py"))]
+    paths = [package / "compile.py", *(path for folder in folders for path in (package / folder).rglob("*.py"))]
     digest = hashlib.blake2b(digest_size=16)
     for path in sorted(paths):
         digest.update(str(path.relative_to(package)).encode() + b"\0")
@@ -235,3 +262,193 @@ def _collect(function: Callable[..., Any], files: set[Path], seen: set[Any]) -> 
     for called in found:
         if isinstance(called, Dispatcher) and called.py_func is not None:
             _collect(called.py_func, files, seen)
+
+
+# --- Inner functions ------------------------------------------------------------------------------------------------
+class Part(JITCodeLibrary):
+    """The code of a part and of all that it calls, to be linked into its callers."""
+
+    def _optimize_final_module(self) -> None:
+        """Left to the callers."""
+
+    def _finalize_final_module(self) -> None:
+        """No machine code is made of it."""
+        self._finalized = True
+
+
+@register_pass(mutates_CFG=True, analysis_only=False)
+class PartLowering(NativeLowering):
+    """Lowers a function into a `Part`, and tells numba that compiled code may call it."""
+
+    _name = "ooco_gym_part_lowering"
+
+    def run_pass(self, state: Any) -> bool:
+        """As numba's own, but for looking up the address of what is no machine code."""
+        name = state.func_id.func_qualname
+        state.library = Part(state.targetctx.codegen(), name)
+        flags, state.flags = state.flags, state.flags.copy()
+        state.flags.no_compile = True
+        super().run_pass(state)
+        state.flags, lowered = flags, state.cr
+        key = _dynfunc.make_function(lowered.fndesc.lookup_module(), name, "", 0, lowered.env, (state.library,))
+        state.targetctx.insert_user_function(key, lowered.fndesc, [state.library])
+        state.cr = _LowerResult(lowered.fndesc, lowered.call_helper, cfunc=key, env=lowered.env)
+        return True
+
+
+class PartCompiler(CompilerBase):
+    """Numba's pipeline for compiled functions, but for the lowering."""
+
+    def define_pipelines(self) -> list[Any]:
+        """Returns the one pipeline."""
+        passes = DefaultPassBuilder.define_nopython_pipeline(self.state)
+        place = next(i for i, (one, _) in enumerate(passes.passes) if one is NativeLowering)
+        passes.passes[place] = (PartLowering, "lowering of a part")
+        passes._finalized = False
+        passes.finalize()
+        return [passes]
+
+
+# --- Records and references -----------------------------------------------------------------------------------------
+class RecordType(types.Record):
+    """Numba's type of a `Record`: a pointer to its numbers."""
+
+
+register_model(RecordType)(models.RecordModel)
+
+
+@unbox(RecordType)
+def _unbox_record(kind, value, c):
+    array = c.context.make_array(types.Array(types.int64, 1, "C"))(c.context, c.builder)
+    failed = c.pyapi.numba_array_adaptor(value, c.builder.bitcast(array._getpointer(), c.pyapi.voidptr))
+    pointer = c.builder.bitcast(array.data, c.context.get_value_type(kind))
+    return NativeValue(pointer, is_error=cgutils.is_not_null(c.builder, failed))
+
+
+class Reference(types.Type):
+    """Address of a compiled NamedTuple that outlives the call."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        super().__init__(name=f"Reference({target.instance_class.__name__})")
+
+
+register_model(Reference)(models.OpaqueModel)
+
+
+@infer_getattr
+class ReferenceAttributes(AttributeTemplate):
+    """A reference has the attributes of what it points to."""
+
+    key = Reference
+
+    def generic_resolve(self, value: Reference, attr: str) -> Any:
+        """Type of an attribute."""
+        if attr in value.target.fields:
+            return value.target.types[value.target.fields.index(attr)]
+        return None
+
+
+@lower_getattr_generic(Reference)
+def _load(context: Any, builder: Any, kind: Reference, value: Any, attr: str) -> Any:
+    place = kind.target.fields.index(attr)
+    whole = builder.bitcast(value, context.get_value_type(kind.target).as_pointer())
+    return _load_parts(builder, cgutils.gep_inbounds(builder, whole, 0, place))
+
+
+def _load_parts(builder: Any, pointer: Any) -> Any:
+    """Loads word by word: so that only what is used is loaded, and, as it is the same at any time, once."""
+    kind = pointer.type.pointee
+    if not isinstance(kind, (ir.BaseStructType, ir.ArrayType)):
+        loaded = builder.load(pointer)
+        loaded.set_metadata("invariant.load", builder.module.add_metadata([]))
+        return loaded
+    whole = cgutils.get_null_value(kind)
+    for part in range(len(getattr(kind, "elements"))):  # noqa: B009 (of structs and arrays, in llvmlite's own words)
+        whole = builder.insert_value(whole, _load_parts(builder, cgutils.gep_inbounds(builder, pointer, 0, part)), part)
+    return whole
+
+
+def _refer(typing_context, value):
+    """Reference to a NamedTuple that a compiled function was given, for the time of its call."""
+
+    def build(context, builder, signature, arguments):
+        place = cgutils.alloca_once_value(builder, arguments[0])
+        address = builder.bitcast(place, cgutils.voidptr_t)
+        # What is read through it must not be taken for what stood there before: the address comes out of nowhere.
+        kind = ir.FunctionType(cgutils.voidptr_t, [cgutils.voidptr_t])
+        return builder.asm(kind, "", "=r,0,~{memory}", [address], True)
+
+    return Reference(value)(value), build
+
+
+refer: Any = intrinsic(_refer)
+
+
+def _prefetch(typing_context, record, offset):
+    """Tells the processor that what is at so many bytes of a record is about to be used: it is on the way by then."""
+
+    def build(context, builder, signature, arguments):
+        place, flag = cgutils.voidptr_t, ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        write, keep, data = flag(1), flag(3), flag(1)
+        address = cgutils.pointer_add(builder, arguments[0], arguments[1])
+        builder.call(function, [builder.bitcast(address, place), write, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(record, offset), build
+
+
+prefetch: Any = intrinsic(_prefetch)
+
+
+def _write_at(typing_context, value, address):
+    """Writes a NamedTuple to where a `Handle` keeps it."""
+
+    def build(context, builder, signature, arguments):
+        kind = context.get_value_type(signature.args[0]).as_pointer()
+        builder.store(arguments[0], builder.inttoptr(arguments[1], kind))
+        return context.get_dummy_value()
+
+    return types.void(value, types.int64), build
+
+
+write_at: Any = intrinsic(_write_at)
+
+
+def layer(target: Any) -> Any:
+    """Compiles what lays a NamedTuple of this type down, for `Handle`."""
+
+    @jit(types.void(target, types.int64))
+    def lay(value, address):
+        write_at(value, address)
+
+    return lay
+
+
+class Handle:
+    """A NamedTuple of arrays laid down for compiled code: `address` stays valid as long as the handle lives."""
+
+    def __init__(self, value: NamedTuple, lay: Any) -> None:
+        self.value = value  # its arrays must live as long as the address is used
+        words = sum(5 + 2 * array.ndim for array in value)  # more than enough where it is a record: that is a pointer
+        self._memory = np.zeros(words, np.int64)
+        self.address = int(self._memory.ctypes.data)
+        lay(value, self.address)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("a handle is an address in this process: copy or pickle what it was made of")
+
+
+def reference_at(target: Any) -> Any:
+    """Builds a compiled helper that turns the address of a `Handle` (int64) into a reference to its NamedTuple."""
+
+    @intrinsic
+    def value(typing_context, address):
+        def build(context, builder, signature, arguments):
+            return builder.inttoptr(arguments[0], cgutils.voidptr_t)
+
+        return Reference(target)(types.int64), build
+
+    return value

@@ -12,8 +12,7 @@ import pytest
 from numba import njit
 
 import ooco_gym.compile as compile_module
-from ooco_gym.compile import inlined, inner
-from ooco_gym.parts import Part
+from ooco_gym.compile import Part, inlined, inner
 
 SOURCES = Path(compile_module.__file__).parent
 
@@ -92,7 +91,7 @@ def package(tmp_path: Path) -> Path:
         (root / folder).mkdir(parents=True)
         (root / folder / "__init__.py").write_text("")
     (root / "__init__.py").write_text("")
-    for name in ("compile.py", "parts.py"):
+    for name in ("compile.py",):
         shutil.copy(SOURCES / name, root)
     (root / "sim" / "helper.py").write_text(HELPER.format(add=1))
     (root / "sim" / "loop.py").write_text(LOOP)
@@ -147,7 +146,7 @@ def test_broken_cache_file_is_compiled_again(package: Path) -> None:
 
 
 def test_package_folder_that_cannot_be_written(package: Path, tmp_path: Path) -> None:
-    (package / "sim" / "__pycache__").write_text("a file where the folder would be: nobody, root included, writes here")
+    (package / "sim" / "__pycache__").write_text("a file where the folder would be: not even root writes here")
     home = str(tmp_path / "home")
     environment = {"HOME": home, "XDG_CACHE_HOME": home, "PYTHONDONTWRITEBYTECODE": "1"}
     assert run(package, **environment) == ["112", "2", "0", "0", "0"]

@@ -37,7 +37,7 @@ def test_a_window_begins_at_the_time_asked_for_even_before_the_warm_up_would():
     """Midnight has a day before it: the window's own requests are those of that time of day."""
     import numpy as np
 
-    from ooco_gym.sim.driver import requests_of
+    from ooco_gym.simulation import requests_of
     from ooco_gym.workload import generate
 
     scenario = Scenario(workload="azure_conv", rate_scale=0.05, start_s=0.0, duration_s=900.0, seed=3)
@@ -53,7 +53,7 @@ def test_a_window_begins_at_the_time_asked_for_even_before_the_warm_up_would():
 
 def test_a_trace_file_is_measured_from_its_first_request_on(tmp_path):
     """Nothing precedes a trace, so a window at its start has no warm-up, and loses nothing to one."""
-    from ooco_gym.sim.driver import requests_of
+    from ooco_gym.simulation import requests_of
 
     path = tmp_path / "short.csv"
     rows = "\n".join(f"{i}.5,100,10,online" for i in range(60))

@@ -31,7 +31,7 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs.config import pack_parameter
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
-from ooco_gym.policy.bundle import HOOKS
+from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
 from ooco_gym.sim import state as s
 

@@ -153,7 +153,7 @@ def bound_of(env: Any, window: tuple[int, int], budget: float = 0.03) -> float:
 
 def _at_start(env: Any, window: tuple[int, int]) -> s.State:
     """The state at the window's start, before any decision of it."""
-    from ooco_gym.sim.driver import Simulation
+    from ooco_gym.simulation import Simulation
 
     simulation = Simulation(env.config.window(*window), env.simulation.policy)
     simulation.advance(simulation.window_s[0])

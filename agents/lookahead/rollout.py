@@ -41,9 +41,8 @@ from ooco_gym.envs.stepping import (
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import REFERENCE_BATCH
-from ooco_gym.sim.driver import Simulation
-from ooco_gym.sim.look import bring_up
-from ooco_gym.sim.loop import RUN_SIGNATURE, run
+from ooco_gym.sim.loop import RUN_SIGNATURE, flush_handle, run
+from ooco_gym.simulation import Simulation
 
 _TIE = 1e-9
 PRICED = ("ttft", "tpot", "burst")  # parts of the reward that the weight of costs multiplies
@@ -279,7 +278,7 @@ class Futures:
         """Yields `count` states, the same object each time, that go on differently from `true`."""
         for place in self._random.permutation(len(self._traces))[:count]:
             self._lay(true, self._traces[place])
-            bring_up(self._handle.address)
+            flush_handle(self._handle.address)
             self._draw_lengths()
             change_lengths(self._handle.address)
             yield self.state

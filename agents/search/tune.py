@@ -32,7 +32,7 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import Param, Policy, get_policy, is_policy, list_policies, spelled, split_name
-from ooco_gym.policy.bundle import SETTINGS
+from ooco_gym.policy.policy import SETTINGS
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
 

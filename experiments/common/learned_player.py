@@ -21,7 +21,7 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.scenario import Scenario
-from ooco_gym.sim.driver import Run
+from ooco_gym.simulation import Run
 from ooco_gym.workload import workload_peak_start_s
 
 

@@ -145,7 +145,7 @@ def idle_floor(scenario: Scenario, seed: int, sample: int) -> float:
     A sample of them is played through the simulator, so far apart that none meets another.
     """
     from ooco_gym.metrics.summary import summarise
-    from ooco_gym.sim.driver import simulate
+    from ooco_gym.simulation import simulate
     from ooco_gym.workload import load_workload, workload_peak_start_s, write_trace
 
     slo, start_s = scenario.load_slo(), scenario.start_s

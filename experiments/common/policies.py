@@ -20,7 +20,7 @@ from experiments.common.store import code_digest
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.jobs import is_worker
 from ooco_gym.policy import Policy, get_policy, spelling_of
-from ooco_gym.policy.bundle import HOOKS
+from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS
 
 if TYPE_CHECKING:

@@ -59,7 +59,7 @@ def simulate_requests(requests: dict[str, np.ndarray], cluster: dict[str, Any], 
     """
     from ooco_gym.scenario import Scenario
     from ooco_gym.sim import state as s
-    from ooco_gym.sim.driver import Simulation
+    from ooco_gym.simulation import Simulation
     from ooco_gym.workload import Trace, write_trace
 
     n = len(requests["arrival_s"])

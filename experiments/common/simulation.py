@@ -7,7 +7,7 @@ from typing import Any
 
 from ooco_gym.metrics.summary import summarise
 from ooco_gym.scenario import Scenario
-from ooco_gym.sim.driver import simulate
+from ooco_gym.simulation import simulate
 
 NO_SAMPLES_S = 1e7  # an interval that no run is long enough for: samples over time are not needed here
 

@@ -65,7 +65,7 @@ def code_digest(modules: Sequence[str], groups: Sequence[str] = PLAYED_GROUPS, p
     """Digest of what the code does that modules import, directly or not, without comments and docstrings.
 
     Args:
-        modules: names, such as `ooco_gym.sim.driver`, or `baselines.*` for all of a package; of one that is not of our
+        modules: names, such as `ooco_gym.simulation`, or `baselines.*` for all of a package; of one that is not of our
             packages its own file counts.
         groups: of the configuration, whose values count, too.
         peaks: whether the stored peak factors count: not for what has its load in numbers.

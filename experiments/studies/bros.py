@@ -24,7 +24,7 @@ from ooco_gym.report import console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.driver import Run, Simulation
+from ooco_gym.simulation import Run, Simulation
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig

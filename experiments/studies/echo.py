@@ -35,7 +35,7 @@ from ooco_gym.scenario import Scenario
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-    from ooco_gym.sim.driver import Run
+    from ooco_gym.simulation import Run
 
 BASELINE = "echo_bs"
 VARIANTS = ("echo_bs", "echo_bs_e", "echo_bs_e_s", "echo")
@@ -137,7 +137,7 @@ BIN_S = 900.0
 def simulate_served(scenario: Scenario, policy: str) -> dict[str, Any]:
     """Simulates a scenario; returns its summary with `curves` (`curves_of`). A worker process runs this."""
     from ooco_gym.metrics.summary import summarise
-    from ooco_gym.sim.driver import simulate
+    from ooco_gym.simulation import simulate
 
     run = simulate(scenario, policy=policy, sample_s=BIN_S)
     return {**summarise(run), "curves": curves_of(run)}
@@ -472,7 +472,7 @@ def readings(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def cost(bench: Bench, options: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Processor time of an iteration, with the simulator's own part, by how many offline requests wait."""
-    from ooco_gym.sim.driver import Simulation
+    from ooco_gym.simulation import Simulation
 
     chosen, rows = options["cost"], []
     for waiting_requests in chosen["waiting"]:

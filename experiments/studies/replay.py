@@ -204,7 +204,7 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
         UserError: the chip or model is unknown, or a request does not fit the engine's blocks.
     """
     from ooco_gym.sim import state as s
-    from ooco_gym.sim.driver import simulate
+    from ooco_gym.simulation import simulate
     from ooco_gym.workload import Trace, write_trace
 
     rows, engine = run.requests, run.engine

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.decisions import POINTS, call_rule
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps
 from ooco_gym.policy import policy_of, rules
+from ooco_gym.policy.decisions import POINTS, call_rule
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.driver import Simulation, requests_of, simulate
+from ooco_gym.simulation import Simulation, requests_of, simulate
 from ooco_gym.workload import Trace, write_trace
 from ooco_gym.workload.sharing import hash_blocks
 

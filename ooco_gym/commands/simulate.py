@@ -29,7 +29,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.render import write_samples
-    from ooco_gym.sim.driver import simulate
+    from ooco_gym.simulation import simulate
 
     scenario = scenario_of(cfg).resolve()
     policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)

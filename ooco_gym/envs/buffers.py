@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import typeof, types
 
-from ooco_gym.compile import function_at, jit
-from ooco_gym.decisions import POINTS
+from ooco_gym.compile import Handle, Reference, function_at, jit, layer, reference_at
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
-from ooco_gym.sim.reference import Handle, Reference, layer, reference_at
+from ooco_gym.policy.decisions import POINTS
 from ooco_gym.sim.state import STATE_TYPE
 
 # --- Kinds of decisions: the points of the simulator, and by the clock one of some levels, or a vector of levels -----

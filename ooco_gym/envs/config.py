@@ -11,7 +11,7 @@ import numpy as np
 
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, whole_number
-from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.policy import Policy
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import DAY_S, Scenario
 

@@ -18,7 +18,7 @@ from ooco_gym.envs import ENVIRONMENTS
 from ooco_gym.envs.buffers import CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, STEP_SIGNATURE
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.features import CANDIDATES, DECISIONS, Feature
-from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.state import State
 

@@ -11,7 +11,6 @@ import numpy as np
 
 from ooco_gym.cluster import Cluster
 from ooco_gym.compile import address_of
-from ooco_gym.decisions import addresses, ask_outside, call_rule
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
@@ -19,13 +18,14 @@ from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, sl
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
-from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
+from ooco_gym.policy.policy import Policy
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, facts_of
-from ooco_gym.sim.driver import Simulation, prepared, rules_of
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
-from ooco_gym.sim.reference import bytes_of
+from ooco_gym.sim.records import bytes_of
+from ooco_gym.simulation import Simulation, prepared, rules_of
 from ooco_gym.workload import Trace
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)

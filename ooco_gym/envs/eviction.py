@@ -12,7 +12,7 @@ from ooco_gym.envs.stepping import partner_pick, pending_view
 from ooco_gym.envs.vector import register
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
-from ooco_gym.sim.decode import settle
+from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import DECLINE, EVICT
 
 
@@ -21,7 +21,7 @@ def offer_victims(state, buffers, i):
     """The partner's choice, the longest, the shortest, the last to join, then quantiles of length."""
     view = pending_view(state)
     instance, count = view.instance, view.candidates.size
-    settle(state, instance)
+    flush(state, instance)
     chosen = buffers.chosen[i]
     wanted = partner_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if 0 <= wanted < count else 0)

@@ -18,7 +18,7 @@ from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
-from ooco_gym.sim.decode import settle_books
+from ooco_gym.sim.decode import flush_totals
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
 
 # --- Vector arithmetic: each of these is an instruction or two --------------------------------------------------------
@@ -209,7 +209,7 @@ def _fill_row(state, instance, day_s, out):
     """Writes the features before their logarithms are taken; 0 for those that the episode keeps, and beyond."""
     spec, observed = state.instances[instance], state.observed
     now = state.clock.now_ps
-    settle_books(state, instance)
+    flush_totals(state, instance)
     context = spec.urgent_context + spec.offline_context
     out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
     out[1] = context / max(1, spec.decodable)
@@ -266,7 +266,7 @@ def _fill_strict(state, out):
     first, total = state.config.relaxed_count, state.instances.size
     latency = online = offline = free = hungry = arriving = context = 0.0
     for instance in range(first, total):
-        settle_books(state, instance)
+        flush_totals(state, instance)
         spec = state.instances[instance]
         per_seat = 1.0 / state.tables[spec.belief].bs_sat
         step = predict_decode(state, instance, spec.decodable, spec.urgent_context + spec.offline_context)
@@ -370,7 +370,7 @@ def fill_step(state, instance, requests, context, out):
 @inner
 def fill_instance(state, instance, slot, decodes, out):
     """Writes the CANDIDATES features of an instance that a request may go to, for prefill or to decode."""
-    settle_books(state, instance)
+    flush_totals(state, instance)
     spec, now = state.instances[instance], state.clock.now_ps
     tokens = length(state, slot)
     out[0] = 1.0

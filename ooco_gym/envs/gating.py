@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ooco_gym.compile import prefetch
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_spread
 from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
-from ooco_gym.sim.front import SHORTEST
-from ooco_gym.sim.reference import CACHE_LINE, bring
+from ooco_gym.sim.records import CACHE_LINE
 from ooco_gym.sim.state import GATE, HOLD
+from ooco_gym.sim.waiting import SHORTEST
 
 WINDOW = 64  # waiting requests from which the candidates are chosen
 
@@ -27,7 +28,7 @@ def offer_gate(state, buffers, i):
     chosen[0] = first
     offered = add_choice(chosen, 1, wanted)
     # What fits is no longer than what does not: the first ones by length are the candidates.
-    shortest, low, high = state.front[instance, SHORTEST], 0, 0
+    shortest, low, high = state.waiting_window[instance, SHORTEST], 0, 0
     for index in range(count):
         low += index * (shortest[index] == first)
         high += index * (shortest[index] == wanted)
@@ -36,8 +37,8 @@ def offer_gate(state, buffers, i):
     offered = add_spread(shortest, chosen, offered, count - offered, min(low, high), max(low, high))
     logs, rate, free = stack_logs(), fast_rate(state), state.instances[instance].free_blocks
     for k in range(offered):
-        bring(state.requests[chosen[k]], 0)
-        bring(state.requests[chosen[k]], CACHE_LINE)
+        prefetch(state.requests[chosen[k]], 0)
+        prefetch(state.requests[chosen[k]], CACHE_LINE)
     for k in range(offered):
         fill_request(state, instance, chosen[k], free, rate, logs, k, buffers.candidates[i, k])
         buffers.candidates[i, k, 15] = chosen[k] == wanted

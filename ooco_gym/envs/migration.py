@@ -14,7 +14,7 @@ from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.decode import settle
+from ooco_gym.sim.decode import flush
 
 
 @inner
@@ -38,7 +38,7 @@ def _gather(state, buffers, i, free):
     """Writes to State.scratch what the instance could still pull, (length, request) pairs. Returns how many."""
     available, picked = 0, buffers.turns[i, b.PICKED]
     for source in range(state.config.relaxed_count):
-        settle(state, source)
+        flush(state, source)
         for j in range(state.instances[source].offline_members):
             slot = state.members[s.OFFLINE, source, j]
             request = state.requests[slot]
@@ -59,7 +59,7 @@ def offer_pulls(state, buffers, i):
     instance = state.pending.instance
     if turn[b.PICKED] == 0:
         _plan(state, buffers, i)
-    settle(state, instance)
+    flush(state, instance)
     spec, more = state.instances[instance], turn[b.PICKED]
     free, context = spec.free_blocks, spec.urgent_context + spec.offline_context + spec.arriving_context
     for j in range(more):

@@ -15,8 +15,8 @@ from ooco_gym.envs.filling import fill_step, share
 from ooco_gym.envs.stepping import set_margin
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError
-from ooco_gym.policy.bundle import Policy
-from ooco_gym.sim.decode import settle
+from ooco_gym.policy.policy import Policy
+from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import ASK
 
 
@@ -24,7 +24,7 @@ from ooco_gym.sim.state import ASK
 def offer_levels(state, buffers, i):
     """The levels that the margin may have, in ascending order."""
     instance = min(state.config.relaxed_count, state.instances.size - 1)
-    settle(state, instance)
+    flush(state, instance)
     spec = state.instances[instance]
     context = spec.urgent_context + spec.offline_context
     index = int(buffers.settings[b.PACK_PARAM])

@@ -10,7 +10,7 @@ from ooco_gym.envs.decision import Decision, OpenDecision
 from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
 from ooco_gym.envs.vector import register
 from ooco_gym.sim.costs import predict_prefill
-from ooco_gym.sim.decode import settle
+from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import INTERRUPT, KEEP, STOP
 
 
@@ -18,7 +18,7 @@ from ooco_gym.sim.state import INTERRUPT, KEEP, STOP
 def offer_interrupt(state, buffers, i):
     """The request that has arrived is the one candidate: to take it is to stop what runs."""
     instance, slot = state.pending.instance, state.pending.request
-    settle(state, instance)
+    flush(state, instance)
     spec, out = state.instances[instance], buffers.candidates[i, 0]
     logs = stack_logs()
     fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)

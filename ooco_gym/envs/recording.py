@@ -24,7 +24,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.sim import queues as q
 from ooco_gym.sim import state as s
-from ooco_gym.sim.look import look
+from ooco_gym.sim.loop import look
 
 ONLINE_PREFILL, OFFLINE_PREFILL, DECODE_WORK, MIXED_WORK, TRANSFER = range(5)
 WORK = ("online prefill", "offline prefill", "decode", "mixed iteration", "transfer")

@@ -12,13 +12,13 @@ from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
 from ooco_gym.errors import UserError
 from ooco_gym.sim import state as s
+from ooco_gym.sim.batch import first_step
 from ooco_gym.sim.costs import prefill_one
-from ooco_gym.sim.decode import cut, settle, settle_books
+from ooco_gym.sim.decode import cut, flush, flush_totals
 from ooco_gym.sim.dispatch import ask_rule
 from ooco_gym.sim.lanes import drop_lanes
 from ooco_gym.sim.loop import run_at
 from ooco_gym.sim.state import View, rule_at, state_at
-from ooco_gym.sim.tokens import first_step
 
 
 @inlined
@@ -64,7 +64,7 @@ def set_margin(state, buffers, value):
 def end_runs(state):
     """Lets what strict instances run end with its step: the next one is composed under other parameters."""
     for instance in range(state.config.relaxed_count, state.instances.size):
-        settle_books(state, instance)
+        flush_totals(state, instance)
         cut(state, instance)
 
 
@@ -390,7 +390,7 @@ def change_lengths(handle):
         drop_lanes(state, instance)  # they count on the old lengths
         if spec.activity != s.DECODE:
             continue
-        settle(state, instance)
+        flush(state, instance)
         cut(state, instance)
         left, miss_ps = np.int64(s.NEVER), np.int64(s.NEVER)
         for i in range(spec.running):

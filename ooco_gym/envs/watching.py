@@ -14,7 +14,7 @@ from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.recording import Answered, Asking, Recorder, clock_of, write_trace
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.sim import state as s
-from ooco_gym.sim.look import look
+from ooco_gym.sim.loop import look
 
 
 class Watch:

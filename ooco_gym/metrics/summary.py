@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ooco_gym.metrics.quality import Rules, judge, worst_window_rate
+from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
 from ooco_gym.sim.state import FINISHED, PS_PER_S, ROLE_NAMES
-from ooco_gym.sim.tokens import ITL_FIRST_PS, ITL_WIDTH
 
 if TYPE_CHECKING:
-    from ooco_gym.sim.driver import Run
+    from ooco_gym.simulation import Run
 
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 

@@ -15,7 +15,7 @@ from ooco_gym.sim.state import FINISHED, PS_PER_S
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ooco_gym.sim.driver import Run
+    from ooco_gym.simulation import Run
 
 
 def requests_table(run: Run, everything: bool = False) -> pa.Table:

@@ -3,7 +3,7 @@
 Compiled rules are imported with the policy that needs them, so that `import ooco_gym` stays quick.
 """
 
-from ooco_gym.policy.bundle import Param, Policy, slots
+from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.registry import get_policy, is_policy, list_policies, policy_of, spelled, spelling_of, split_name
 
 __all__ = ["Param", "Policy", "get_policy", "is_policy", "list_policies", "policy_of", "slots", "spelled",

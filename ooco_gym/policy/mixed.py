@@ -8,32 +8,55 @@ State.members[BATCH] in the order of admission; waiting ones are the linked queu
 import numpy as np
 
 from ooco_gym.compile import inner
-from ooco_gym.decisions import COMPOSE, hook
+from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
-from ooco_gym.sim.iteration import iteration_latency
-from ooco_gym.sim.order import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
+from ooco_gym.sim.mixed import iteration_latency
 from ooco_gym.sim.state import BATCH, RECOMPUTE, SWAP
-from ooco_gym.sim.verbs import (
+from ooco_gym.sim.step_actions import (
     admit,
-    blocks_for_more,
-    cached,
+    allocate_slots,
     fits_chunk,
     fits_whole,
-    found,
-    free_blocks,
-    give,
+    get_computed_blocks,
+    get_computed_tokens,
     has_seat,
-    lacking,
-    place_of,
+    missing,
+    num_free_blocks,
+    num_new_blocks,
     preempt,
-    preempt_front,
-    take_back,
+    preempt_to_head,
+    running_index,
+    unschedule,
     wake_at,
 )
+from ooco_gym.sim.waiting import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
 
-__all__ = ["RECOMPUTE", "SWAP", "admit", "blocks_for_more", "bucket_of", "bucket_start", "cached", "fits_chunk",
-           "fits_whole", "found", "free_blocks", "give", "has_seat", "iteration_latency", "lacking", "next_in_order",
-           "place_of", "preempt", "preempt_front", "previous_in_order", "rank_of", "take_back", "wake_at", "worthless"]
+__all__ = [
+    "RECOMPUTE",
+    "SWAP",
+    "admit",
+    "allocate_slots",
+    "bucket_of",
+    "bucket_start",
+    "fits_chunk",
+    "fits_whole",
+    "get_computed_blocks",
+    "get_computed_tokens",
+    "has_seat",
+    "iteration_latency",
+    "missing",
+    "next_in_order",
+    "num_free_blocks",
+    "num_new_blocks",
+    "preempt",
+    "preempt_to_head",
+    "previous_in_order",
+    "rank_of",
+    "running_index",
+    "unschedule",
+    "wake_at",
+    "worthless",
+]
 
 
 @inner
@@ -64,9 +87,9 @@ def preempt_least(state, instance):
     Blocks that these tokens would have filled stay findable, as in the engine.
     """
     place = least_important(state, instance)
-    tokens = np.int64(state.requests[state.members[BATCH, instance, place]].scheduled_tokens)
+    tokens = np.int64(state.requests[state.members[BATCH, instance, place]].num_scheduled_tokens)
     if state.config.class_blind:
-        preempt_front(state, instance, place, RECOMPUTE)
+        preempt_to_head(state, instance, place, RECOMPUTE)
     else:
         preempt(state, instance, place, RECOMPUTE)
     return place, tokens
@@ -74,15 +97,15 @@ def preempt_least(state, instance):
 
 @inner
 def continue_running(state, instance, budget):
-    """vLLM V1's first half: running requests, in order, get all the tokens that they lack, as far as the budget goes.
+    """vLLM V1's first half: running requests, in order, get all the tokens that they miss, as far as the budget goes.
 
-    One that lacks a block takes it from the least important. Returns (budget left, how many were preempted).
+    One without a free block takes it from the least important. Returns (budget left, how many were preempted).
     """
     spec, batch, place, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
     while place < spec.running and budget > 0:
         slot = batch[place]
-        tokens = min(lacking(state, slot), budget)
-        while not give(state, instance, slot, tokens):
+        tokens = min(missing(state, slot), budget)
+        while not allocate_slots(state, instance, slot, tokens):
             victim, freed = preempt_least(state, instance)
             budget += freed
             preempted += 1
@@ -111,7 +134,7 @@ def admit_waiting(state, instance, budget):
 
 @hook(COMPOSE)
 def schedule_v1(view):
-    """vLLM's V1 schedule: what runs first, then, unless somebody lost memory, what waits.
+    """vLLM's V1 schedule: what runs first, then, unless a request was preempted, what waits.
 
     Where all that an iteration did was to take memory away, the engine schedules again at once.
     """

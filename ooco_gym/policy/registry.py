@@ -33,7 +33,7 @@ from typing import Any
 import yaml
 
 from ooco_gym.errors import UserError, nearest, unknown
-from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.policy import Policy
 from ooco_gym.resources import load_yaml, names
 
 GROUP = "ooco_gym.policies"

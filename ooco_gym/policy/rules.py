@@ -2,33 +2,21 @@
 
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length, predict_decode, predict_prefill
-from ooco_gym.sim.decode import settle, settle_books, urgent_load
+from ooco_gym.sim.decode import flush, flush_totals, urgent_load
 from ooco_gym.sim.lanes import gather_lengths
-from ooco_gym.sim.state import (
-    ALL,
-    FULL,
-    KEEP,
-    NEVER,
-    OFFLINE,
-    PREFILL_OFFLINE,
-    PREFILL_ONLINE,
-    RESIDENT,
-    STAY,
-    URGENT,
-    WAITING,
-)
 
-__all__ = ["blocks_for", "gather_lengths", "length", "predict_decode", "predict_prefill", "settle", "settle_books"]
+__all__ = ["blocks_for", "flush", "flush_totals", "gather_lengths", "length", "predict_decode", "predict_prefill"]
 
 
 # --- What a rule may ask about an instance --------------------------------------------------------------------------
 @inlined
 def decodable(state, instance, row):
-    """(How many requests of a class decode on a settled instance, the sum of their context lengths in tokens)."""
+    """(How many requests of a class decode on a flushed instance, the sum of their context lengths in tokens)."""
     spec = state.instances[instance]
-    if row == URGENT:
+    if row == s.URGENT:
         return spec.urgent_decodable, spec.urgent_context
     return spec.decodable - spec.urgent_decodable, spec.offline_context
 
@@ -46,7 +34,7 @@ def tpot_bound(state, instance):
     if state.config.own_tpot == 0:
         return bound
     for i in range(state.instances[instance].urgent_members):
-        request = state.requests[state.members[URGENT, instance, i]]
+        request = state.requests[state.members[s.URGENT, instance, i]]
         if request.online:
             bound = min(bound, request.tpot_slo_ps)
     return bound
@@ -57,8 +45,8 @@ def write_urgent(state, instance):
     """Writes the online requests that decode on an instance to State.picks; returns how many."""
     count = 0
     for i in range(state.instances[instance].urgent_members):
-        slot = state.members[URGENT, instance, i]
-        if state.requests[slot].status == RESIDENT:
+        slot = state.members[s.URGENT, instance, i]
+        if state.requests[slot].status == s.RESIDENT:
             state.picks[count] = slot
             count += 1
     return count
@@ -87,12 +75,12 @@ def shortest(view):
 @inner
 def least_backlog(state, online):
     """Relaxed instance with the least predicted prefill backlog of a class (xLLM's SLO-aware routing)."""
-    best, least = 0, NEVER
+    best, least = 0, s.NEVER
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         tokens = spec.online_waiting_tokens if online else spec.online_waiting_tokens + spec.offline_waiting_tokens
         backlog = predict_prefill(state, instance, tokens) if tokens > 0 else 0
-        if online and (spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE):
+        if online and (spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE):
             backlog += spec.end_ps - state.clock.now_ps
         if backlog < least:
             best, least = instance, backlog
@@ -102,7 +90,7 @@ def least_backlog(state, online):
 @inner
 def fewest_requests(state):
     """Instance with the fewest requests, running and waiting; of equals the first."""
-    best, least = 0, NEVER
+    best, least = 0, s.NEVER
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         requests = spec.running + spec.online_waiting + spec.offline_waiting
@@ -114,7 +102,7 @@ def fewest_requests(state):
 @inner
 def lightest_strict(state, slot, bound_ps):
     """First strict instance whose believed latency with the request stays within the bound, else the fastest."""
-    best, least = state.config.relaxed_count, NEVER
+    best, least = state.config.relaxed_count, s.NEVER
     for instance in range(state.config.relaxed_count, state.instances.size):
         spec = state.instances[instance]
         online, context = urgent_load(state, instance)
@@ -131,18 +119,18 @@ def lightest_strict(state, slot, bound_ps):
 def route_by_class(state, slot, bound_ps):
     """Arrivals to the least prefill backlog; online requests to the lightest strict instance; offline ones stay."""
     request = state.requests[slot]
-    if request.status < WAITING:
+    if request.status < s.WAITING:
         return least_backlog(state, request.urgent)
     if request.urgent:
         return lightest_strict(state, slot, bound_ps)
-    return STAY
+    return s.STAY
 
 
 @inlined
 def all_fit(state, instance, bound_ps):
-    """Whether a step of all that decode on a settled instance keeps the bound; the loop asks again once it does not."""
-    online, online_context = decodable(state, instance, URGENT)
-    offline, offline_context = decodable(state, instance, OFFLINE)
+    """Whether a step of all that decode on a flushed instance keeps the bound; the loop asks again once it does not."""
+    online, online_context = decodable(state, instance, s.URGENT)
+    offline, offline_context = decodable(state, instance, s.OFFLINE)
     fits = predict_decode(state, instance, online + offline, online_context + offline_context) <= bound_ps
     state.instances[instance].bound_ps = bound_ps if fits else 0
     return fits
@@ -201,44 +189,44 @@ def sum_of_smallest(keys, count, few):
 
 
 # --- The plainest rule for each point -------------------------------------------------------------------------------
-@hook(ROUTE, settles=True)
+@hook(ROUTE, flushes=True)
 def route_least_backlog(view):
     """Arrivals to the least prefill backlog; online requests to a strict instance; offline ones stay."""
     return route_by_class(view.state, view.request, view.state.config.default_tpot_ps)
 
 
-@hook(ROUTE, settles=True)
+@hook(ROUTE, flushes=True)
 def route_fewest_requests(view):
     """Arrivals to the mixed instance with the fewest requests, running and waiting; of equals the first."""
     return fewest_requests(view.state)
 
 
-@hook(INTERRUPT, settles=True)
+@hook(INTERRUPT, flushes=True)
 def never_interrupt(view):
     """Offline work runs to its end."""
-    return KEEP
+    return s.KEEP
 
 
-@hook(GATE, settles=True)
+@hook(GATE, flushes=True)
 def first_come(view):
     """Start the first waiting request, always."""
     return 0
 
 
-@hook(COMPOSE, settles=True)
-def everybody(view):
+@hook(COMPOSE, flushes=True)
+def every_resident(view):
     """All that is resident decodes, whatever the step takes."""
-    view.state.instances[view.instance].bound_ps = NEVER
-    return ALL
+    view.state.instances[view.instance].bound_ps = s.NEVER
+    return s.ALL
 
 
-@hook(EVICT, settles=True)
+@hook(EVICT, flushes=True)
 def last_joined(view):
     """The resident that joined last gives way (as vLLM recomputes)."""
     return view.candidates.size - 1
 
 
-@hook(PULL, settles=True)
+@hook(PULL, flushes=True)
 def never_pull(view):
     """Nothing is pulled."""
-    return FULL
+    return s.FULL

@@ -27,7 +27,7 @@ from ooco_gym.render.record import (
 from ooco_gym.report import Section, Table, duration, number, percent, with_interval, write_page
 
 if TYPE_CHECKING:
-    from ooco_gym.sim.driver import Run
+    from ooco_gym.simulation import Run
 
 
 def report(path: str | os.PathLike[str], runs: Sequence[Run | RunRecord], extra_tables: Sequence[Section | Table] = (),

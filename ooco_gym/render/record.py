@@ -21,7 +21,7 @@ from ooco_gym.scenario import Scenario, workload_name
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ooco_gym.sim.driver import Run
+    from ooco_gym.simulation import Run
 
 SAMPLES_FILE, REQUESTS_FILE = "samples.npz", "requests.parquet"
 SUMMARY_FILE, CONFIG_FILE = "summary.json", "config.yaml"

@@ -1,12 +1,34 @@
-"""Who takes part in a decode step, and the memory that the batch's next tokens need."""
+"""The batch of a decode run: which requests take part, and what its steps do to them.
+
+That is the memory that their next tokens need, the tokens, the times between them, and the misses that become certain.
+"""
+
+import math
 
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.lanes import COMPOSED, WRITTEN, member_count, write_down
+from ooco_gym.sim import state as s
+from ooco_gym.sim.costs import MAX_STEPS, blocks_for, decode_latency, length
+from ooco_gym.sim.lanes import (
+    COMPOSED,
+    GAP,
+    LATEST,
+    UNKNOWN,
+    WRITTEN,
+    drop_lanes,
+    fewest_left,
+    first_miss,
+    hold_until,
+    laned,
+    lay,
+    member_count,
+    open_lanes,
+    stretch_gaps,
+    write_down,
+)
+from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish_deadline, take_blocks
 from ooco_gym.sim.queues import number_members
-from ooco_gym.sim.state import BATCH, DECODE, OFFLINE, RESIDENT, URGENT
 
 
 @inner
@@ -14,20 +36,20 @@ def _fill_picked(state, instance, picks):
     """Writes the picked slots that are residents here to the batch row, each once; returns how many."""
     spec, count = state.instances[instance], 0
     seen = state.scratch  # by place in the member lists
-    seen[URGENT, : spec.urgent_members] = 0
-    seen[OFFLINE, : spec.offline_members] = 0
+    seen[s.URGENT, : spec.urgent_members] = 0
+    seen[s.OFFLINE, : spec.offline_members] = 0
     number_members(state, instance)
     for i in range(picks):
         slot = state.picks[i]
         if slot < 0 or slot >= state.requests.size:
             continue
         request = state.requests[slot]
-        if request.status != RESIDENT or request.instance != instance:
+        if request.status != s.RESIDENT or request.instance != instance:
             continue
-        row = URGENT if request.urgent else OFFLINE
+        row = s.URGENT if request.urgent else s.OFFLINE
         if seen[row, request.position] == 0:
             seen[row, request.position] = 1
-            state.members[BATCH, instance, count] = slot
+            state.members[s.BATCH, instance, count] = slot
             count += 1
     return count
 
@@ -36,16 +58,16 @@ def _fill_picked(state, instance, picks):
 def _fill_all(state, instance):
     """Writes everything decodable to the batch row, urgent requests first; returns how many.
 
-    Where that is every member, and rules settle whom they look at, it is written once somebody does (`sim.lanes`).
+    Where that is every member, and rules flush the instances that they read, it is written at the next flush.
     """
-    spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
+    spec, count, batch = state.instances[instance], 0, state.members[s.BATCH, instance]
     if state.config.rules_flush and spec.decodable == spec.urgent_members + spec.offline_members:
         spec.unwritten = COMPOSED
         return spec.decodable
-    for row in (URGENT, OFFLINE):
+    for row in (s.URGENT, s.OFFLINE):
         members = state.members[row, instance]
         for i in range(member_count(spec, row)):
-            if state.requests[members[i]].status == RESIDENT:
+            if state.requests[members[i]].status == s.RESIDENT:
                 batch[count] = members[i]
                 count += 1
     return count
@@ -72,7 +94,7 @@ def growth(state, instance, steps):
     total = 0
     write_down(state, instance)
     for i in range(state.instances[instance].running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         total += max(0, blocks_for(state, length(state, slot) + steps) - state.requests[slot].blocks)
     return total
 
@@ -105,10 +127,10 @@ def steps_in_memory(state, instance, most):
 @inlined
 def hold_tokens(request, tokens, block_tokens):
     """Lets a request hold the blocks of `tokens`; returns how many more than before."""
-    lacking = tokens - request.blocks * block_tokens
-    more = np.int64(lacking > 0)  # no branch: who needs one more, a processor cannot foresee
-    if lacking > block_tokens:
-        more = (lacking + block_tokens - 1) // block_tokens
+    missing = tokens - request.blocks * block_tokens
+    more = np.int64(missing > 0)  # no branch: a processor cannot foresee which request needs one more
+    if missing > block_tokens:
+        more = (missing + block_tokens - 1) // block_tokens
     request.blocks += more
     return more
 
@@ -117,12 +139,12 @@ def hold_tokens(request, tokens, block_tokens):
 def leave_batch(state, instance, slot):
     """Takes a request that loses its memory out of the batch that is running, if it is in it."""
     spec = state.instances[instance]
-    if spec.activity != DECODE:
+    if spec.activity != s.DECODE:
         return
     for i in range(spec.running):
-        if state.members[BATCH, instance, i] == slot:
+        if state.members[s.BATCH, instance, i] == slot:
             for j in range(i, spec.running - 1):
-                state.members[BATCH, instance, j] = state.members[BATCH, instance, j + 1]
+                state.members[s.BATCH, instance, j] = state.members[s.BATCH, instance, j + 1]
             spec.running -= 1
             spec.urgent_running -= state.requests[slot].urgent
             return
@@ -133,3 +155,203 @@ def first_step_fits(state, instance):
     """Whether the batch's next token fits the free memory."""
     spec = state.instances[instance]
     return spec.running <= spec.free_blocks or growth(state, instance, 1) <= spec.free_blocks
+
+
+ITL_FIRST_PS = 100_000_000  # 0.1 ms: the upper edge of the first bin of inter-token times
+ITL_WIDTH = math.log(1.02)
+MOST_LANE_STEPS = 2**30  # lanes are int32: before they would overflow, they begin anew
+
+
+@inlined
+def itl_bin(gap_ps):
+    """Bin of an inter-token time: logarithmic, 2 % wide."""
+    if gap_ps <= ITL_FIRST_PS:
+        return 0
+    return min(s.ITL_BINS - 1, 1 + int(math.log(gap_ps / ITL_FIRST_PS) / ITL_WIDTH))
+
+
+@inlined
+def first_step(state, slot, time_ps):
+    """A request's first decode step began at `time_ps`: from then on it is known by when it must have finished."""
+    request = state.requests[slot]
+    request.first_decode_ps = time_ps
+    request.latest_ps = s.NEVER
+    if request.online and request.violated & TPOT_BIT == 0:
+        request.latest_ps = finish_deadline(state, slot, state.config.tpot_from_decode)
+
+
+@inner
+def begin_records(state, batch, size):
+    """Reads the requests that begin a run, and takes the memory of their next tokens.
+
+    Returns (the sum of their context lengths, how many are urgent, the fewest tokens that one has to make, the first
+    of their `latest_ps`, blocks taken).
+    """
+    context, urgent, left, miss_ps, taken = 0, 0, MAX_STEPS, s.NEVER, 0
+    now, block_tokens = state.clock.now_ps, state.config.block_tokens
+    for i in range(size):
+        request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
+        generated = np.int64(request.generated_tokens)
+        tokens = request.prompt_tokens + generated
+        context += tokens
+        urgent += request.urgent
+        left = min(left, request.output_tokens - generated)
+        if request.first_decode_ps == 0:
+            first_step(state, batch[i], now)
+        miss_ps = min(miss_ps, request.latest_ps)
+        taken += hold_tokens(request, tokens + 1, block_tokens)
+    return context, urgent, left, miss_ps, taken
+
+
+@inlined
+def begin_lanes(state, instance):
+    """Every member gets lanes, and the memory of its next token. Returns as `look_at`, from the third on."""
+    spec, now = state.instances[instance], state.clock.now_ps
+    if spec.lanes and spec.lane_steps > MOST_LANE_STEPS:
+        drop_lanes(state, instance)
+    if spec.lanes == 0:
+        open_lanes(state, instance)
+    taken = hold_until(state, instance, spec.lane_steps + 1)
+    for row in (s.URGENT, s.OFFLINE):
+        for place in range(laned(spec, row), member_count(spec, row)):
+            slot = state.members[row, instance, place]
+            request = state.requests[slot]
+            if request.first_decode_ps == 0:
+                first_step(state, slot, now)
+            taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
+                                 state.config.block_tokens)
+            lay(state, instance, row, place, slot)
+    spec.laned_urgent, spec.laned_offline = spec.urgent_members, spec.offline_members
+    return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
+
+
+@inlined
+def advance(state, instance, steps, end_ps, ahead):
+    """The first `steps` steps of the run are over, at `end_ps`: tokens, inter-token times, certain misses.
+
+    Every request then holds the memory of its tokens and of `ahead` more (1 where the run goes on).
+    """
+    spec = state.instances[instance]
+    first = end_ps - spec.start_ps
+    last = first
+    if steps > 1:
+        first = decode_latency(state, spec.table, spec.batch_size, spec.context)
+        last = decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size)
+    if spec.lanes:
+        continuing, usual, taken = _advance_lanes(state, instance, steps, end_ps, ahead, first, last)
+    else:
+        continuing, usual, taken = _advance_records(state, instance, steps, end_ps, ahead, first, last)
+    if taken > 0:
+        take_blocks(state, instance, taken)
+    if usual > 0:
+        state.itl[itl_bin(first)] += usual
+    if end_ps > spec.miss_ps:
+        _check_tokens(state, instance, end_ps)
+    if steps > 1 and continuing > 0:
+        _count_gaps(state, instance, steps, continuing)
+    spec.urgent_context += steps * spec.urgent_running
+    spec.offline_context += steps * (spec.running - spec.leaving - spec.urgent_running)
+    spec.decoded_tokens += steps * spec.running
+    spec.decode_steps += steps
+    spec.decode_ps += end_ps - spec.start_ps
+    spec.steps_begun += steps
+    spec.context += steps * spec.batch_size
+    spec.steps -= steps
+    spec.left -= steps
+    spec.start_ps = end_ps
+
+
+@inlined
+def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
+    """Tokens, inter-token times and memory of the first `steps` steps of a run of members with lanes.
+
+    Returns (online requests that count, those of them that made their last token when the run began, blocks taken).
+    """
+    spec, gaps = state.instances[instance], state.gaps[instance, GAP]
+    first_ps = spec.start_ps + first
+    gap = first_ps - spec.lane_token_ps
+    stretch_gaps(state, instance, max(gap, last))
+    continuing = np.int64(spec.lane_counted)
+    usual = continuing if gap == first else 0
+    if 0 < continuing != usual:
+        state.itl[itl_bin(gap)] += continuing
+    for place in range(spec.seasoned_urgent, spec.laned_urgent):  # whose last token is one of its own
+        request = state.requests[state.members[s.URGENT, instance, place]]
+        if not request.online:
+            continue
+        gap = first_ps - request.last_token_ps
+        gaps[place] = max(gaps[place], gap, last)
+        spec.lane_gap_ps = min(spec.lane_gap_ps, gaps[place])
+        if request.counted:
+            continuing += 1
+            if gap == first:
+                usual += 1
+            else:
+                state.itl[itl_bin(gap)] += 1
+    spec.lane_counted = continuing
+    spec.seasoned_urgent, spec.seasoned_offline = spec.laned_urgent, spec.laned_offline
+    spec.lane_steps += steps
+    spec.lane_token_ps = end_ps
+    spec.stale = 1
+    return continuing, usual, hold_until(state, instance, spec.lane_steps + ahead)
+
+
+@inner
+def _advance_records(state, instance, steps, end_ps, ahead, first, last):
+    """As `_advance_lanes`, of requests without lanes."""
+    spec = state.instances[instance]
+    continuing, usual, taken = 0, 0, 0
+    batch, block_tokens = state.members[s.BATCH, instance], state.config.block_tokens
+    first_ps, worst_ps = spec.start_ps + first, state.config.inter_token_slo_ps
+    grows = steps + ahead > 1  # the memory of the first step's tokens is held since the run began
+    for i in range(spec.running):
+        request = state.requests[np.uint64(batch[i])]
+        if request.online:
+            gap = first_ps - request.last_token_ps
+            longest = max(gap, last)
+            if longest > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
+                request.max_gap_ps = longest
+            if longest > worst_ps:
+                charge_miss(state, batch[i], TPOT_BIT, end_ps)
+            if request.counted:
+                continuing += 1
+                if gap == first:  # it made its last token when this run began
+                    usual += 1
+                else:
+                    state.itl[itl_bin(gap)] += 1
+        generated = request.generated_tokens + steps
+        request.generated_tokens = generated
+        request.last_token_ps = end_ps
+        if grows:
+            taken += hold_tokens(request, request.prompt_tokens + generated + ahead, block_tokens)
+    return continuing, usual, taken
+
+
+@inner
+def _check_tokens(state, instance, time_ps):
+    """Charges the TPOT misses of running requests with tokens to come (finishing ones are judged as they finish)."""
+    spec = state.instances[instance]
+    write_down(state, instance)
+    for i in range(spec.running):
+        slot = state.members[s.BATCH, instance, i]
+        request = state.requests[slot]
+        if request.online and request.generated_tokens < request.output_tokens:
+            check_token(state, slot, time_ps)
+    if spec.lanes:
+        for place in range(spec.laned_urgent):
+            state.gaps[instance, LATEST, place] = state.requests[state.members[s.URGENT, instance, place]].latest_ps
+        spec.lane_miss_ps = UNKNOWN
+
+
+@inlined
+def _count_gaps(state, instance, steps, requests):
+    """Inter-token times of all steps of a run but the first."""
+    spec = state.instances[instance]
+    low = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + spec.batch_size))
+    high = itl_bin(decode_latency(state, spec.table, spec.batch_size, spec.context + (steps - 1) * spec.batch_size))
+    if low == high:
+        state.itl[low] += requests * (steps - 1)
+        return
+    for step in range(1, steps):
+        gap = decode_latency(state, spec.table, spec.batch_size, spec.context + step * spec.batch_size)
+        state.itl[itl_bin(gap)] += requests

@@ -56,7 +56,7 @@ def _kind(one):
 
 @inner
 def empty_slots(state, instance, block):
-    """Slots of a block that hold nobody's token."""
+    """Empty slots of a block."""
     one = state.pairs[instance, block]
     return state.config.block_tokens - one.online_used - one.offline_used
 
@@ -276,7 +276,7 @@ def _checkpoint(state, instance, block, tokens):
 
 @inner
 def change_host(state, instance, slot, tokens):
-    """Changes how many of a request's tokens are in host memory, and that memory's books."""
+    """Changes how many of a request's tokens are in host memory, and the free space there."""
     request, size = state.requests[slot], state.config.block_tokens
     held = (request.host_tokens + size - 1) // size
     request.host_tokens += tokens
@@ -285,7 +285,7 @@ def change_host(state, instance, slot, tokens):
 
 @inner
 def _restore(state, instance, slot):
-    """Swaps an offline request's lost slots in: where they were if nobody lies there; the rest has to go elsewhere.
+    """Swaps an offline request's lost slots in: where they were if these are empty; the rest has to go elsewhere.
 
     Blocks where nothing of it is left are no longer its own.
     """

@@ -1,13 +1,13 @@
-"""KV blocks told apart: which request reads which block, and what the blocks that may be taken still hold.
+"""Tracked KV blocks: which request reads which block, and what the free blocks still hold.
 
 Used where a policy asks for prefix caching; elsewhere blocks are only counted. It is vLLM's block pool: a full block is
 known by a key of all the tokens up to its end, a request that starts finds its longest run of such blocks, and a block
-that nobody reads keeps its content until it is taken for another one. Who is taken first: those that hold nothing, the
-latest first; then, in the order in which they were let go, the others, each request's last block before its first. With
+that no request reads keeps its content until it is taken for another one. Taken first are blocks that hold nothing, the
+latest first; then the others, in the order in which they were freed, each request's last block before its first. With
 `kv_priority=task` (Echo 4.2) the queue is split into levels by what the content is still good for.
 
 A row of State.kv holds, one after the other, the index of keys (a hash table of blocks + 1, linear probing), first and
-last block of each level's queue, the block tables that nobody has, and the block tables.
+last block of each level's queue, the free block tables, and the block tables.
 """
 
 import numpy as np
@@ -36,8 +36,8 @@ def _table_place(state, row):
 
 
 @inner
-def told_apart(state):
-    """Whether blocks have a content of their own here, rather than being counted."""
+def tracked(state):
+    """Whether blocks are tracked one by one here, rather than counted."""
     return state.blocks.shape[1] > 0
 
 
@@ -82,7 +82,7 @@ def _probe(state, instance, key):
 
 
 @inner
-def find(state, instance, key):
+def get_cached_block(state, instance, key):
     """The block that holds what `key` stands for, the first of several; or -1."""
     return state.kv[instance, _probe(state, instance, key)] - 1
 
@@ -140,15 +140,15 @@ def _close_gap(state, instance, place):
 
 # --- Queues of blocks that may be taken -----------------------------------------------------------------------------
 @inner
-def _push(state, instance, block, level, front):
+def _push(state, instance, block, level, at_head):
     blocks, kv, place = state.blocks[instance], state.kv[instance], _queue_place(state, level)
     head, tail = kv[place], kv[place + 1]
     one = blocks[block]
     one.level = level
-    one.previous, one.next = (NONE, head) if front else (tail, NONE)
+    one.previous, one.next = (NONE, head) if at_head else (tail, NONE)
     if head < 0:
         kv[place], kv[place + 1] = block, block
-    elif front:
+    elif at_head:
         blocks[head].previous = block
         kv[place] = block
     else:
@@ -172,7 +172,7 @@ def _unlink(state, instance, block):
 
 
 @inner
-def _take(state, instance):
+def _get_new_block(state, instance):
     """Takes the block whose content is worth least; its content is forgotten."""
     kv, level = state.kv[instance], 0
     while kv[_queue_place(state, level)] < 0:  # callers have counted: there is one
@@ -208,7 +208,7 @@ def worthless(state, instance, most):
 
 # --- Block tables ---------------------------------------------------------------------------------------------------
 @inner
-def open_table(state, instance, slot):
+def new_table(state, instance, slot):
     """Gives a request that starts running a block table, empty."""
     spec = state.instances[instance]
     spec.rows_free -= 1
@@ -216,22 +216,22 @@ def open_table(state, instance, slot):
 
 
 @inner
-def append_blocks(state, instance, slot, more):
+def append_new_blocks(state, instance, slot, more):
     """Takes `more` blocks for a request, at the end of its table."""
     request = state.requests[slot]
     place = _table_place(state, request.row) + request.blocks
     for i in range(more):
-        block = _take(state, instance)
+        block = _get_new_block(state, instance)
         state.blocks[instance, block].references = 1
         state.kv[instance, place + i] = block
 
 
 @inner
-def hits(state, instance, slot, most):
-    """(How many of a waiting request's first `most` blocks are there, how many of these nobody reads)."""
+def find_longest_cache_hit(state, instance, slot, most):
+    """(How many of a waiting request's first `most` blocks are there, how many of these no request reads)."""
     found, idle = 0, 0
     while found < most:
-        block = find(state, instance, key_of(state, slot, found))
+        block = get_cached_block(state, instance, key_of(state, slot, found))
         if block < 0:
             break
         idle += state.blocks[instance, block].references == 0
@@ -240,11 +240,11 @@ def hits(state, instance, slot, most):
 
 
 @inner
-def share(state, instance, slot, count):
+def touch(state, instance, slot, count):
     """Puts the first `count` blocks of a request, all of them there, into its empty table."""
     place = _table_place(state, state.requests[slot].row)
     for i in range(count):
-        block = find(state, instance, key_of(state, slot, i))
+        block = get_cached_block(state, instance, key_of(state, slot, i))
         one = state.blocks[instance, block]
         if one.references == 0:
             _unlink(state, instance, block)
@@ -253,7 +253,7 @@ def share(state, instance, slot, count):
 
 
 @inner
-def name_full(state, instance, slot, first, end):
+def cache_full_blocks(state, instance, slot, first, end):
     """Makes a request's blocks `first` to `end` - 1, full with this iteration, findable."""
     place = _table_place(state, state.requests[slot].row)
     for i in range(first, end):
@@ -263,8 +263,8 @@ def name_full(state, instance, slot, first, end):
 
 
 @inner
-def unname(state, instance, slot, first, end):
-    """Makes blocks that a request will not fill now findable no more, but those that others have found."""
+def uncache_blocks(state, instance, slot, first, end):
+    """Takes the names of blocks that a request will not fill now, except those that other requests read."""
     place = _table_place(state, state.requests[slot].row)
     for i in range(first, end):
         block = state.kv[instance, place + i]
@@ -273,10 +273,10 @@ def unname(state, instance, slot, first, end):
 
 
 @inner
-def close_table(state, instance, slot, wanted):
-    """Lets go of a request's blocks and of its table; `wanted` says that it will come back for them.
+def free_table(state, instance, slot, wanted):
+    """Frees a request's blocks and its table; `wanted` says that it will come back for them.
 
-    Returns how many of the blocks nobody reads any more.
+    Returns how many of the blocks no request reads any more.
     """
     spec, request = state.instances[instance], state.requests[slot]
     place, idle = _table_place(state, request.row), 0
@@ -306,9 +306,9 @@ def close_table(state, instance, slot, wanted):
 
 # --- What content is still good for (Echo 4.2) ----------------------------------------------------------------------
 @inner
-def want(state, slot, change):
+def note_demand(state, slot, change):
     """An offline request has come into the system (`change` 1) or left it (-1): what it shares changes its worth."""
-    if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not told_apart(state):
+    if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not tracked(state):
         return
     sub_blocks = HASH_TOKENS // state.config.block_tokens + 2
     for place in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
@@ -316,7 +316,7 @@ def want(state, slot, change):
         state.reuse[shared] += change
         for instance in range(state.instances.size):
             for i in range(sub_blocks):
-                block = find(state, instance, np.int64(shared) * sub_blocks + i + 1)
+                block = get_cached_block(state, instance, np.int64(shared) * sub_blocks + i + 1)
                 while block >= 0:
                     if state.blocks[instance, block].references == 0:
                         _unlink(state, instance, block)

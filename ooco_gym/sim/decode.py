@@ -6,7 +6,8 @@ a step runs, its requests already hold the memory of the token that it makes.
 """
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.sim.batch import steps_in_memory
+from ooco_gym.sim import state as s
+from ooco_gym.sim.batch import advance, begin_lanes, begin_records, steps_in_memory
 from ooco_gym.sim.costs import decode_sum, jittered, steps_to_reach, steps_within
 from ooco_gym.sim.lanes import ENDED, FINISH, WRITTEN, drop_lanes, laned, may_run_on_lanes, write_down, write_record
 from ooco_gym.sim.memory import cancel_reservation, finish, measured, take_blocks
@@ -19,18 +20,6 @@ from ooco_gym.sim.queues import (
     schedule,
     stop_at_layer,
 )
-from ooco_gym.sim.state import (
-    BATCH,
-    DECODE,
-    HOLD,
-    IDLE,
-    NEVER,
-    OFFLINE,
-    RESIDENT,
-    STOP,
-    URGENT,
-)
-from ooco_gym.sim.tokens import advance, lay_lanes, look_at
 
 
 @inlined
@@ -41,35 +30,35 @@ def _past(state, instance):
 
 @inlined
 def start_run(state, instance):
-    """Starts the composed batch, whose first step's growth is known to fit."""
+    """Starts the composed batch; its first step's growth is known to fit."""
     spec, clock = state.instances[instance], state.clock
     n = spec.running
     if may_run_on_lanes(state, instance):
-        steps, miss_ps, taken = lay_lanes(state, instance)
+        steps, miss_ps, taken = begin_lanes(state, instance)
         context, urgent = spec.urgent_context + spec.offline_context, spec.urgent_decodable
     else:
         drop_lanes(state, instance)
-        context, urgent, steps, miss_ps, taken = look_at(state, state.members[BATCH, instance], n)
+        context, urgent, steps, miss_ps, taken = begin_records(state, state.members[s.BATCH, instance], n)
     if taken > 0:
         take_blocks(state, instance, taken)
     spec.left, spec.miss_ps = steps, miss_ps
     config = state.config
-    if (config.bulk == 0 or config.inter_token_slo_ps < NEVER or spec.hold == HOLD
+    if (config.bulk == 0 or config.inter_token_slo_ps < s.NEVER or spec.hold == s.HOLD
             or state.tables[spec.table].noise > 0.0):
         steps = 1
-    elif spec.bound_ps < NEVER:
+    elif spec.bound_ps < s.NEVER:
         if state.tables[spec.belief].noise > 0.0:
             steps = 1
         else:
             steps = min(steps, max(1, steps_within(state, spec.belief, n, context, spec.bound_ps)))
-    if clock.now_ps < spec.pull_wake_ps < NEVER and steps > 1:
+    if clock.now_ps < spec.pull_wake_ps < s.NEVER and steps > 1:
         wait = spec.pull_wake_ps - clock.now_ps
         steps = steps_to_reach(state, spec.table, n, context, wait, steps, 0)
-    if miss_ps < NEVER and steps > 1:  # ends where a miss becomes certain, so that it is charged at that very step
+    if miss_ps < s.NEVER and steps > 1:  # ends where a miss becomes certain, so that it is charged at that very step
         steps = steps_to_reach(state, spec.table, n, context, max(1, miss_ps - clock.now_ps), steps, 1)
     if steps > 1:
         steps = steps_in_memory(state, instance, steps)
-    spec.activity = DECODE
+    spec.activity = s.DECODE
     spec.start_ps = clock.now_ps
     spec.steps = steps
     spec.batch_size = n
@@ -89,24 +78,24 @@ def _duration(state, instance, steps):
 
 
 @inner
-def settle(state, instance):
-    """Brings an instance's books and its members' records up to now: the step in progress goes on."""
-    settle_books(state, instance)
+def flush(state, instance):
+    """Writes an instance's totals and its members' records as of now: the step in progress goes on."""
+    flush_totals(state, instance)
     write_down(state, instance)
 
 
 @inner
-def settle_all(state):
-    """Brings the books of every instance, and all records, up to now."""
+def flush_all(state):
+    """Flushes every instance."""
     for instance in range(state.instances.size):
-        settle(state, instance)
+        flush(state, instance)
 
 
 @inlined
-def settle_books(state, instance):
-    """Brings a run's books up to now, but not its members' records: sums and memory of the instance, misses."""
+def flush_totals(state, instance):
+    """Writes a run's totals as of now (sums and memory of the instance, misses), not its members' records."""
     spec = state.instances[instance]
-    if spec.activity != DECODE or spec.steps <= 1:
+    if spec.activity != s.DECODE or spec.steps <= 1:
         return
     elapsed = state.clock.now_ps - spec.start_ps
     current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps,
@@ -121,7 +110,7 @@ def urgent_load(state, instance):
     """(Urgent requests that decode on an instance, the sum of their context lengths now), in O(1)."""
     spec = state.instances[instance]
     context = spec.urgent_context
-    if spec.activity == DECODE and spec.steps > 1:
+    if spec.activity == s.DECODE and spec.steps > 1:
         elapsed = state.clock.now_ps - spec.start_ps
         context += spec.urgent_running * (steps_to_reach(
             state, spec.table, spec.batch_size, spec.context, elapsed, spec.steps, _past(state, instance)) - 1)
@@ -130,9 +119,9 @@ def urgent_load(state, instance):
 
 @inlined
 def cut(state, instance):
-    """Lets a run end with the step in progress: something changed that its next step must see. In O(1): not settled."""
+    """Lets a run end with the step in progress: its next step must see a change. In O(1), without a flush."""
     spec = state.instances[instance]
-    if spec.activity != DECODE or spec.steps <= 1:
+    if spec.activity != s.DECODE or spec.steps <= 1:
         return
     current = steps_to_reach(state, spec.table, spec.batch_size, spec.context, state.clock.now_ps - spec.start_ps,
                              spec.steps, _past(state, instance))
@@ -146,7 +135,7 @@ def cut(state, instance):
 @inlined
 def wake(state, instance):
     """Something changed on an instance: it is dispatched if idle, and its run is cut if it decodes."""
-    if state.instances[instance].activity == IDLE:
+    if state.instances[instance].activity == s.IDLE:
         add_dispatch(state, instance)
     else:
         cut(state, instance)
@@ -173,7 +162,7 @@ def end_run(state, instance):
     for i in range(finished):
         slot = state.picks[i]
         request = state.requests[slot]
-        if request.status == RESIDENT:
+        if request.status == s.RESIDENT:
             leave_decodable(state, instance, slot)
         else:
             spec.leaving -= 1
@@ -187,16 +176,16 @@ def end_run(state, instance):
 
 @inlined
 def _rest_batch(spec):
-    spec.activity = IDLE
+    spec.activity = s.IDLE
     spec.unwritten = WRITTEN if spec.unwritten == WRITTEN else ENDED
 
 
 @inner
 def _finished(state, instance):
-    """Writes who of the batch has all its tokens to State.picks; returns how many."""
+    """Writes the requests of the batch that have all their tokens to State.picks; returns how many."""
     found = 0
     for i in range(state.instances[instance].running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         if state.requests[slot].generated_tokens >= state.requests[slot].output_tokens:
             state.picks[found] = slot
             found += 1
@@ -207,7 +196,7 @@ def _finished(state, instance):
 def _finished_on_lanes(state, instance):
     """As `_finished`, of members with lanes; brings their records up to date."""
     spec, found = state.instances[instance], 0
-    for row in (URGENT, OFFLINE):
+    for row in (s.URGENT, s.OFFLINE):
         finish_at = state.lanes[instance, FINISH + row]
         for place in range(laned(spec, row)):
             if finish_at[place] <= spec.lane_steps:
@@ -220,6 +209,6 @@ def _finished_on_lanes(state, instance):
 @inner
 def interrupt_step(state, instance, layers):
     """Stops the step in progress at its next layer boundary; its tokens are lost. Returns STOP or 0 (too late)."""
-    settle_books(state, instance)
+    flush_totals(state, instance)
     cut(state, instance)
-    return 0 if stop_at_layer(state, instance, layers) < 0 else STOP
+    return 0 if stop_at_layer(state, instance, layers) < 0 else s.STOP

@@ -8,38 +8,66 @@ so nothing may be changed before a decision that the second run would change aga
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import fill_batch, first_step_fits, leave_batch
-from ooco_gym.sim.candidates import gather_evictable, gather_waiting, legal
-from ooco_gym.sim.decode import cut, settle, settle_all, settle_books, start_run, wake
-from ooco_gym.sim.lanes import WRITTEN
+from ooco_gym.sim.decode import cut, flush, flush_all, flush_totals, start_run, wake
+from ooco_gym.sim.lanes import WRITTEN, member_count, write_down
 from ooco_gym.sim.memory import evict
 from ooco_gym.sim.mixed import start_mixed
 from ooco_gym.sim.prefill import drop_suspended, prefill_fits, prompt_blocks, resume_prefill, start_prefill
-from ooco_gym.sim.queues import cancel, join_decodable, join_push_queue, leave_push_queue, retry_waiting, schedule
-from ooco_gym.sim.state import (
-    ASK,
-    BATCH,
-    COMPOSE,
-    DECLINE,
-    EVICT,
-    GATE,
-    HOLD,
-    HOLD_UNTIL_CHANGE,
-    IDLE,
-    MIXED,
-    NEVER,
-    NO_POINT,
-    OFFLINE,
-    PULL,
-    RELAXED,
-    RESIDENT,
-    ROUTE,
-    STAY,
-    STRICT,
-    URGENT,
-    View,
+from ooco_gym.sim.queues import (
+    cancel,
+    has_capacity,
+    join_decodable,
+    join_push_queue,
+    leave_push_queue,
+    retry_waiting,
+    schedule,
 )
 from ooco_gym.sim.transfers import accept_pull, blocks_there, can_reserve, reserve, send, surely_reservable
+from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST_LENGTH
+
+
+@inner
+def gather_evictable(state, instance, row):
+    """Writes the members that may lose their memory to State.picks; returns (how many, their blocks)."""
+    spec, found, blocks = state.instances[instance], 0, 0
+    write_down(state, instance)
+    for i in range(member_count(spec, row)):
+        slot = state.members[row, instance, i]
+        status = state.requests[slot].status
+        if status == s.RESIDENT or (status == s.PUSH_WAITING and row == s.OFFLINE):
+            state.picks[found] = slot
+            blocks += state.requests[slot].blocks
+            found += 1
+    return found, blocks
+
+
+@inlined
+def gather_waiting(state, instance):
+    """Writes the first waiting offline requests whose prefill fits to State.picks; returns how many."""
+    spec, found = state.instances[instance], 0
+    if not has_capacity(state, instance):
+        return found
+    window, picks = state.waiting_window[instance], state.picks
+    slots, lengths = window[FIRST], window[FIRST_LENGTH]
+    most = spec.free_blocks * state.config.block_tokens - 1  # tokens, with space for the next one
+    size = spec.window_size
+    if size > 0 and window[SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, and so do all
+        for place in range(size):
+            picks[place] = slots[place]
+        return size
+    for place in range(size):
+        picks[found] = slots[place]
+        found += lengths[place] <= most
+    return found
+
+
+@inner
+def legal(answer, count):
+    """An answer from outside that is out of range falls back to the first candidate."""
+    return answer if 0 <= answer < count else 0
+
 
 DONE, UNANSWERED, DECLINED = 1, 0, -2
 CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
@@ -47,9 +75,9 @@ CHOOSE, COMPOSING, PULLING, STARTING = range(4)  # stages of a dispatch
 
 @inlined
 def ask_rule(rule, view):
-    """Asks a rule. Where one of the policy's does not settle whom it looks at, everybody is settled first."""
+    """Asks a rule. Where one of the policy's does not flush what it reads, every instance is flushed first."""
     if view.state.config.rules_flush == 0:
-        settle_all(view.state)
+        flush_all(view.state)
     return rule(view)
 
 
@@ -62,11 +90,11 @@ def ask(state, point, instance, slot, count, hook):
     pending = state.pending
     if pending.answered == 1 and pending.point == point:
         pending.answered = 0
-        pending.point = NO_POINT
+        pending.point = s.NO_POINT
         state.totals.decisions += 1
         return pending.answer
-    answer = ask_rule(hook, View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
-    if answer == ASK:
+    answer = ask_rule(hook, s.View(state, np.int64(instance), np.int64(slot), state.picks[:count]))
+    if answer == s.ASK:
         pending.point = point
         pending.instance = instance
         pending.request = slot
@@ -79,7 +107,7 @@ def ask(state, point, instance, slot, count, hook):
 @inner
 def evict_from(state, instance, slot):
     """Evicts a resident request, wherever its batch is: the step in progress goes on without it."""
-    settle(state, instance)
+    flush(state, instance)
     cut(state, instance)
     leave_batch(state, instance, slot)
     origin = state.requests[slot].origin
@@ -95,18 +123,18 @@ def evict_from(state, instance, slot):
 def dispatch(state, instance, gate, compose, evict_hook, pull):
     """Gives an idle instance its next iteration. Returns UNANSWERED where a decision is open."""
     spec = state.instances[instance]
-    if spec.role == MIXED:
-        if spec.activity == IDLE:
-            if ask(state, COMPOSE, instance, -1, 0, compose) == ASK:
+    if spec.role == s.MIXED:
+        if spec.activity == s.IDLE:
+            if ask(state, s.COMPOSE, instance, -1, 0, compose) == s.ASK:
                 return UNANSWERED
             start_mixed(state, instance)
         return DONE
-    while spec.activity == IDLE:
+    while spec.activity == s.IDLE:
         if spec.stage == CHOOSE:
-            if spec.role == RELAXED:
+            if spec.role == s.RELAXED:
                 done = _start_online(state, instance, evict_hook)
                 if done == DECLINED:
-                    spec.hold = HOLD  # whoever was refused asks again at the next step
+                    spec.hold = s.HOLD  # whoever was refused asks again at the next step
                 elif done < 0:
                     done = _start_offline(state, instance, gate)
                 if done >= 0:
@@ -117,7 +145,7 @@ def dispatch(state, instance, gate, compose, evict_hook, pull):
                 return UNANSWERED
             spec.stage = PULLING
         if spec.stage == PULLING:
-            if spec.role == STRICT and _pull(state, instance, pull) == UNANSWERED:
+            if spec.role == s.STRICT and _pull(state, instance, pull) == UNANSWERED:
                 return UNANSWERED
             spec.stage = STARTING
         if spec.running == 0:
@@ -139,8 +167,8 @@ def _compose(state, instance, compose):
     if state.instances[instance].decodable == 0:
         fill_batch(state, instance, 0)
         return DONE
-    answer = ask(state, COMPOSE, instance, -1, 0, compose)
-    if answer == ASK:
+    answer = ask(state, s.COMPOSE, instance, -1, 0, compose)
+    if answer == s.ASK:
         return UNANSWERED
     fill_batch(state, instance, answer)
     return DONE
@@ -148,16 +176,16 @@ def _compose(state, instance, compose):
 
 @inlined
 def _pull(state, instance, pull):
-    """Asks a strict instance whom it pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
+    """Asks which requests a strict instance pulls, reviewing the batch just composed (OOCO, Algorithm 1)."""
     spec = state.instances[instance]
     if spec.pull_due == 0 and state.clock.now_ps < spec.pull_wake_ps:
         return DONE
-    answer = ask(state, PULL, instance, -1, 0, pull)
-    if answer == ASK:
+    answer = ask(state, s.PULL, instance, -1, 0, pull)
+    if answer == s.ASK:
         return UNANSWERED
     spec.pull_due = 0
     if spec.pull_wake_ps <= state.clock.now_ps:
-        spec.pull_wake_ps = NEVER  # a rule that wants to be asked again by the clock sets a later time
+        spec.pull_wake_ps = s.NEVER  # a rule that wants to be asked again by the clock sets a later time
     spec.hungry = 1 if answer == 0 else 0
     accepted = 0
     for i in range(min(answer, state.picks.size)):
@@ -173,9 +201,9 @@ def _rest(state, instance):
     spec = state.instances[instance]
     spec.stage = CHOOSE
     spec.running, spec.unwritten = 0, WRITTEN
-    if spec.role == RELAXED and spec.hold == HOLD and spec.offline_waiting > 0:
+    if spec.role == s.RELAXED and spec.hold == s.HOLD and spec.offline_waiting > 0:
         schedule(state, instance, state.clock.now_ps + state.config.gate_poll_ps)
-    elif spec.role == STRICT and state.clock.now_ps < spec.pull_wake_ps < NEVER:
+    elif spec.role == s.STRICT and state.clock.now_ps < spec.pull_wake_ps < s.NEVER:
         schedule(state, instance, spec.pull_wake_ps)
     else:
         cancel(state, instance)
@@ -185,7 +213,7 @@ def _rest(state, instance):
 def _start_online(state, instance, evict_hook):
     """Online prefill first; offline residents give way to it.
 
-    Returns -1 where there is none that can start, DECLINED where nobody is to give way.
+    Returns -1 where there is none that can start, DECLINED where none is to be evicted.
     """
     spec = state.instances[instance]
     while spec.online_waiting > 0:
@@ -196,13 +224,13 @@ def _start_online(state, instance, evict_hook):
         if spec.suspended > 0:
             drop_suspended(state, instance)
             continue
-        found, blocks = gather_evictable(state, instance, OFFLINE)
+        found, blocks = gather_evictable(state, instance, s.OFFLINE)
         if found == 0 or spec.free_blocks + blocks < prompt_blocks(state, head):
             return -1
-        answer = ask(state, EVICT, instance, head, found, evict_hook)
-        if answer == ASK:
+        answer = ask(state, s.EVICT, instance, head, found, evict_hook)
+        if answer == s.ASK:
             return UNANSWERED
-        if answer == DECLINE:
+        if answer == s.DECLINE:
             return DECLINED
         evict_from(state, instance, state.picks[legal(answer, found)])
     return -1
@@ -212,7 +240,7 @@ def _start_online(state, instance, evict_hook):
 def _start_offline(state, instance, gate):
     """With no online request pending: resume, or ask the gate. Returns -1 where it holds."""
     spec = state.instances[instance]
-    spec.hold = HOLD_UNTIL_CHANGE
+    spec.hold = s.HOLD_UNTIL_CHANGE
     if spec.online_waiting > 0:
         return -1
     if spec.suspended > 0:
@@ -223,28 +251,28 @@ def _start_offline(state, instance, gate):
     found = gather_waiting(state, instance)
     if found == 0:
         return -1
-    answer = ask(state, GATE, instance, -1, found, gate)
-    if answer == ASK:
+    answer = ask(state, s.GATE, instance, -1, found, gate)
+    if answer == s.ASK:
         return UNANSWERED
     if 0 <= answer < found:
         start_prefill(state, instance, state.picks[answer])
         return DONE
-    spec.hold = HOLD_UNTIL_CHANGE if answer == HOLD_UNTIL_CHANGE else HOLD
+    spec.hold = s.HOLD_UNTIL_CHANGE if answer == s.HOLD_UNTIL_CHANGE else s.HOLD
     return -1
 
 
 @inlined
 def _make_room(state, instance, evict_hook):
-    """The composed batch's next tokens do not fit: somebody gives way. Returns -1 to compose anew."""
+    """The composed batch's next tokens do not fit: a request is evicted. Returns -1 to compose anew."""
     spec = state.instances[instance]
-    found, _ = gather_evictable(state, instance, OFFLINE)
+    found, _ = gather_evictable(state, instance, s.OFFLINE)
     if found == 0:
-        found, _ = gather_evictable(state, instance, URGENT)
-    if found == 0 or (found == 1 and spec.running == 1 and state.picks[0] == state.members[BATCH, instance, 0]):
+        found, _ = gather_evictable(state, instance, s.URGENT)
+    if found == 0 or (found == 1 and spec.running == 1 and state.picks[0] == state.members[s.BATCH, instance, 0]):
         _rest(state, instance)  # the memory is held by transfers: their end wakes it
         return DONE
-    answer = ask(state, EVICT, instance, -1, found, evict_hook)
-    if answer == ASK:
+    answer = ask(state, s.EVICT, instance, -1, found, evict_hook)
+    if answer == s.ASK:
         return UNANSWERED
     spec.stage = CHOOSE
     evict_from(state, instance, state.picks[legal(answer, found)])
@@ -261,12 +289,12 @@ def place(state, slot, queued, route, evict_hook):
     request = state.requests[slot]
     if request.target < 0:
         answer = _choose_target(state, slot, route)
-        if answer == ASK:
+        if answer == s.ASK:
             return UNANSWERED
-        if answer == STAY:
+        if answer == s.STAY:
             if queued:
                 leave_push_queue(state, slot)
-            request.status = RESIDENT
+            request.status = s.RESIDENT
             join_decodable(state, request.instance, slot)
             _tell_hungry(state)
             wake(state, request.instance)
@@ -276,17 +304,17 @@ def place(state, slot, queued, route, evict_hook):
         request.target = answer
     target = request.target
     if not surely_reservable(state, slot, target):
-        settle_books(state, target)
+        flush_totals(state, target)
     while not can_reserve(state, slot, target):
-        found, blocks = gather_evictable(state, target, OFFLINE)
+        found, blocks = gather_evictable(state, target, s.OFFLINE)
         spec = state.instances[target]
         if not request.urgent or found == 0 or spec.free_blocks + blocks < blocks_there(state, slot):
             request.target = -1
             return -1
-        answer = ask(state, EVICT, target, slot, found, evict_hook)
-        if answer == ASK:
+        answer = ask(state, s.EVICT, target, slot, found, evict_hook)
+        if answer == s.ASK:
             return UNANSWERED
-        if answer == DECLINE:
+        if answer == s.DECLINE:
             request.target = -1
             return -1
         evict_from(state, target, state.picks[legal(answer, found)])
@@ -302,17 +330,17 @@ def _choose_target(state, slot, route):
     relaxed, instances = state.config.relaxed_count, state.instances.size
     if state.requests[slot].urgent and instances - relaxed == 1:
         return relaxed
-    answer = ask(state, ROUTE, -1, slot, 0, route)
+    answer = ask(state, s.ROUTE, -1, slot, 0, route)
     if answer >= 0 and not relaxed <= answer < instances:
         return relaxed
-    if answer == STAY and state.requests[slot].urgent:
+    if answer == s.STAY and state.requests[slot].urgent:
         return relaxed  # online requests never decode on a relaxed instance
     return answer
 
 
 @inlined
 def _tell_hungry(state):
-    """A new offline request decodes on a relaxed instance: strict ones that found nobody to pull look again."""
+    """A new offline request decodes on a relaxed instance: strict ones that found no request to pull look again."""
     for instance in range(state.config.relaxed_count, state.instances.size):
         if state.instances[instance].hungry:
             state.instances[instance].hungry = 0
@@ -332,7 +360,7 @@ def retry_pushes(state, queue, route, evict_hook):
 @inlined
 def place_new(state, slot, route, evict_hook):
     """First try of a request that has just been prefilled: it queues where it cannot be placed."""
-    queue = URGENT if state.requests[slot].urgent else OFFLINE
+    queue = s.URGENT if state.requests[slot].urgent else s.OFFLINE
     placed = -1
     if state.push_queues[queue].head < 0:  # first come, first served
         placed = place(state, slot, False, route, evict_hook)

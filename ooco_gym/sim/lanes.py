@@ -9,16 +9,16 @@ stands: so many are counted for each place.
 
 Lanes hold while every member takes part in every run. The first `laned` members of a list have them, the first
 `seasoned` of these have made a step on them: members join at the end of their list and keep their order. A record is
-brought up to date when somebody wants to read it (`write_down`).
+brought up to date where it is about to be read (`write_down`: a flush).
 """
 
 import numpy as np
 
-from ooco_gym.compile import inlined, inner
+from ooco_gym.compile import inlined, inner, prefetch
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for
-from ooco_gym.sim.front import close_gap
-from ooco_gym.sim.reference import CACHE_LINE, bring
-from ooco_gym.sim.state import BATCH, DECODE, NEVER, OFFLINE, RESIDENT, URGENT
+from ooco_gym.sim.records import CACHE_LINE
+from ooco_gym.sim.waiting import close_gap
 
 FINISH, BASE = 0, 2  # rows of State.lanes[instance]: each two, for URGENT and OFFLINE members
 GAP, LATEST = range(2)  # rows of State.gaps[instance], of urgent members
@@ -29,19 +29,19 @@ UNKNOWN = -1  # when the first of them has all its tokens, or misses, must be lo
 @inlined
 def laned(spec, row):
     """How many members of a list have lanes."""
-    return spec.laned_urgent if row == URGENT else spec.laned_offline
+    return spec.laned_urgent if row == s.URGENT else spec.laned_offline
 
 
 @inlined
 def seasoned(spec, row):
     """How many of them have made a step on their lanes."""
-    return spec.seasoned_urgent if row == URGENT else spec.seasoned_offline
+    return spec.seasoned_urgent if row == s.URGENT else spec.seasoned_offline
 
 
 @inlined
 def member_count(spec, row):
     """Length of a member list: URGENT or OFFLINE."""
-    return spec.urgent_members if row == URGENT else spec.offline_members
+    return spec.urgent_members if row == s.URGENT else spec.offline_members
 
 
 @inlined
@@ -49,16 +49,16 @@ def may_run_on_lanes(state, instance):
     """Whether the batch just composed is every member, in the order of the lists."""
     spec = state.instances[instance]
     return spec.whole == 1 and spec.running == spec.urgent_members + spec.offline_members and (
-        state.config.inter_token_slo_ps >= NEVER)
+        state.config.inter_token_slo_ps >= s.NEVER)
 
 
 @inner
 def open_lanes(state, instance):
-    """Lanes begin anew, of nobody."""
+    """Lanes begin anew, empty."""
     spec = state.instances[instance]
     spec.lanes, spec.stale, spec.lane_steps, spec.lane_held, spec.lane_counted = 1, 0, 0, 0, 0
     spec.laned_urgent, spec.laned_offline, spec.seasoned_urgent, spec.seasoned_offline = 0, 0, 0, 0
-    spec.lane_gap_ps, spec.lane_first, spec.lane_miss_ps = NEVER, NEVER, NEVER
+    spec.lane_gap_ps, spec.lane_first, spec.lane_miss_ps = s.NEVER, s.NEVER, s.NEVER
     state.ends[instance] = 0
 
 
@@ -73,7 +73,7 @@ def lay(state, instance, row, place, slot):
     lanes[BASE + row, place] = base
     state.ends[instance, base % state.config.block_tokens] += 1
     spec.lane_first = min(spec.lane_first, finish)
-    if row == URGENT:
+    if row == s.URGENT:
         state.gaps[instance, GAP, place] = request.max_gap_ps
         state.gaps[instance, LATEST, place] = request.latest_ps
         spec.lane_gap_ps = min(spec.lane_gap_ps, request.max_gap_ps)
@@ -90,7 +90,7 @@ def hold_until(state, instance, step):
     if steps >= size:  # each of them as many more as there are whole blocks in it
         taken = steps // size * (spec.laned_urgent + spec.laned_offline)
         steps %= size
-    place = -spec.lane_held % size  # of those whose tokens so far fill their blocks
+    place = -spec.lane_held % size  # of the members with full blocks so far
     for _ in range(steps):
         taken += ends[place]
         place = place - 1 if place > 0 else size - 1
@@ -103,16 +103,16 @@ def fewest_left(state, instance):
     """Steps after which the first member with lanes has all its tokens."""
     spec = state.instances[instance]
     if spec.lane_first == UNKNOWN:
-        spec.lane_first = NEVER
-        for row in (URGENT, OFFLINE):
+        spec.lane_first = s.NEVER
+        for row in (s.URGENT, s.OFFLINE):
             if laned(spec, row) == 0:
                 continue
             first = _first_of(state.lanes[instance, FINISH + row, : laned(spec, row)])
             if first >> 32 < spec.lane_first:
                 spec.lane_first = first >> 32
                 request = state.requests[state.members[row, instance, first & 0xFFFFFFFF]]
-                for line in range(3):  # it will be settled when nobody has looked at it for long
-                    bring(request, line * CACHE_LINE)
+                for line in range(3):  # it will be flushed when it is no longer in the cache
+                    prefetch(request, line * CACHE_LINE)
     return spec.lane_first - spec.lane_steps
 
 
@@ -130,7 +130,7 @@ def first_miss(state, instance):
     """When the first TPOT miss of a member with lanes becomes certain; NEVER where none does."""
     spec = state.instances[instance]
     if spec.lane_miss_ps == UNKNOWN:
-        first, latest = np.int64(NEVER), state.gaps[instance, LATEST, : spec.laned_urgent]
+        first, latest = np.int64(s.NEVER), state.gaps[instance, LATEST, : spec.laned_urgent]
         for place in range(latest.size):
             first = min(first, latest[place])
         spec.lane_miss_ps = first
@@ -140,11 +140,11 @@ def first_miss(state, instance):
 @inlined
 def gather_lengths(state, instance, row, lengths, slots):
     """Writes lengths (context, in tokens) and slots of those members of a class that decode, in the order of their
-    list, as far as the instance's books are settled (`decode.settle_books`).
+    list, as far as the instance's totals are flushed (`decode.flush_totals`).
 
     Args:
         state: the episode.
-        instance: whose members.
+        instance: that has the members.
         row: URGENT or OFFLINE.
         lengths, slots: int64[members], written.
 
@@ -164,7 +164,7 @@ def gather_lengths(state, instance, row, lengths, slots):
         write_down(state, instance)
     for place in range(first, size):
         request = state.requests[members[place]]
-        if request.status == RESIDENT:
+        if request.status == s.RESIDENT:
             lengths[count], slots[count] = request.prompt_tokens + request.generated_tokens, members[place]
             count += 1
     return count
@@ -198,8 +198,8 @@ def write_record(state, instance, row, place):
 
 @inlined
 def write_slot(state, instance, slot):
-    """Brings the record of one member up to date with its instance's books."""
-    spec, row = state.instances[instance], URGENT if state.requests[slot].urgent else OFFLINE
+    """Brings the record of one member up to date."""
+    spec, row = state.instances[instance], s.URGENT if state.requests[slot].urgent else s.OFFLINE
     if spec.stale == 0:
         return
     members = state.members[row, instance, : laned(spec, row)]
@@ -212,13 +212,13 @@ def write_slot(state, instance, slot):
 @inner
 def write_batch(state, instance):
     """Writes the batch row, where it was left out: of a run that is every member that has lanes, of one that is only
-    composed every member. Of a run that has ended, those who have left are nobody (-1)."""
-    spec, count, batch = state.instances[instance], 0, state.members[BATCH, instance]
+    composed every member. Of a run that has ended, members that have left are -1."""
+    spec, count, batch = state.instances[instance], 0, state.members[s.BATCH, instance]
     if spec.unwritten == WRITTEN:
         return
-    composed = spec.unwritten == COMPOSED and spec.activity != DECODE
+    composed = spec.unwritten == COMPOSED and spec.activity != s.DECODE
     spec.unwritten = WRITTEN
-    for row in (URGENT, OFFLINE):
+    for row in (s.URGENT, s.OFFLINE):
         size = np.int64(laned(spec, row))
         if composed:
             size = member_count(spec, row)
@@ -230,12 +230,12 @@ def write_batch(state, instance):
 
 @inner
 def write_down(state, instance):
-    """Brings the records of an instance's members, and its batch row, up to date with its books."""
+    """Brings the records of an instance's members, and its batch row, up to date."""
     spec = state.instances[instance]
     write_batch(state, instance)
     if spec.stale == 0:
         return
-    for row in (URGENT, OFFLINE):
+    for row in (s.URGENT, s.OFFLINE):
         for place in range(laned(spec, row)):
             write_record(state, instance, row, place)
     spec.stale = 0
@@ -260,7 +260,7 @@ def leave_lanes(state, instance, row, place, request):
     state.ends[instance, lanes[BASE + row, place] % state.config.block_tokens] -= 1
     close_gap(lanes[FINISH + row], place, last)
     close_gap(lanes[BASE + row], place, last)
-    if row == OFFLINE:
+    if row == s.OFFLINE:
         spec.laned_offline = last
         spec.seasoned_offline -= place < spec.seasoned_offline
         return

@@ -9,47 +9,19 @@ import math
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import function_at, inlined, inner, jit
-from ooco_gym.sim.blocks import want
+from ooco_gym.compile import function_at, inlined, inner, jit, prefetch
+from ooco_gym.sim import state as s
+from ooco_gym.sim.blocks import note_demand
 from ooco_gym.sim.costs import blocks_for
-from ooco_gym.sim.decode import cut, end_run, interrupt_step, settle_all, wake
+from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
 from ooco_gym.sim.mixed import end_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
-from ooco_gym.sim.reference import CACHE_LINE, bring
-from ooco_gym.sim.state import (
-    ARRIVE,
-    ASK,
-    ASKED,
-    DECODE,
-    DONE,
-    HORIZON,
-    IDLE,
-    INTERRUPT,
-    INTERRUPT_FOR,
-    LOG_FULL,
-    MIXED,
-    MIXING,
-    NEVER,
-    NO_POINT,
-    PLACE,
-    PREFILL_OFFLINE,
-    PREFILL_ONLINE,
-    PS_PER_S,
-    REJECTED,
-    RELAXED,
-    RETRY_PUSHES,
-    ROUTE,
-    RULES_TYPE,
-    STOP,
-    TASKS,
-    WAITING,
-    rule_at,
-    state_at,
-)
+from ooco_gym.sim.records import CACHE_LINE
+from ooco_gym.sim.state import rule_at
 from ooco_gym.sim.transfers import end_transfer, send_leaving
 
 FAST_S, MINUTE_S, SLOW_S, HALF_HOUR_S = 10.0, 60.0, 300.0, 1800.0  # horizons of the moving online arrival rates
@@ -61,7 +33,7 @@ LOG_MARGIN = 4096  # entries that one event may write at most
 def end_of_episode(state):
     """When the window is over and every counted online request has finished or certainly missed; NEVER if open yet."""
     if state.gauges.open_online > 0:
-        return NEVER
+        return s.NEVER
     return max(state.clock.window_end_ps, state.gauges.last_closed_ps)
 
 
@@ -85,7 +57,7 @@ def sweep_deadlines(state, time_ps):
 def _observe_arrival(state):
     """Moving averages of the online arrival rate, in requests a second."""
     clock, observed = state.clock, state.observed
-    elapsed = (clock.now_ps - clock.last_online_arrival_ps) / PS_PER_S
+    elapsed = (clock.now_ps - clock.last_online_arrival_ps) / s.PS_PER_S
     clock.last_online_arrival_ps = clock.now_ps
     observed.online_rate_fast = _fade(observed.online_rate_fast, elapsed, FAST_S)
     observed.online_rate_minute = _fade(observed.online_rate_minute, elapsed, MINUTE_S)
@@ -104,8 +76,8 @@ def _arrive(state, slot, route):
     request, clock = state.requests[slot], state.clock
     instance = 0
     if state.config.relaxed_count > 1:
-        answer = ask(state, ROUTE, -1, slot, 0, route)
-        if answer == ASK:
+        answer = ask(state, s.ROUTE, -1, slot, 0, route)
+        if answer == s.ASK:
             return UNANSWERED
         instance = answer if 0 <= answer < state.config.relaxed_count else 0
     request.instance = instance
@@ -119,7 +91,7 @@ def _arrive(state, slot, route):
     elif measured(state):
         state.totals.offline_arrived += 1
     if _too_large(state, request):
-        request.status = REJECTED
+        request.status = s.REJECTED
         if request.online:
             charge_miss(state, slot, TTFT_BIT, clock.now_ps)
             if request.counted:
@@ -127,15 +99,15 @@ def _arrive(state, slot, route):
         return TASK_DONE
     if not request.online:
         change_outstanding(state, request.service_ps)
-        want(state, slot, 1)
-    request.status = WAITING
+        note_demand(state, slot, 1)
+    request.status = s.WAITING
     enqueue(state, instance, slot, False)
     spec = state.instances[instance]
-    if request.urgent and (spec.activity == PREFILL_OFFLINE or spec.activity == DECODE) and not spec.interrupted:
+    if request.urgent and (spec.activity == s.PREFILL_OFFLINE or spec.activity == s.DECODE) and not spec.interrupted:
         cut(state, instance)
-        add_task(state, INTERRUPT_FOR, instance, slot)
-    elif spec.role == MIXED:
-        if spec.activity == IDLE:  # its next iteration sees all that arrives at this very time
+        add_task(state, s.INTERRUPT_FOR, instance, slot)
+    elif spec.role == s.MIXED:
+        if spec.activity == s.IDLE:  # its next iteration sees all that arrives at this very time
             schedule(state, instance, clock.now_ps)
     else:
         wake(state, instance)
@@ -156,14 +128,14 @@ def _too_large(state, request):
 def _interrupt(state, instance, slot, hook):
     """An online request meets an instance busy with offline work."""
     spec = state.instances[instance]
-    busy_offline = spec.activity == PREFILL_OFFLINE or (spec.activity == DECODE and spec.role == RELAXED)
+    busy_offline = spec.activity == s.PREFILL_OFFLINE or (spec.activity == s.DECODE and spec.role == s.RELAXED)
     if not busy_offline or spec.interrupted:
         return TASK_DONE
-    answer = ask(state, INTERRUPT, instance, slot, 0, hook)
-    if answer == ASK:
+    answer = ask(state, s.INTERRUPT, instance, slot, 0, hook)
+    if answer == s.ASK:
         return UNANSWERED
-    if answer == STOP:
-        if spec.activity == PREFILL_OFFLINE:
+    if answer == s.STOP:
+        if spec.activity == s.PREFILL_OFFLINE:
             interrupt_prefill(state, instance)
         else:
             interrupt_step(state, instance, state.tables[spec.table].layers)
@@ -174,18 +146,18 @@ def _interrupt(state, instance, slot, hook):
 def _end_iteration(state, instance):
     """An instance's iteration or run is over, or its alarm rings."""
     spec = state.instances[instance]
-    if spec.activity == DECODE:
+    if spec.activity == s.DECODE:
         finished = end_run(state, instance)
         send_leaving(state, instance)
         if finished > 0:
             spec.pull_due = 1
-            retry_waiting(state)  # of a relaxed instance too: the room reserved for one that was leaving is free again
-    elif spec.activity == PREFILL_ONLINE or spec.activity == PREFILL_OFFLINE:
+            retry_waiting(state)  # of a relaxed instance too: what was reserved for one that was leaving is free again
+    elif spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
         end_prefill(state, instance)
-    elif spec.activity == MIXING:
+    elif spec.activity == s.MIXING:
         end_mixed(state, instance)
-    if spec.role == MIXED:
-        spec.pull_wake_ps = NEVER
+    if spec.role == s.MIXED:
+        spec.pull_wake_ps = s.NEVER
     add_dispatch(state, instance)
 
 
@@ -194,15 +166,15 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
     """Works off the open tasks. Returns UNANSWERED where one waits for an answer."""
     queues = state.queues
     while queues.task_head < queues.task_tail:
-        entry = queues.task_head % TASKS
+        entry = queues.task_head % s.TASKS
         kind, instance, slot = state.tasks[entry, 0], state.tasks[entry, 1], state.tasks[entry, 2]
-        if kind == ARRIVE:
+        if kind == s.ARRIVE:
             done = _arrive(state, slot, route)
-        elif kind == INTERRUPT_FOR:
+        elif kind == s.INTERRUPT_FOR:
             done = _interrupt(state, instance, slot, interrupt)
-        elif kind == PLACE:
+        elif kind == s.PLACE:
             done = place_new(state, slot, route, evict)
-        elif kind == RETRY_PUSHES:
+        elif kind == s.RETRY_PUSHES:
             done = retry_pushes(state, instance, route, evict)
         else:
             done = dispatch(state, instance, gate, compose, evict, pull)
@@ -219,31 +191,31 @@ def _work(state, route, interrupt, gate, compose, evict, pull):
 def run_loop(state, route, interrupt, gate, compose, evict, pull, until_ps, answer):
     """Advances the episode; see `run`."""
     pending, clock = state.pending, state.clock
-    if pending.point != NO_POINT and answer != ASK:
+    if pending.point != s.NO_POINT and answer != s.ASK:
         pending.answered = 1
         pending.answer = answer
     while True:
         if _work(state, route, interrupt, gate, compose, evict, pull) == UNANSWERED:
-            return ASKED
+            return s.ASKED
         if state.log.size > 0 and state.queues.log_used + LOG_MARGIN > state.log.size:
-            return LOG_FULL
+            return s.LOG_FULL
         if clock.next_arrival_ps == UNKNOWN:
             clock.next_arrival_ps = _next_arrival(state)
         arrival_ps = clock.next_arrival_ps
-        event_ps = state.heap[0, state.heap[1, 0]] if state.queues.heap_size > 0 else NEVER
+        event_ps = state.heap[0, state.heap[1, 0]] if state.queues.heap_size > 0 else s.NEVER
         time_ps = min(arrival_ps, event_ps)
         sweep_deadlines(state, min(time_ps, until_ps))
         stop_ps = min(until_ps, end_of_episode(state))
-        if time_ps > stop_ps or time_ps >= NEVER:
+        if time_ps > stop_ps or time_ps >= s.NEVER:
             clock.now_ps = max(clock.now_ps, stop_ps)
             clock.source = state.heap.shape[1]  # all events up to now are dealt with
-            settle_all(state)
-            return HORIZON if stop_ps < end_of_episode(state) else DONE
+            flush_all(state)
+            return s.HORIZON if stop_ps < end_of_episode(state) else s.DONE
         clock.now_ps = time_ps
         state.totals.events += 1
         if arrival_ps <= event_ps:
             clock.source = -1
-            add_task(state, ARRIVE, -1, clock.next_arrival)
+            add_task(state, s.ARRIVE, -1, clock.next_arrival)
             clock.next_arrival += 1
             clock.next_arrival_ps = UNKNOWN
             continue
@@ -261,14 +233,14 @@ def _next_arrival(state):
     """When the next request arrives; NEVER where none does. It and its neighbour are then on their way."""
     following = state.clock.next_arrival
     if following >= state.requests.size:
-        return np.int64(NEVER)
-    bring(state.requests[following], 0)
+        return np.int64(s.NEVER)
+    prefetch(state.requests[following], 0)
     if following + 1 < state.requests.size:
-        bring(state.requests[following + 1], CACHE_LINE)  # when that comes is asked for soon
+        prefetch(state.requests[following + 1], CACHE_LINE)  # when that comes is asked for soon
     return state.requests[following].arrival_ps
 
 
-RUN_SIGNATURE = types.int64(types.int64, RULES_TYPE, types.int64, types.int64)
+RUN_SIGNATURE = types.int64(types.int64, s.RULES_TYPE, types.int64, types.int64)
 RUN_TYPE = types.FunctionType(RUN_SIGNATURE)
 run_at = function_at(RUN_TYPE)
 
@@ -289,5 +261,19 @@ def run(handle, rules, until_ps, answer):
         LOG_FULL: the log must be emptied first. DONE: the window is over and every counted online request has finished
         or missed its SLO.
     """
-    return run_loop(state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
+    return run_loop(s.state_at(handle), rule_at(rules[0]), rule_at(rules[1]), rule_at(rules[2]), rule_at(rules[3]),
                     rule_at(rules[4]), rule_at(rules[5]), until_ps, answer)
+
+
+@jit(types.void(types.int64))
+def flush_handle(handle):
+    """Flushes every instance of an episode."""
+    flush_all(s.state_at(handle))
+
+
+def look(state: s.State) -> s.State:
+    """A flushed copy of an episode, for reading from Python; the episode itself is left alone."""
+    copy = s.copy_state(state)
+    handle = s.handle_of(copy)  # must live as long as its address is used
+    flush_handle(handle.address)
+    return copy

@@ -4,8 +4,9 @@
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import pair_release, paired
-from ooco_gym.sim.blocks import close_table, told_apart, want
+from ooco_gym.sim.blocks import free_table, note_demand, tracked
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.queues import (
     LOG_EVICT,
@@ -15,14 +16,6 @@ from ooco_gym.sim.queues import (
     leave_push_queue,
     log_event,
     remove_member,
-)
-from ooco_gym.sim.state import (
-    FINISHED,
-    NEVER,
-    PS_PER_S,
-    PUSH_WAITING,
-    RESIDENT,
-    WAITING,
 )
 
 TTFT_BIT, TPOT_BIT = 1, 2
@@ -42,8 +35,8 @@ def measured(state):
 def change_outstanding(state, service_ps):
     """Adds to the offline work that is in the system, and keeps the integral of it over time."""
     gauges = state.gauges
-    span = (state.clock.now_ps - gauges.outstanding_since_ps) / PS_PER_S
-    state.integrals.waiting_area += gauges.outstanding_ps / PS_PER_S * span
+    span = (state.clock.now_ps - gauges.outstanding_since_ps) / s.PS_PER_S
+    state.integrals.waiting_area += gauges.outstanding_ps / s.PS_PER_S * span
     gauges.outstanding_since_ps = state.clock.now_ps
     gauges.outstanding_ps += service_ps
 
@@ -52,7 +45,7 @@ def change_outstanding(state, service_ps):
 def change_late(state, requests, time_ps):
     """Adds to the online requests that are late and unfinished since `time_ps`.
 
-    Misses are found when the books are brought up to date. So their times are summed, in whole microseconds, rather
+    Misses are found at a flush. So their times are summed, in whole microseconds, rather
     than their number over time: that sum is exact, and does not hang on when they are found.
     """
     state.gauges.late_online += requests
@@ -70,26 +63,26 @@ def take_blocks(state, instance, blocks):
     """Takes free blocks (negative: gives them back) and keeps the integral of memory in use."""
     spec = state.instances[instance]
     used = spec.total_blocks - spec.free_blocks
-    spec.kv_area += used * ((state.clock.now_ps - spec.kv_since_ps) / PS_PER_S)
+    spec.kv_area += used * ((state.clock.now_ps - spec.kv_since_ps) / s.PS_PER_S)
     spec.kv_since_ps = state.clock.now_ps
     spec.free_blocks -= blocks
 
 
 @inlined
-def release(state, slot):
+def free(state, slot):
     """Gives back the blocks that a request holds, for good."""
-    let_go(state, slot, False)
+    free_blocks(state, slot, False)
 
 
 @inlined
-def let_go(state, slot, wanted):
+def free_blocks(state, slot, wanted):
     """Gives back the blocks that a request holds; `wanted` says that it will come back for what is in them."""
     request = state.requests[slot]
     free = np.int64(request.blocks)
     if paired(state):
         free = np.int64(pair_release(state, request.instance, slot))
-    elif told_apart(state) and request.row >= 0:
-        free = np.int64(close_table(state, request.instance, slot, wanted))
+    elif tracked(state) and request.row >= 0:
+        free = np.int64(free_table(state, request.instance, slot, wanted))
     take_blocks(state, request.instance, -free)
     request.blocks = 0
 
@@ -122,7 +115,7 @@ def finish_deadline(state, slot, first_decode):
 
 
 @inner
-def settle_online(state, time_ps):
+def close_online(state, time_ps):
     """One counted online request less is open: it has finished in time, or its miss is certain since `time_ps`."""
     gauges = state.gauges
     gauges.open_online -= 1
@@ -138,7 +131,7 @@ def charge_miss(state, slot, bit, time_ps):
     clean = request.violated == 0
     request.violated |= bit
     if bit == TPOT_BIT:
-        request.latest_ps = NEVER
+        request.latest_ps = s.NEVER
     if not (request.counted and request.online):
         return
     if bit == TTFT_BIT:
@@ -147,7 +140,7 @@ def charge_miss(state, slot, bit, time_ps):
         totals.tpot_misses += 1
     if clean:
         totals.violations += 1
-        settle_online(state, time_ps)
+        close_online(state, time_ps)
         change_late(state, 1, time_ps)
 
 
@@ -180,9 +173,9 @@ def finish(state, slot):
     request = state.requests[slot]
     now = state.clock.now_ps
     if not request.online:
-        want(state, slot, -1)
-    release(state, slot)
-    request.status = FINISHED
+        note_demand(state, slot, -1)
+    free(state, slot)
+    request.status = s.FINISHED
     request.finish_ps = now
     log_event(state, LOG_FINISH, request.instance, slot, request.generated_tokens)
     _observe_output(state, request)
@@ -192,7 +185,7 @@ def finish(state, slot):
         if request.counted:
             state.totals.online_finished += 1
             if request.violated == 0:
-                settle_online(state, now)
+                close_online(state, now)
             else:
                 change_late(state, -1, now)
     else:
@@ -214,13 +207,13 @@ def evict(state, slot):
     request = state.requests[slot]
     instance = request.instance
     remove_member(state, instance, slot)
-    if request.status == RESIDENT:
+    if request.status == s.RESIDENT:
         leave_decodable(state, instance, slot)
-    elif request.status == PUSH_WAITING:
+    elif request.status == s.PUSH_WAITING:
         leave_push_queue(state, slot)
     log_event(state, LOG_EVICT, instance, slot, length(state, slot))
-    release(state, slot)
-    request.status = WAITING
+    free(state, slot)
+    request.status = s.WAITING
     request.kv_lost = 1
     request.evictions += 1
     request.instance = request.origin

@@ -1,20 +1,73 @@
 """Mixed instances: prefill chunks and decodes in one iteration, from its start to its end.
 
-An idle mixed instance asks its policy to compose the next iteration, which it does by the verbs of `sim/verbs.py`; what
-the rule returns only says whether it has answered.
+An idle mixed instance asks its policy to compose the next iteration, which it does by the step actions of
+`sim/step_actions.py`; what the rule returns only says whether it has answered.
 """
 
 import numpy as np
 
 from ooco_gym.compile import inner
-from ooco_gym.sim.costs import jittered, length
-from ooco_gym.sim.iteration import iteration_sums, sums_latency
+from ooco_gym.sim import state as s
+from ooco_gym.sim.batch import first_step, itl_bin
+from ooco_gym.sim.costs import (
+    attention_latency,
+    decode_latency,
+    dense_latency,
+    jittered,
+    length,
+    prefill_attention,
+    prompt_rows,
+    prompt_work,
+)
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish
 from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
-from ooco_gym.sim.state import BATCH, IDLE, MIXING, NEVER, PS_PER_S
-from ooco_gym.sim.tokens import first_step, itl_bin
-from ooco_gym.sim.verbs import leave_running
+from ooco_gym.sim.step_actions import leave_running
+
+
+@inner
+def iteration_sums(state, instance, table):
+    """What sets an iteration's latency: tokens, requests that make one, decodes, their contexts; prompts, their rows,
+    work and contexts."""
+    tokens, sampled, decodes, decode_context = 0, 0, 0, 0
+    prompts, rows, work, context = 0, 0, 0.0, 0
+    batch = state.members[s.BATCH, instance]
+    for i in range(state.instances[instance].running):
+        request = state.requests[np.uint64(batch[i])]
+        new = np.int64(request.num_scheduled_tokens)
+        if new == 0:
+            continue
+        reach = request.num_computed_tokens + new
+        tokens += new
+        sampled += reach == np.int64(request.prompt_tokens) + request.generated_tokens
+        if new == 1:
+            decodes += 1
+            decode_context += reach
+        else:
+            prompts += 1
+            rows += prompt_rows(state, table, new)
+            work += prompt_work(state, table, new, reach)
+            context += reach
+    return tokens, sampled, decodes, decode_context, prompts, rows, work, context
+
+
+@inner
+def sums_latency(state, table, sums):
+    """Latency of an iteration, in ps: its linear layers together, its attentions one after the other."""
+    tokens, sampled, decodes, decode_context, prompts, rows, work, context = sums
+    if prompts == 0:
+        return decode_latency(state, table, decodes, decode_context)
+    attention = prefill_attention(state, table, work, float(rows), float(context), float(prompts))
+    latency = (dense_latency(state, table, tokens) + state.head_ps[table, sampled] + np.int64(round(attention))
+               + attention_latency(state, table, decodes, decode_context))
+    return max(latency, state.tables[table].prefill_floor_ps)
+
+
+@inner
+def iteration_latency(state, instance):
+    """What a policy believes that the iteration composed so far would take, in ps; transfers to the host left out."""
+    sums = iteration_sums(state, instance, state.instances[instance].belief)
+    return sums_latency(state, state.instances[instance].belief, sums)
 
 
 @inner
@@ -23,12 +76,12 @@ def start_mixed(state, instance):
     spec = state.instances[instance]
     sums = iteration_sums(state, instance, spec.table)
     if sums[0] == 0:
-        if state.clock.now_ps < spec.pull_wake_ps < NEVER:
+        if state.clock.now_ps < spec.pull_wake_ps < s.NEVER:
             schedule(state, instance, spec.pull_wake_ps)
         else:
             cancel(state, instance)
         return
-    spec.activity = MIXING
+    spec.activity = s.MIXING
     spec.start_ps = state.clock.now_ps
     latency = sums_latency(state, spec.table, sums)
     if spec.swap_tokens > 0:
@@ -46,7 +99,7 @@ def _with_swap(state, instance, latency):
     """Latency of an iteration that also moves memory to and from the host: before it, or beside it."""
     spec = state.instances[instance]
     moved = spec.swap_tokens * state.tables[spec.table].kv_bytes_per_token
-    swap_ps = np.int64(moved / state.config.host_bytes_per_s * PS_PER_S)
+    swap_ps = np.int64(moved / state.config.host_bytes_per_s * s.PS_PER_S)
     spec.swapped_tokens += spec.swap_tokens
     spec.swap_tokens = 0
     return max(latency, swap_ps) if state.config.swap_overlap else latency + swap_ps
@@ -56,21 +109,21 @@ def _with_swap(state, instance, latency):
 def end_mixed(state, instance):
     """An iteration is over: contexts have grown, tokens are made, requests finish."""
     spec = state.instances[instance]
-    spec.activity = IDLE
-    begun, now, batch = spec.start_ps, state.clock.now_ps, state.members[BATCH, instance]
+    spec.activity = s.IDLE
+    begun, now, batch = spec.start_ps, state.clock.now_ps, state.members[s.BATCH, instance]
     gap_ps = now - begun
     spec.online_tokens, spec.offline_tokens = 0, 0
     usual, place = 0, 0
     while place < spec.running:
         slot = batch[np.uint64(place)]
         request = state.requests[np.uint64(slot)]
-        new = request.scheduled_tokens
+        new = request.num_scheduled_tokens
         generated = request.generated_tokens + 1
         in_turn = new == 1 and request.last_token_ps == begun and request.first_decode_ps > 0
         if in_turn and request.kv_lost == 0 and generated < request.output_tokens and now <= request.latest_ps:
-            # a decode among decodes: nothing but its books
-            request.scheduled_tokens = 0
-            request.computed_tokens += 1
+            # a decode among decodes: only its own record changes
+            request.num_scheduled_tokens = 0
+            request.num_computed_tokens += 1
             request.generated_tokens = generated
             request.last_token_ps = now
             if request.online:
@@ -93,7 +146,7 @@ def end_mixed(state, instance):
 def _charge_gaps(state, instance):
     """Charges the online requests that this iteration, longer than any gap may be, kept waiting."""
     for i in range(state.instances[instance].running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         if state.requests[slot].online and state.requests[slot].max_gap_ps > state.config.inter_token_slo_ps:
             charge_miss(state, slot, TPOT_BIT, state.clock.now_ps)
 
@@ -116,9 +169,9 @@ def _share_time(state, instance):
 def _computed(state, instance, slot):
     """One request's part of an iteration is over. Whether it has finished."""
     spec, request, now = state.instances[instance], state.requests[slot], state.clock.now_ps
-    new, elapsed, tokens = np.int64(request.scheduled_tokens), spec.end_ps - spec.start_ps, spec.new_tokens
-    request.scheduled_tokens = 0
-    request.computed_tokens += new
+    new, elapsed, tokens = np.int64(request.num_scheduled_tokens), spec.end_ps - spec.start_ps, spec.new_tokens
+    request.num_scheduled_tokens = 0
+    request.num_computed_tokens += new
     if request.generated_tokens == 0 or new > 1:
         if request.urgent:
             spec.online_tokens += new
@@ -129,7 +182,7 @@ def _computed(state, instance, slot):
         request.kv_lost -= again
         charge_waste(state, slot, again, elapsed * again // tokens)
         spec.wasted_ps += elapsed * again // tokens
-    if request.computed_tokens < length(state, slot):
+    if request.num_computed_tokens < length(state, slot):
         return False
     if request.generated_tokens > 0 and request.first_decode_ps == 0:
         first_step(state, slot, spec.start_ps)

@@ -2,9 +2,11 @@
 
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
+from ooco_gym.sim.batch import itl_bin
 from ooco_gym.sim.costs import blocks_for, jittered, length, prefill_latency, prompt_rows, prompt_work
 from ooco_gym.sim.lanes import WRITTEN
-from ooco_gym.sim.memory import TPOT_BIT, charge_miss, finish, measured, release, take_blocks
+from ooco_gym.sim.memory import TPOT_BIT, charge_miss, finish, free, measured, take_blocks
 from ooco_gym.sim.queues import (
     LOG_INTERRUPT,
     LOG_PREFILL_END,
@@ -13,24 +15,11 @@ from ooco_gym.sim.queues import (
     add_task,
     dequeue,
     enqueue,
-    has_room,
+    has_capacity,
     log_event,
     schedule,
     stop_at_layer,
 )
-from ooco_gym.sim.state import (
-    BATCH,
-    IDLE,
-    PLACE,
-    PREFILL_OFFLINE,
-    PREFILL_ONLINE,
-    PREFILLING,
-    PUSH_WAITING,
-    STOP,
-    SUSPENDED,
-    WAITING,
-)
-from ooco_gym.sim.tokens import itl_bin
 
 
 @inlined
@@ -42,7 +31,7 @@ def prompt_blocks(state, slot):
 @inlined
 def prefill_fits(state, instance, slot):
     """Whether a waiting request's prefill fits the free memory of the instance."""
-    return prompt_blocks(state, slot) <= state.instances[instance].free_blocks and has_room(state, instance)
+    return prompt_blocks(state, slot) <= state.instances[instance].free_blocks and has_capacity(state, instance)
 
 
 @inlined
@@ -51,8 +40,8 @@ def _admit(state, instance, slot, place):
     dequeue(state, instance, slot)
     request.blocks = prompt_blocks(state, slot)
     take_blocks(state, instance, request.blocks)
-    request.status = PREFILLING
-    state.members[BATCH, instance, place] = slot
+    request.status = s.PREFILLING
+    state.members[s.BATCH, instance, place] = slot
 
 
 @inlined
@@ -79,7 +68,7 @@ def start_prefill(state, instance, chosen):
         work += prompt_work(state, spec.table, more, more)
         size += 1
         slot = following
-    spec.activity = PREFILL_ONLINE if urgent else PREFILL_OFFLINE
+    spec.activity = s.PREFILL_ONLINE if urgent else s.PREFILL_OFFLINE
     spec.batch_size = size
     spec.running = size
     spec.context = tokens
@@ -105,21 +94,21 @@ def resume_prefill(state, instance):
     spec = state.instances[instance]
     tokens, rows, work, spec.unwritten = 0, 0, 0.0, WRITTEN
     for i in range(spec.suspended):
-        slot = state.members[SUSPENDED, instance, i]
-        state.members[BATCH, instance, i] = slot
+        slot = state.members[s.SUSPENDED, instance, i]
+        state.members[s.BATCH, instance, i] = slot
         more = length(state, slot)
         tokens += more
         rows += prompt_rows(state, spec.table, more)
         work += prompt_work(state, spec.table, more, more)
     whole = prefill_latency(state, spec.table, work, rows, tokens, tokens, spec.suspended)
     layers = state.tables[spec.table].layers
-    spec.activity = PREFILL_OFFLINE
+    spec.activity = s.PREFILL_OFFLINE
     spec.batch_size = spec.suspended
     spec.running = spec.suspended
     spec.context = tokens
     spec.suspended = 0
     _time_prefill(state, instance, max(1, whole * (layers - spec.suspended_layers) // layers))
-    log_event(state, LOG_PREFILL_START, instance, state.members[BATCH, instance, 0], tokens)
+    log_event(state, LOG_PREFILL_START, instance, state.members[s.BATCH, instance, 0], tokens)
 
 
 @inner
@@ -130,7 +119,7 @@ def interrupt_prefill(state, instance):
     if done < 0:
         return 0
     spec.steps = done  # layers done in this go
-    return STOP
+    return s.STOP
 
 
 @inner
@@ -140,8 +129,8 @@ def drop_suspended(state, instance):
     layers = state.tables[spec.table].layers
     spec.context, spec.unwritten = 0, WRITTEN
     for i in range(spec.suspended):
-        slot = state.members[SUSPENDED, instance, i]
-        state.members[BATCH, instance, i] = slot
+        slot = state.members[s.SUSPENDED, instance, i]
+        state.members[s.BATCH, instance, i] = slot
         spec.context += length(state, slot)
     spec.running = spec.suspended
     spec.suspended = 0
@@ -156,14 +145,14 @@ def _give_back(state, instance, layers_done, layers):
     """The batch loses its memory and returns to the head of the queue, in its order."""
     spec = state.instances[instance]
     for i in range(spec.running - 1, -1, -1):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
         lost = length(state, slot) * layers_done // layers
         request.wasted_tokens += lost
         if measured(state):
             state.totals.wasted_tokens += lost
-        release(state, slot)
-        request.status = WAITING
+        free(state, slot)
+        request.status = s.WAITING
         enqueue(state, instance, slot, True)
 
 
@@ -175,11 +164,11 @@ def _end_interrupted(state, instance):
     if measured(state):
         state.totals.interruptions += 1
     for i in range(spec.running):
-        state.requests[state.members[BATCH, instance, i]].interruptions += 1
-    log_event(state, LOG_INTERRUPT, instance, state.members[BATCH, instance, 0], spec.steps)
+        state.requests[state.members[s.BATCH, instance, i]].interruptions += 1
+    log_event(state, LOG_INTERRUPT, instance, state.members[s.BATCH, instance, 0], spec.steps)
     if state.config.layer_resume:
         for i in range(spec.running):
-            state.members[SUSPENDED, instance, i] = state.members[BATCH, instance, i]
+            state.members[s.SUSPENDED, instance, i] = state.members[s.BATCH, instance, i]
         spec.suspended = spec.running
         spec.suspended_layers += spec.steps
         spec.suspended_ps += elapsed
@@ -194,7 +183,7 @@ def _waste_time(state, instance, elapsed_ps):
     spec = state.instances[instance]
     spec.wasted_ps += elapsed_ps
     for i in range(spec.running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         charge_waste(state, slot, 0, int(elapsed_ps * (length(state, slot) / spec.context)))
 
 
@@ -214,8 +203,8 @@ def charge_waste(state, slot, tokens, time_ps):
 def end_prefill(state, instance):
     """A prefill is over, or stopped: first tokens, and a place to decode is asked for."""
     spec = state.instances[instance]
-    now, online = state.clock.now_ps, spec.activity == PREFILL_ONLINE
-    spec.activity = IDLE
+    now, online = state.clock.now_ps, spec.activity == s.PREFILL_ONLINE
+    spec.activity = s.IDLE
     if spec.interrupted:
         _end_interrupted(state, instance)
         return
@@ -227,9 +216,9 @@ def end_prefill(state, instance):
     if not online:
         spec.suspended_layers = 0
         spec.suspended_ps = 0
-    log_event(state, LOG_PREFILL_END, instance, state.members[BATCH, instance, 0], spec.running)
+    log_event(state, LOG_PREFILL_END, instance, state.members[s.BATCH, instance, 0], spec.running)
     for i in range(spec.running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
         if request.kv_lost:
             charge_waste(state, slot, length(state, slot), int(elapsed * (length(state, slot) / spec.context)))
@@ -238,10 +227,10 @@ def end_prefill(state, instance):
         if request.generated_tokens >= request.output_tokens:
             finish(state, slot)
         else:
-            request.status = PUSH_WAITING
+            request.status = s.PUSH_WAITING
             request.target = -1
             add_member(state, instance, slot)
-            add_task(state, PLACE, instance, slot)
+            add_task(state, s.PLACE, instance, slot)
 
 
 @inlined

@@ -6,16 +6,9 @@ operations are O(1) but for removal from a member list, which keeps the order of
 
 
 from ooco_gym.compile import inlined, inner
-from ooco_gym.sim.front import close_gap, join_front, lay_front, leave_front
+from ooco_gym.sim import state as s
 from ooco_gym.sim.lanes import leave_lanes, member_count
-from ooco_gym.sim.order import ordered, set_waiting
-from ooco_gym.sim.state import (
-    DISPATCH,
-    OFFLINE,
-    RETRY_PUSHES,
-    TASKS,
-    URGENT,
-)
+from ooco_gym.sim.waiting import close_gap, join_window, leave_window, ordered, rebuild_window, set_waiting
 
 NONE = -1
 
@@ -40,7 +33,7 @@ def append(requests, head, tail, slot):
 
 @inlined
 def prepend(requests, head, tail, slot):
-    """Adds `slot` at the front; returns the queue's new head and tail."""
+    """Adds `slot` at the head; returns the queue's new head and tail."""
     requests[slot].next = head
     requests[slot].previous = NONE
     if head == NONE:
@@ -68,15 +61,15 @@ def unlink(requests, head, tail, slot):
 
 # --- Waiting for prefill, by instance and class ---------------------------------------------------------------------
 @inlined
-def enqueue(state, instance, slot, front):
-    """Puts a request into its instance's queue for prefill, at the front or at the end."""
+def enqueue(state, instance, slot, at_head):
+    """Puts a request into its instance's queue for prefill, at the head or at the end."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     if request.urgent:
         head, tail = spec.online_head, spec.online_tail
     else:
         head, tail = spec.offline_head, spec.offline_tail
-    if front:
+    if at_head:
         head, tail = prepend(state.requests, head, tail, slot)
     else:
         head, tail = append(state.requests, head, tail, slot)
@@ -86,8 +79,8 @@ def enqueue(state, instance, slot, front):
         spec.online_waiting_tokens += tokens
     else:
         spec.offline_head, spec.offline_tail = head, tail
-        if front or spec.front_size == spec.offline_waiting:
-            join_front(state, instance, slot, tokens, front)
+        if at_head or spec.window_size == spec.offline_waiting:
+            join_window(state, instance, slot, tokens, at_head)
         spec.offline_waiting += 1
         spec.offline_waiting_tokens += tokens
         if ordered(state):
@@ -116,7 +109,7 @@ def enqueue_by_arrival(state, instance, slot):
     requests[before].next = slot
     requests[after].previous = slot
     request.previous, request.next = before, after
-    lay_front(state, instance)
+    rebuild_window(state, instance)
 
 
 @inlined
@@ -132,17 +125,17 @@ def dequeue(state, instance, slot):
         spec.offline_head, spec.offline_tail = unlink(state.requests, spec.offline_head, spec.offline_tail, slot)
         spec.offline_waiting -= 1
         spec.offline_waiting_tokens -= tokens
-        leave_front(state, instance, slot)
+        leave_window(state, instance, slot)
         if ordered(state):
             set_waiting(state, instance, slot, False)
 
 
-# --- Prefilled and waiting for room on a decode instance ------------------------------------------------------------
+# --- Prefilled and waiting for memory on a decode instance ----------------------------------------------------------
 @inner
-def join_push_queue(state, slot, front):
+def join_push_queue(state, slot, at_head):
     """Puts a prefilled request into the queue for a decode instance; online work has its own, served first."""
-    queue = state.push_queues[URGENT if state.requests[slot].urgent else OFFLINE]
-    if front:
+    queue = state.push_queues[s.URGENT if state.requests[slot].urgent else s.OFFLINE]
+    if at_head:
         queue.head, queue.tail = prepend(state.requests, queue.head, queue.tail, slot)
     else:
         queue.head, queue.tail = append(state.requests, queue.head, queue.tail, slot)
@@ -151,14 +144,14 @@ def join_push_queue(state, slot, front):
 @inner
 def leave_push_queue(state, slot):
     """Takes a request out of the queue for a decode instance."""
-    queue = state.push_queues[URGENT if state.requests[slot].urgent else OFFLINE]
+    queue = state.push_queues[s.URGENT if state.requests[slot].urgent else s.OFFLINE]
     queue.head, queue.tail = unlink(state.requests, queue.head, queue.tail, slot)
 
 
-# --- Members: who holds KV memory on an instance --------------------------------------------------------------------
+# --- Members: the requests that hold KV memory on an instance -------------------------------------------------------
 @inner
 def number_members(state, instance):
-    """Writes to each member's record where it stands in its list: places change whenever somebody leaves."""
+    """Writes to each member's record its index in its list: indices change whenever a member leaves."""
     for row in range(2):
         for place in range(member_count(state.instances[instance], row)):
             state.requests[state.members[row, instance, place]].position = place
@@ -208,7 +201,7 @@ def join_decodable(state, instance, slot):
 
 @inlined
 def leave_decodable(state, instance, slot):
-    """A member, settled, no longer decodes here."""
+    """A member, flushed, no longer decodes here."""
     spec, request = state.instances[instance], state.requests[slot]
     tokens = request.prompt_tokens + request.generated_tokens
     spec.decodable -= 1
@@ -220,7 +213,7 @@ def leave_decodable(state, instance, slot):
 
 
 @inlined
-def has_room(state, instance):
+def has_capacity(state, instance):
     """Whether the member and batch lists of an instance can take one more request."""
     spec = state.instances[instance]
     return spec.urgent_members + spec.offline_members + spec.arriving + spec.suspended < state.members.shape[2] - 1
@@ -306,11 +299,11 @@ def stop_at_layer(state, instance, layers):
 def add_task(state, kind, instance, slot):
     """Appends a task to the ring."""
     tail = state.queues.task_tail
-    if tail - state.queues.task_head >= TASKS:
+    if tail - state.queues.task_head >= s.TASKS:
         raise RuntimeError("the ring of tasks is full")
-    state.tasks[tail % TASKS, 0] = kind
-    state.tasks[tail % TASKS, 1] = instance
-    state.tasks[tail % TASKS, 2] = slot
+    state.tasks[tail % s.TASKS, 0] = kind
+    state.tasks[tail % s.TASKS, 1] = instance
+    state.tasks[tail % s.TASKS, 2] = slot
     state.queues.task_tail = tail + 1
 
 
@@ -319,7 +312,7 @@ def add_dispatch(state, instance):
     """Asks for an instance to be dispatched, once however often it is asked."""
     if state.instances[instance].queued == 0:
         state.instances[instance].queued = 1
-        add_task(state, DISPATCH, instance, NONE)
+        add_task(state, s.DISPATCH, instance, NONE)
 
 
 @inlined
@@ -328,9 +321,9 @@ def retry_waiting(state):
 
     (In one task, an answer from outside for the second queue would be taken by the first one's decision, asked again.)
     """
-    for queue in (URGENT, OFFLINE):
+    for queue in (s.URGENT, s.OFFLINE):
         if state.push_queues[queue].head >= 0:
-            add_task(state, RETRY_PUSHES, queue, NONE)
+            add_task(state, s.RETRY_PUSHES, queue, NONE)
 
 
 # --- Log ------------------------------------------------------------------------------------------------------------

@@ -1,10 +1,43 @@
-"""The records of an episode, as they lie in memory: requests, instances, links, cost tables, blocks, the log."""
+"""The records of an episode, as they lie in memory: requests, instances, links, cost tables, blocks, the log, and the
+named numbers of the whole episode (`Record`)."""
+
+from __future__ import annotations
+
+from typing import Any, Self
 
 import numpy as np
+from numba import from_dtype
+from numba.extending import typeof_impl
 
+from ooco_gym.compile import RecordType
+
+CACHE_LINE = 64
+
+
+def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that begin with a line of the processor's cache."""
+    size = int(np.prod(shape)) * dtype.itemsize
+    room = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -room.ctypes.data % CACHE_LINE
+    return room[start : start + size].view(dtype).reshape(shape)
+
+
+def bytes_of(array: np.ndarray) -> np.ndarray:
+    """A contiguous array as it lies in memory: uint8 (n,)."""
+    return array.reshape(-1).view(np.uint8)
+
+
+def copy_of(array: np.ndarray) -> np.ndarray:
+    """Copies a contiguous array as bytes: NumPy copies records field by field, some thirty times slower."""
+    copy = np.empty_like(array)
+    bytes_of(copy)[:] = bytes_of(array)
+    return copy
+
+
+# --- Arrays of records ----------------------------------------------------------------------------------------------
 REQUEST = np.dtype(
     [
-        # what a look along a queue, and bringing a record up to date (`sim.lanes`), touches: one line of the cache
+        # what a look along a queue, and a flush (`sim.lanes`), touches: one line of the cache
         ("prompt_tokens", np.int32),
         ("output_tokens", np.int32),
         ("generated_tokens", np.int32),
@@ -40,8 +73,8 @@ REQUEST = np.dtype(
         ("target_blocks", np.int32),  # KV blocks reserved on `target`
         ("target_context", np.int32),  # context length when they were reserved
         # on mixed instances
-        ("computed_tokens", np.int32),  # tokens whose keys and values are in memory
-        ("scheduled_tokens", np.int32),  # new tokens in the iteration in progress
+        ("num_computed_tokens", np.int32),  # vLLM's: tokens whose keys and values are in memory
+        ("num_scheduled_tokens", np.int32),  # new tokens in the iteration in progress
         ("host_tokens", np.int32),  # of them, in host memory: swapped out
         ("cached_tokens", np.int32),  # found in the prefix cache at its first admission (-1: not admitted yet)
         ("row", np.int32),  # of its block table (State.kv), or -1; with this, three whole cache lines a request
@@ -77,10 +110,10 @@ INSTANCE = np.dtype(
         ("whole", np.int32),  # the batch is every member, in the order of the lists
         ("lanes", np.int32),  # its members have lanes
         ("stale", np.int32),  # and their records are behind
-        ("unwritten", np.int32),  # what its batch row lacks, as nobody has looked at it
+        ("unwritten", np.int32),  # what its batch row still misses (`lanes`: WRITTEN, COMPOSED, ENDED)
         ("laned_urgent", np.int32),  # members that have lanes, the first ones of their list
         ("laned_offline", np.int32),
-        ("seasoned_urgent", np.int32),  # of these, who has made a step on them
+        ("seasoned_urgent", np.int32),  # of these, those that have made a step on them
         ("seasoned_offline", np.int32),
         ("lane_counted", np.int32),  # of these, online requests that count
         ("lane_steps", np.int64),  # steps since the lanes began
@@ -98,12 +131,12 @@ INSTANCE = np.dtype(
         ("offline_tail", np.int32),
         ("offline_waiting", np.int64),
         ("offline_waiting_tokens", np.int64),
-        ("front_size", np.int64),  # entries of State.front
+        ("window_size", np.int64),  # entries of State.waiting_window
         ("urgent_members", np.int64),
         ("offline_members", np.int64),
         ("decodable", np.int64),  # members with status RESIDENT
         ("urgent_decodable", np.int64),  # of those, urgent ones
-        ("urgent_context", np.int64),  # sum of the context lengths of the urgent ones, as far as settled
+        ("urgent_context", np.int64),  # sum of the context lengths of the urgent ones, as far as flushed
         ("offline_context", np.int64),  # and of the others
         ("urgent_running", np.int64),  # urgent members in the running batch
         ("arriving", np.int64),  # requests whose transfer to here is reserved or under way
@@ -116,7 +149,7 @@ INSTANCE = np.dtype(
         ("pull_wake_ps", np.int64),  # ask for a pull again at this time
         ("last_pull_ps", np.int64),
         ("pull_due", np.int32),  # something changed since the last pull decision
-        ("hungry", np.int32),  # the last pull decision found room here but nobody to pull
+        ("hungry", np.int32),  # the last pull decision found free space here but no request to pull
         ("queued", np.int32),  # a DISPATCH task for it is in the ring
         # sums for metrics
         ("online_prefill_ps", np.int64),
@@ -134,7 +167,7 @@ INSTANCE = np.dtype(
         ("swap_tokens", np.int64),  # whose keys and values cross the link to host memory in the next iteration
         ("swapped_tokens", np.int64),  # and have crossed it so far
         ("host_free_blocks", np.int64),
-        ("rows_free", np.int64),  # block tables that nobody has
+        ("rows_free", np.int64),  # free block tables
         ("looked_tokens", np.int64),  # context lengths at first admission, so far
         ("cached_tokens", np.int64),  # and how many of these tokens were found in the prefix cache
     ],
@@ -185,7 +218,7 @@ BLOCK = np.dtype(
         ("next", np.int32),
         ("twin", np.int32),  # the next block with the same key, or -1
         ("level", np.int32),  # of these queues, the one it is in
-        ("online", np.int32),  # who let go of it last
+        ("online", np.int32),  # class of the last request that read it
     ],
     align=True,
 )
@@ -207,3 +240,164 @@ PAIR = np.dtype(
 
 LOG = np.dtype([("time_ps", np.int64), ("kind", np.int32), ("instance", np.int32), ("request", np.int32),
                 ("value", np.int64)], align=True)
+QUEUE = np.dtype([("head", np.int64), ("tail", np.int64)])  # of a linked list of requests; -1: empty
+
+
+# --- Named numbers --------------------------------------------------------------------------------------------------
+class Record(np.ndarray):
+    """Numbers of one type with a name each: `record.name` reads and writes one, also in compiled code.
+
+    A subclass declares the names: `class Clock(Record): now_ps: int`. In Python it is an array of as many numbers, to
+    copy and to compare; compiled code has a numba record of it, a pointer, and finds each at a constant offset.
+    """
+
+    fields: tuple[str, ...]
+    compiled: Any  # numba's type
+
+    def __init_subclass__(cls, number: type = np.int64) -> None:
+        cls.fields = tuple(cls.__annotations__)
+        size, kind = np.dtype(number).itemsize, from_dtype(np.dtype(number))
+        fields = [(name, {"type": kind, "offset": size * index}) for index, name in enumerate(cls.fields)]
+        cls.compiled = RecordType(fields, size * len(fields), True)
+        cls.number = number
+        for index, name in enumerate(cls.fields):
+            setattr(cls, name, _field(index))
+
+    @classmethod
+    def zeros(cls) -> Self:
+        """A record of zeros."""
+        return aligned_zeros(len(cls.fields), np.dtype(cls.number)).view(cls)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The numbers by name."""
+        return dict(zip(self.fields, self.tolist(), strict=True))
+
+
+def _field(index: int) -> property:
+    return property(lambda record: record[index], lambda record, value: record.__setitem__(index, value))
+
+
+@typeof_impl.register(Record)
+def _typeof_record(value, context):
+    return type(value).compiled
+
+
+class Clock(Record):
+    """Where the episode stands in time."""
+
+    now_ps: int
+    source: int  # of the event at this time that was the last one: -1 an arrival, then instances and links by index
+    next_arrival: int  # slot of the request that arrives next
+    next_arrival_ps: int  # 0: to be looked up
+    next_deadline: int  # index in State.deadlines of the TTFT deadline that passes next
+    next_deadline_ps: int
+    last_online_arrival_ps: int
+    window_start_ps: int  # the measured window
+    window_end_ps: int
+
+
+class Config(Record):
+    """Settings of the run: nothing writes them once an episode has begun."""
+
+    seed: int
+    bulk: int  # many decode steps at once
+    class_blind: int  # offline requests are scheduled as online ones
+    gate_window: int  # waiting requests that a gate looks at
+    prefill_tokens: int  # budget of one prefill batch
+    layer_resume: int  # an interrupted prefill goes on at the layer reached
+    block_tokens: int
+    tpot_min_tokens: int
+    tpot_from_decode: int
+    gate_poll_ps: int
+    relaxed_count: int  # instances that arrivals are routed to: the first ones
+    inter_token_slo_ps: int  # NEVER: none
+    max_num_batched_tokens: int  # of an iteration of a mixed instance
+    max_num_seqs: int
+    reserved_blocks: int
+    prefix_caching: int
+    kv_priority: int
+    waiting_order: int  # `sim.pool`: 0 by arrival, BY_PREFIX, BY_BUCKET
+    swap_overlap: int
+    host_bytes_per_s: int
+    index_size: int  # of the index of keys of blocks (`sim.blocks`)
+    block_tables: int
+    blocks_per_table: int
+    bidirectional: int
+    default_ttft_ps: int  # the scenario's SLOs; requests may have their own
+    default_tpot_ps: int
+    own_tpot: int  # some online request has one of its own
+    rules_flush: int  # 0: all records are flushed before each rule
+
+
+class Pending(Record):
+    """The decision that is open, and its answer."""
+
+    point: int  # NO_POINT: none is
+    instance: int
+    request: int
+    count: int  # candidates, in State.picks
+    answered: int
+    answer: int
+    route_step: int  # of rules that go round, from one decision to the next
+
+
+class Queues(Record):
+    """How far the task ring, the event heap and the log are filled."""
+
+    task_head: int
+    task_tail: int
+    heap_size: int
+    log_used: int
+
+
+class Gauges(Record):
+    """What is in the system now."""
+
+    open_online: int  # counted online requests that have neither finished nor missed an SLO
+    last_closed_ps: int  # when the last of these did
+    late_online: int  # counted online requests past an SLO and unfinished
+    outstanding_ps: int  # reference GPU time of unfinished offline requests
+    outstanding_since_ps: int
+
+
+class Totals(Record):
+    """Sums since the beginning: rewards and progress are differences of these."""
+
+    online_arrived: int
+    online_finished: int
+    ttft_misses: int
+    tpot_misses: int
+    violations: int
+    offline_arrived: int
+    offline_finished: int
+    service_ps: int
+    offline_output_tokens: int
+    offline_prompt_tokens: int
+    wasted_tokens: int
+    wasted_ps: int
+    evictions: int
+    migrations: int
+    interruptions: int
+    decisions: int
+    events: int
+
+
+class Observed(Record, number=np.float64):
+    """What a policy may have observed so far. Rates are requests a second, over horizons of 10, 60, 300 and 1800 s."""
+
+    offline_evicted_share: float
+    offline_output_mean: float
+    online_output_mean: float
+    online_rate_fast: float
+    online_rate_minute: float
+    online_rate_slow: float
+    online_rate_half_hour: float
+    offline_seen: float
+    online_seen: float
+
+
+class Integrals(Record, number=np.float64):
+    """Integrals over time that the reward is made of."""
+
+    waiting_area: float  # reference GPU-seconds of offline work in the system, times seconds
+    late_times_us: float  # when counted online requests that missed an SLO finished, less when they missed it

@@ -9,10 +9,28 @@ from typing import NamedTuple
 import numpy as np
 from numba import typeof, types
 
-from ooco_gym.compile import function_at
+from ooco_gym.compile import Handle, Reference, function_at, layer, reference_at
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
-from ooco_gym.sim.records import BLOCK, INSTANCE, LINK, LOG, PAIR, REQUEST, TABLE
-from ooco_gym.sim.reference import Handle, Record, Reference, aligned_zeros, copy_of, layer, reference_at
+from ooco_gym.sim.records import (
+    BLOCK,
+    INSTANCE,
+    LINK,
+    LOG,
+    PAIR,
+    QUEUE,
+    REQUEST,
+    TABLE,
+    Clock,
+    Config,
+    Gauges,
+    Integrals,
+    Observed,
+    Pending,
+    Queues,
+    Totals,
+    aligned_zeros,
+    copy_of,
+)
 
 PS_PER_S = 1_000_000_000_000
 NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two still fit an int64
@@ -28,10 +46,10 @@ ROLE_NAMES = ("relaxed", "strict", "mixed")
 IDLE, PREFILL_ONLINE, PREFILL_OFFLINE, DECODE, MIXING = range(5)
 ACTIVITY_NAMES = ("idle", "online_prefill", "offline_prefill", "decode", "mixed")
 
-# --- Rows of State.members: who holds KV memory on an instance, and who runs ----------------------------------------
+# --- Rows of State.members: requests that hold KV memory on an instance, and those that run -------------------------
 URGENT, OFFLINE, BATCH, SUSPENDED = range(4)
 
-# --- The six decision points (`decisions/`), and no point -----------------------------------------------------------
+# --- The six decision points (`policy/decisions.py`), and no point ----------------------------------------------------
 NO_POINT, ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL = range(7)
 
 # --- Answers with a meaning of their own ----------------------------------------------------------------------------
@@ -43,8 +61,8 @@ STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
 RECOMPUTE, SWAP = 0, 1  # what becomes of the memory of a request that is preempted on a mixed instance
 ALL = -2  # compose: everything decodable that is resident
-DECLINE = -2  # evict, where memory is short for somebody who could wait: nobody gives way
-FULL = -2  # pull: no room; ask again only after this instance's own residents have changed
+DECLINE = -2  # evict, where memory is short for a request that could wait: none is evicted
+FULL = -2  # pull: no free space; ask again only after this instance's own residents have changed
 
 # --- Why the loop returned ------------------------------------------------------------------------------------------
 ASKED, HORIZON, LOG_FULL, DONE = range(4)
@@ -53,137 +71,13 @@ ASKED, HORIZON, LOG_FULL, DONE = range(4)
 ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
 DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at, where its policy does not say
-PARAMS = 48  # room for a policy's own parameters
+PARAMS = 48  # capacity for a policy's own parameters
 MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next
 LEVELS = 64  # queues of blocks that may be taken, lowest first
 HASH_TOKENS = 512  # of a prompt, to each of a trace's prefix hashes
 BUCKETS = 32  # of prompt lengths: powers of two
 TASKS = 4096  # tasks that may be open at once: a ring
 ITL_BINS = 512  # inter-token times, logarithmic bins from 0.1 ms, 2 % wide
-
-
-class Clock(Record):
-    """Where the episode stands in time."""
-
-    now_ps: int
-    source: int  # of the event at this time that was the last one: -1 an arrival, then instances and links by index
-    next_arrival: int  # slot of the request that arrives next
-    next_arrival_ps: int  # 0: to be looked up
-    next_deadline: int  # index in State.deadlines of the TTFT deadline that passes next
-    next_deadline_ps: int
-    last_online_arrival_ps: int
-    window_start_ps: int  # the measured window
-    window_end_ps: int
-
-
-class Config(Record):
-    """Settings of the run: nothing writes them once an episode has begun."""
-
-    seed: int
-    bulk: int  # many decode steps at once
-    class_blind: int  # offline requests are scheduled as online ones
-    gate_window: int  # waiting requests that a gate looks at
-    prefill_tokens: int  # budget of one prefill batch
-    layer_resume: int  # an interrupted prefill goes on at the layer reached
-    block_tokens: int
-    tpot_min_tokens: int
-    tpot_from_decode: int
-    gate_poll_ps: int
-    relaxed_count: int  # instances that arrivals are routed to: the first ones
-    inter_token_slo_ps: int  # NEVER: none
-    max_num_batched_tokens: int  # of an iteration of a mixed instance
-    max_num_seqs: int
-    reserved_blocks: int
-    prefix_caching: int
-    kv_priority: int
-    waiting_order: int  # `sim.pool`: 0 by arrival, BY_PREFIX, BY_BUCKET
-    swap_overlap: int
-    host_bytes_per_s: int
-    index_size: int  # of the index of keys of blocks (`sim.blocks`)
-    block_tables: int
-    blocks_per_table: int
-    bidirectional: int
-    default_ttft_ps: int  # the scenario's SLOs; requests may have their own
-    default_tpot_ps: int
-    own_tpot: int  # some online request has one of its own
-    rules_flush: int  # 0: all records are flushed before each rule
-
-
-class Pending(Record):
-    """The decision that is open, and its answer."""
-
-    point: int  # NO_POINT: none is
-    instance: int
-    request: int
-    count: int  # candidates, in State.picks
-    answered: int
-    answer: int
-    route_step: int  # of rules that go round, from one decision to the next
-
-
-class Queues(Record):
-    """How far the task ring, the event heap and the log are filled."""
-
-    task_head: int
-    task_tail: int
-    heap_size: int
-    log_used: int
-
-
-class Gauges(Record):
-    """What is in the system now."""
-
-    open_online: int  # counted online requests that have neither finished nor missed an SLO
-    last_closed_ps: int  # when the last of these did
-    late_online: int  # counted online requests past an SLO and unfinished
-    outstanding_ps: int  # reference GPU time of unfinished offline requests
-    outstanding_since_ps: int
-
-
-class Totals(Record):
-    """Sums since the beginning: rewards and progress are differences of these."""
-
-    online_arrived: int
-    online_finished: int
-    ttft_misses: int
-    tpot_misses: int
-    violations: int
-    offline_arrived: int
-    offline_finished: int
-    service_ps: int
-    offline_output_tokens: int
-    offline_prompt_tokens: int
-    wasted_tokens: int
-    wasted_ps: int
-    evictions: int
-    migrations: int
-    interruptions: int
-    decisions: int
-    events: int
-
-
-class Observed(Record, number=np.float64):
-    """What a policy may have observed so far. Rates are requests a second, over horizons of 10, 60, 300 and 1800 s."""
-
-    offline_evicted_share: float
-    offline_output_mean: float
-    online_output_mean: float
-    online_rate_fast: float
-    online_rate_minute: float
-    online_rate_slow: float
-    online_rate_half_hour: float
-    offline_seen: float
-    online_seen: float
-
-
-class Integrals(Record, number=np.float64):
-    """Integrals over time that the reward is made of."""
-
-    waiting_area: float  # reference GPU-seconds of offline work in the system, times seconds
-    late_times_us: float  # when counted online requests that missed an SLO finished, less when they missed it
-
-
-QUEUE = np.dtype([("head", np.int64), ("tail", np.int64)])  # of a linked list of requests; -1: empty
 
 
 class State(NamedTuple):
@@ -203,18 +97,18 @@ class State(NamedTuple):
     deadlines: np.ndarray  # int32[online n], request slots sorted by TTFT deadline
     instances: np.ndarray  # INSTANCE[m]
     members: np.ndarray  # int32[4, m, B], rows URGENT, OFFLINE (holders of KV memory), BATCH, SUSPENDED
-    # BATCH is who runs, as far as it is written (`lanes.write_batch`); -1: who has left since
+    # BATCH: the running requests, as far as they are written (`lanes.write_batch`); -1: one that has left since
     lanes: np.ndarray  # int32[m, 4, B], rows FINISH, BASE, each for URGENT and OFFLINE members (`sim.lanes`)
     ends: np.ndarray  # int32[m, tokens of a block], members with lanes by BASE, modulo
     gaps: np.ndarray  # int64[m, 2, B], rows GAP, LATEST, of URGENT members
     links: np.ndarray  # LINK[l]
-    heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, place by source
+    heap: np.ndarray  # int64[3, m + l], indexed heap of event sources: time by source, heap order, index by source
     tasks: np.ndarray  # int32[TASKS, 3], ring of (kind, instance, request)
-    front: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each instance (`sim.front`)
+    waiting_window: np.ndarray  # int32[m, 4, w], the first w waiting offline requests of each (`sim.waiting`)
     picks: np.ndarray  # int32[B], wide answers and candidates
-    scratch: np.ndarray  # int64[2, B], working room of rules
+    scratch: np.ndarray  # int64[2, B], working memory of rules
     memory: np.ndarray  # float64[m, MEMORY], the policy's own
-    blocks: np.ndarray  # BLOCK[m, blocks], where they are told apart; else BLOCK[m, 0]
+    blocks: np.ndarray  # BLOCK[m, blocks], where they are tracked; else BLOCK[m, 0]
     kv: np.ndarray  # int32[m, …], parts as `sim.blocks` lays them out: index of keys, block tables, queues of blocks
     hash_ids: np.ndarray  # int32[n + 1 + …], where each request's prefix hashes begin and end, then all of them
     reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
@@ -235,7 +129,7 @@ class State(NamedTuple):
 
 
 class Pool(NamedTuple):
-    """Sizes of what only some policies need: blocks told apart, prefix hashes, an order of the waiting, its front."""
+    """Sizes of what only some policies need: tracked blocks, prefix hashes, an order of the waiting, their window."""
 
     blocks: int = 0
     entries: int = 0
@@ -246,7 +140,7 @@ class Pool(NamedTuple):
     pairs: int = 0
     pair_entries: int = 0
     owners: int = 0
-    front: int = 0
+    waiting_window: int = 0
 
 
 NO_POOL = Pool()
@@ -264,7 +158,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, 2, max_batch), np.int64),
         np.zeros(n_links, LINK),
         np.zeros((3, n_instances + n_links), np.int64), np.zeros((TASKS, 3), np.int32),
-        np.zeros((n_instances, 4, pool.front), np.int32),
+        np.zeros((n_instances, 4, pool.waiting_window), np.int32),
         np.zeros(max_batch, np.int32), np.zeros((2, max_batch), np.int64), np.zeros((n_instances, MEMORY)),
         np.zeros((n_instances, pool.blocks), BLOCK), np.zeros((n_instances, pool.entries), np.int32),
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
@@ -309,7 +203,7 @@ class View(NamedTuple):
 
     state: State
     instance: int | np.int64  # where the decision is taken, or -1
-    request: int | np.int64  # whom it is about, or -1
+    request: int | np.int64  # that it is about, or -1
     candidates: np.ndarray  # int32[k], what may be chosen; its meaning depends on the point
 
 

@@ -6,11 +6,12 @@ has a link of its own; a link serves pushes before pulls, first come first serve
 
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import fits_for_sure
 from ooco_gym.sim.costs import blocks_for, length
-from ooco_gym.sim.decode import cut, settle_books, wake
+from ooco_gym.sim.decode import cut, flush_totals, wake
 from ooco_gym.sim.lanes import write_batch, write_slot
-from ooco_gym.sim.memory import measured, release, take_blocks
+from ooco_gym.sim.memory import free, measured, take_blocks
 from ooco_gym.sim.queues import (
     LOG_TRANSFER_END,
     LOG_TRANSFER_START,
@@ -18,22 +19,13 @@ from ooco_gym.sim.queues import (
     add_member,
     append,
     cancel,
-    has_room,
+    has_capacity,
     join_decodable,
     leave_decodable,
     log_event,
     remove_member,
     schedule,
     unlink,
-)
-from ooco_gym.sim.state import (
-    BATCH,
-    DECODE,
-    LEAVING,
-    MOVING,
-    PS_PER_S,
-    RESIDENT,
-    STRICT,
 )
 
 
@@ -52,7 +44,7 @@ def reserve(state, slot, target):
     request.target_blocks = blocks_there(state, slot)
     take_blocks(state, target, request.target_blocks)
     if not fits_for_sure(state, target, spec.steps):
-        settle_books(state, target)
+        flush_totals(state, target)
         cut(state, target)  # the run may not find the memory that it counted on
     request.target_context = length(state, slot)
     spec.arriving += 1
@@ -64,17 +56,17 @@ def reserve(state, slot, target):
 @inlined
 def can_reserve(state, slot, target):
     """Whether a request fits the free memory of an instance."""
-    return blocks_there(state, slot) <= state.instances[target].free_blocks and has_room(state, target)
+    return blocks_there(state, slot) <= state.instances[target].free_blocks and has_capacity(state, target)
 
 
 @inlined
 def surely_reservable(state, slot, target):
-    """Whether a request fits an instance whatever the run there has taken since it was settled."""
+    """Whether a request fits an instance whatever the run there has taken since it was flushed."""
     spec = state.instances[target]
-    if spec.activity != DECODE or spec.steps <= 1:
+    if spec.activity != s.DECODE or spec.steps <= 1:
         return False
     growth = spec.running * (spec.steps // state.config.block_tokens + 1)
-    return blocks_there(state, slot) + growth <= spec.free_blocks and has_room(state, target)
+    return blocks_there(state, slot) + growth <= spec.free_blocks and has_capacity(state, target)
 
 
 @inlined
@@ -89,7 +81,7 @@ def send(state, slot, pushed):
     request = state.requests[slot]
     index = link_of(state, request.instance, request.target)
     link = state.links[index]
-    request.status = MOVING
+    request.status = s.MOVING
     if pushed:
         link.push_head, link.push_tail = append(state.requests, link.push_head, link.push_tail, slot)
     else:
@@ -115,7 +107,7 @@ def _next_transfer(state, index):
     link.current = slot
     table = state.tables[state.instances[link.source].table]
     kv_bytes = (length(state, slot) - 1) * table.kv_bytes_per_token  # the newest token has no KV entry yet
-    duration = max(1, int(kv_bytes / link.bytes_per_s * PS_PER_S))
+    duration = max(1, int(kv_bytes / link.bytes_per_s * s.PS_PER_S))
     link.busy_ps += duration
     log_event(state, LOG_TRANSFER_START, link.source, slot, link.target)
     schedule(state, source, state.clock.now_ps + duration)
@@ -128,13 +120,13 @@ def end_transfer(state, index):
     slot = link.current
     request, target = state.requests[slot], state.instances[link.target]
     remove_member(state, link.source, slot)
-    release(state, slot)
+    free(state, slot)
     log_event(state, LOG_TRANSFER_END, link.target, slot, link.source)
     request.instance = link.target
     request.blocks = request.target_blocks
     request.target = -1
     request.target_blocks = 0
-    request.status = RESIDENT
+    request.status = s.RESIDENT
     target.arriving -= 1
     target.arriving_context -= request.target_context
     if not request.urgent:
@@ -163,17 +155,17 @@ def accept_pull(state, slot, target):
         return 0
     request = state.requests[slot]
     source = state.instances[request.instance]
-    if request.status != RESIDENT or request.urgent or source.role == STRICT:
+    if request.status != s.RESIDENT or request.urgent or source.role == s.STRICT:
         return 0
-    settle_books(state, request.instance)
+    flush_totals(state, request.instance)
     write_slot(state, request.instance, slot)
     if not can_reserve(state, slot, target):
         return 0
     reserve(state, slot, target)
     leave_decodable(state, request.instance, slot)
-    if source.activity == DECODE and _runs(state, request.instance, slot):
+    if source.activity == s.DECODE and _runs(state, request.instance, slot):
         cut(state, request.instance)
-        request.status = LEAVING
+        request.status = s.LEAVING
         source.leaving += 1
     else:
         send(state, slot, False)
@@ -184,7 +176,7 @@ def accept_pull(state, slot, target):
 def _runs(state, instance, slot):
     write_batch(state, instance)
     for i in range(state.instances[instance].running):
-        if state.members[BATCH, instance, i] == slot:
+        if state.members[s.BATCH, instance, i] == slot:
             return True
     return False
 
@@ -197,7 +189,7 @@ def send_leaving(state, instance):
         return
     for i in range(spec.offline_members):
         slot = state.members[1, instance, i]
-        if state.requests[slot].status == LEAVING:
+        if state.requests[slot].status == s.LEAVING:
             write_slot(state, instance, slot)
             spec.leaving -= 1
             send(state, slot, False)

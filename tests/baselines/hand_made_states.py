@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from harness import Episode, Setup, machines_of
 
-from ooco_gym.decisions import call_rule
 from ooco_gym.perf import cost_table, decode_latency_ps
+from ooco_gym.policy.decisions import call_rule
 from ooco_gym.sim import state as s
 
 RELAXED, STRICT = 0, 1

@@ -115,7 +115,7 @@ def test_no_slot_is_leaked_or_owned_twice(rows: Any, kv_tokens: int, values: Any
         assert (held == state.owned[:, 2]).all()
         free = (pairs["online"] < 0) & (pairs["offline"] < 0)
         assert free.sum() == state.instances["free_blocks"][0]
-        lying = state.requests["scheduled_tokens"] > 0
+        lying = state.requests["num_scheduled_tokens"] > 0
         assert (state.requests["host_tokens"][lying] == 0).all(), "who runs has everything on the device"
     episode.play(10**15)
     if (state.requests["status"] >= s.FINISHED).all():
@@ -222,7 +222,7 @@ def test_the_true_latency_is_the_simulators() -> None:
     requests, spec = episode.state.requests, episode.state.instances[0]
     for found in iterations(episode):
         prompts = [tokens for tokens in found.values() if tokens > 1]
-        contexts = [int(requests[slot]["computed_tokens"]) + 1 for slot, tokens in found.items() if tokens == 1]
+        contexts = [int(requests[slot]["num_computed_tokens"]) + 1 for slot, tokens in found.items() if tokens == 1]
         assert spec["end_ps"] - spec["start_ps"] == iteration_ps(mine, prompts, contexts)
 
 

@@ -188,7 +188,7 @@ def test_offline_work_stays_within_the_budget(rows: Any, values: dict[str, Any],
         for slot, tokens in batch.items():
             request = requests[slot]
             reach = request["prompt_tokens"] + request["generated_tokens"]
-            decoding = request["generated_tokens"] > 0 and reach - request["computed_tokens"] == 1
+            decoding = request["generated_tokens"] > 0 and reach - request["num_computed_tokens"] == 1
             cost += (0.1 + 0.001 * reach) * MS if decoding else 0.02 * tokens * MS
             online &= bool(request["online"])
         assert online or len(batch) == 1 or cost <= budget * s.PS_PER_S * (1 + 1e-9)

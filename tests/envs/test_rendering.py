@@ -20,7 +20,7 @@ from ooco_gym.envs.recording import DECODE_WORK, OFFLINE_PREFILL, ONLINE_PREFILL
 from ooco_gym.envs.watching import LiveView, slack_s
 from ooco_gym.report import pages as style
 from ooco_gym.sim import state as s
-from ooco_gym.sim.look import look
+from ooco_gym.sim.loop import look
 
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 20.0}
 MODES = {"human", "rgb_array", "ansi"}

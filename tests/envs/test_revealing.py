@@ -14,7 +14,7 @@ import ooco_gym
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.revealing import KEY, LIMIT, RevealLengths, RevealLengthsVector
 from ooco_gym.sim import state as s
-from ooco_gym.sim.look import look
+from ooco_gym.sim.loop import look
 
 SHORT: dict[str, Any] = {"window_s": 40.0, "warmup_s": 20.0}
 

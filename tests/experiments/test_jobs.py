@@ -151,7 +151,7 @@ def test_policies_are_checked_by_name():
 def test_an_answer_depends_on_the_modules_that_are_imported_on_the_way_to_it():
     """Those that a hand-written list may forget are among them; what only shows figures is not."""
     found = set(closure(["experiments.common.simulation"]))
-    assert {"ooco_gym.sim.driver", "ooco_gym.peak", "ooco_gym.resources", "ooco_gym.perf.table", "ooco_gym.scenario",
+    assert {"ooco_gym.simulation", "ooco_gym.peak", "ooco_gym.resources", "ooco_gym.perf.table", "ooco_gym.scenario",
             "ooco_gym.metrics.summary", "ooco_gym.perf.timing.extended"} <= found
     assert not any(name.startswith(("agents", "ooco_gym.envs.", "ooco_gym.render", "ooco_gym.cli")) for name in found)
     own = set(closure(["baselines.echo"]))

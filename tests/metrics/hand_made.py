@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.scenario import Scenario
-from ooco_gym.sim.driver import Run
+from ooco_gym.sim.batch import ITL_FIRST_PS
 from ooco_gym.sim.state import FINISHED, INSTANCE, ITL_BINS, LOG, PS_PER_S, REQUEST, WAITING, Totals
-from ooco_gym.sim.tokens import ITL_FIRST_PS
+from ooco_gym.simulation import Run
 
 
 def ps(seconds: float) -> int:

@@ -8,8 +8,8 @@ import pytest
 from ooco_gym.metrics.quality import judge
 from ooco_gym.metrics.summary import counted, rules_of, summarise
 from ooco_gym.scenario import Scenario
-from ooco_gym.sim.driver import simulate
 from ooco_gym.sim.state import PS_PER_S
+from ooco_gym.simulation import simulate
 
 TTFT, TPOT = 1, 2  # bits of a request's `violated`
 

@@ -15,7 +15,7 @@ from ooco_gym.policy import get_policy, policy_of, spelling_of
 RULE = '''
 """Starts the shortest offline prompt first."""
 
-from ooco_gym.decisions import GATE, hook
+from ooco_gym.policy.decisions import GATE, hook
 from ooco_gym.policy import Param, Policy, slots
 from ooco_gym.sim.state import HOLD
 

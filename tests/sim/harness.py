@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import random_rules
 
-from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.policy import Policy, get_policy
+from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop

@@ -24,7 +24,7 @@ def steps(episode: Episode) -> Iterator[np.void]:
 def given_tokens(episode: Episode) -> dict[int, int]:
     """The iteration's new tokens by slot, of the requests that have any, in the order of the batch."""
     slots = episode.state.members[s.BATCH, 0, : episode.state.instances[0]["running"]]
-    tokens = episode.state.requests["scheduled_tokens"]
+    tokens = episode.state.requests["num_scheduled_tokens"]
     return {int(slot): int(tokens[slot]) for slot in slots if tokens[slot]}
 
 

@@ -29,7 +29,7 @@ def free_queue(state: s.State, instance: int) -> list[int]:
 
 
 def check_pool(state: s.State, instance: int) -> None:
-    """References are those of the tables, what nobody reads waits in the queue, and the index knows all content."""
+    """References are those of the tables, free blocks wait in the queue, and the index knows all content."""
     blocks, spec = state.blocks[instance], state.instances[instance]
     slots = np.flatnonzero((state.requests["instance"] == instance) & (state.requests["row"] >= 0))
     references = np.zeros(len(blocks), np.int64)

@@ -1,9 +1,9 @@
 """A random rule for each decision point, keyed so that it answers alike however the loop is driven."""
 
-from ooco_gym.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
-from ooco_gym.policy.bundle import Policy
+from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
+from ooco_gym.policy.policy import Policy
 from ooco_gym.sim.costs import random_below
-from ooco_gym.sim.decode import settle
+from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import (
     ALL,
     FULL,
@@ -25,7 +25,7 @@ STREAM = 900
 
 @hook(ROUTE)
 def route(view):
-    """Any instance; offline requests also stay or, where somebody decodes on a strict instance, wait."""
+    """Any instance; offline requests also stay or, where a request decodes on a strict instance, wait."""
     state, request = view.state, view.state.requests[view.request]
     relaxed = state.config.relaxed_count
     if request.status < WAITING:
@@ -57,7 +57,7 @@ def gate(view):
 
 @hook(COMPOSE)
 def compose(view):
-    """On even instances everybody, on odd ones a random half, at least one."""
+    """On even instances all residents, on odd ones a random half, at least one."""
     state, instance = view.state, view.instance
     spec, count = state.instances[instance], 0
     if instance % 2 == 0:
@@ -85,13 +85,13 @@ def evict(view):
 
 @hook(PULL)
 def pull(view):
-    """Up to three of the requests that decode on a random relaxed instance; now and then nobody."""
+    """Up to three of the requests that decode on a random relaxed instance; now and then none."""
     state = view.state
     step = state.instances[view.instance].steps_begun
     if random_below(state, STREAM + 5, view.instance, step, 0, 4) == 0:
         return FULL
     source, count = random_below(state, STREAM + 5, view.instance, step, 1, state.config.relaxed_count), 0
-    settle(state, source)
+    flush(state, source)
     for i in range(state.instances[source].offline_members):
         slot = state.members[OFFLINE, source, i]
         if count < 3 and random_below(state, STREAM + 5, view.instance, step, slot + 2, 2) == 0:

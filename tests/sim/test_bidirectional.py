@@ -1,4 +1,4 @@
-"""Blocks with two owners, slot by slot: who lies where, what is overwritten, what comes back, and all free at last."""
+"""Blocks with two owners, slot by slot: what lies where, what is overwritten, what comes back, and all free at last."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from numba import types
 from two_way_blocks import Blocks
 
-from ooco_gym.compile import jit
+from ooco_gym.compile import jit, refer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries, pair_fits, pair_grow, pair_release
-from ooco_gym.sim.reference import refer
 
 REQUESTS = 8  # the even ones are online
 GROW, RELEASE = 0, 1
@@ -86,7 +85,7 @@ def test_every_block_is_as_restated(blocks: int, size: int, join: bool, actions:
             assert (act(state, GROW, slot, reach) >= 0) == fits
             if fits:
                 other.grow(slot, online, reach)
-                assert other.held(slot) == reach, "who is scheduled has all its tokens on the device"
+                assert other.held(slot) == reach, "a scheduled request has all its tokens on the device"
         assert_equal(state, other)
     for slot in range(REQUESTS):
         act(state, RELEASE, slot, 0)

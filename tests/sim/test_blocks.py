@@ -10,16 +10,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pool_checks import check_pool, free_queue, table_of
 
-from ooco_gym.decisions import COMPOSE, hook
 from ooco_gym.policy import Param, Policy
+from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
     admit,
     admit_waiting,
-    cached,
     continue_running,
+    get_computed_tokens,
     preempt,
-    take_back,
+    unschedule,
 )
 from ooco_gym.sim import state as s
 from ooco_gym.workload import Trace
@@ -123,9 +123,9 @@ def fickle(view):
     slot = state.instances[instance].online_head
     if state.memory[instance, 0] == 0.0 and slot >= 0:
         admit(state, instance, slot, 600)
-        take_back(state, slot)
+        unschedule(state, slot)
         preempt(state, instance, 0, RECOMPUTE)
-        state.memory[instance, 0], state.memory[instance, 1] = 1.0, cached(state, instance, slot)
+        state.memory[instance, 0], state.memory[instance, 1] = 1.0, get_computed_tokens(state, instance, slot)
     budget, _ = continue_running(state, instance, 2048)
     return 2048 - admit_waiting(state, instance, budget)
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
+from ooco_gym.sim.batch import MOST_LANE_STEPS
 from ooco_gym.sim.state import copy_state
-from ooco_gym.sim.tokens import MOST_LANE_STEPS
 from ooco_gym.workload import merge
 
 
@@ -23,10 +23,10 @@ def test_closed_form_equals_one_step_at_a_time(setup: Setup) -> None:
     assert differences(play(setup).state, play(setup, bulk=False).state) == []
 
 
-SETTLE = tuple(name for name in VALUES if get_policy(name).settles)
+FLUSH = tuple(name for name in VALUES if get_policy(name).flushes)
 
 
-@given(setups(SETTLE, random_rules=False))
+@given(setups(FLUSH, random_rules=False))
 def test_records_written_late_equal_records_written_always(setup: Setup) -> None:
     late, always = Episode(setup), Episode(setup)
     assert late.state.config.rules_flush == 1
@@ -35,12 +35,12 @@ def test_records_written_late_equal_records_written_always(setup: Setup) -> None
 
 
 def test_who_settles_is_known() -> None:
-    assert {"ooco", "base_pd", "slack", "online_priority"} <= set(SETTLE)
-    assert all(get_policy(name).settles for name in ("always", "never", "random", "least_urgent"))
+    assert {"ooco", "base_pd", "slack", "online_priority"} <= set(FLUSH)
+    assert all(get_policy(name).flushes for name in ("always", "never", "random", "least_urgent"))
 
 
 def nearly_full(setup: Setup, left: int) -> Episode:
-    """An episode whose lanes, of nobody yet, are at the step at which only so many are left before they begin anew."""
+    """An episode whose lanes, still empty, are at the step at which only so many are left before they begin anew."""
     episode = Episode(setup)
     for instance in episode.state.instances:
         instance["lanes"], instance["lane_steps"], instance["lane_held"] = 1, *[MOST_LANE_STEPS - left] * 2
@@ -49,7 +49,7 @@ def nearly_full(setup: Setup, left: int) -> Episode:
     return episode
 
 
-@given(setups(SETTLE, random_rules=False), st.integers(0, 30))
+@given(setups(FLUSH, random_rules=False), st.integers(0, 30))
 def test_lanes_that_begin_anew_change_nothing(setup: Setup, left: int) -> None:
     assert differences(nearly_full(setup, left).play().state, play(setup).state) == []
 

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ooco_gym.sim import state as s
-from ooco_gym.sim.front import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
 from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, UNKNOWN
+from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
 
 MANY_EVENTS = 6000
 HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
@@ -89,17 +89,17 @@ def check_lists(state: s.State) -> None:
 
 
 def check_front(state: s.State) -> None:
-    """What gates look at is the front of the queue, in its order and in that of lengths."""
-    requests, room = state.requests, state.front.shape[2]
+    """What gates look at is the window of the queue, in its order and in that of lengths."""
+    requests, room = state.requests, state.waiting_window.shape[2]
     for i, spec in enumerate(state.instances):
         slots = chain(requests, int(spec["offline_head"]), int(spec["offline_tail"]))[:room]
         lengths = [int(requests["prompt_tokens"][slot] + requests["generated_tokens"][slot]) for slot in slots]
-        assert spec["front_size"] == len(slots)
-        front = state.front[i, :, : len(slots)].tolist()
-        assert front[FIRST] == slots and front[FIRST_LENGTH] == lengths
+        assert spec["window_size"] == len(slots)
+        window = state.waiting_window[i, :, : len(slots)].tolist()
+        assert window[FIRST] == slots and window[FIRST_LENGTH] == lengths
         order = sorted(range(len(slots)), key=lambda place: lengths[place])
-        assert front[SHORTEST] == [slots[place] for place in order]
-        assert front[SHORTEST_LENGTH] == [lengths[place] for place in order]
+        assert window[SHORTEST] == [slots[place] for place in order]
+        assert window[SHORTEST_LENGTH] == [lengths[place] for place in order]
 
 
 def check_lanes(state: s.State) -> None:
@@ -212,7 +212,7 @@ def test_everything_holds_at_open_decisions(setup: Setup) -> None:
 
 @given(setups(random_rules=False), st.booleans())
 def test_everything_ends(setup: Setup, late: bool) -> None:
-    """Every request that could run has run once the load is over; nobody starves, nobody is forgotten."""
+    """Every request that could run has run once the load is over; none starves, none is forgotten."""
     end_s = max(row[0] for row in setup.requests) + (0.5 if late else 0.0)
     episode = Episode(setup.with_(window_s=(0.0, end_s + 1.0)))
     episode.state.gauges.open_online = 1 << 30

@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import ooco_gym
-from ooco_gym.decisions import GATE, PULL, hook
 from ooco_gym.errors import UserError
-from ooco_gym.policy.rules import length, settle
-from ooco_gym.sim.look import look
+from ooco_gym.policy.decisions import GATE, PULL, hook
+from ooco_gym.policy.rules import flush, length
+from ooco_gym.sim.loop import look
 from ooco_gym.sim.state import ASK, HOLD, OFFLINE, RESIDENT, URGENT
 
 LOOK = """
 from ooco_gym import Scenario, Simulation
-from ooco_gym.sim.look import look
+from ooco_gym.sim.loop import look
 simulation = Simulation(Scenario(duration_s=60.0, rate_scale=0.1), "ooco", outside=("gate",))
 simulation.advance()
 print(look(simulation.state).requests["generated_tokens"].sum())
@@ -76,12 +76,12 @@ def count_what_is_behind(view):
 
 @hook(PULL)
 def count_tokens_that_are_missing(view):
-    """Pulls nobody; counts in `memory` how often it was asked, and how many tokens settling brought to records."""
+    """Pulls nothing; counts in `memory` how often it was asked, and how many tokens a flush wrote to records."""
     state, memory, before, after = view.state, view.state.memory[view.instance], 0, 0
     for instance in range(state.instances.size):
         for place in range(state.instances[instance].offline_members):
             before += length(state, state.members[OFFLINE, instance, place])
-        settle(state, instance)
+        flush(state, instance)
         for place in range(state.instances[instance].offline_members):
             after += length(state, state.members[OFFLINE, instance, place])
     memory[0] += 1

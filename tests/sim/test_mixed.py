@@ -18,7 +18,7 @@ from ooco_gym.perf import cost_table
 from ooco_gym.perf.table import attention_ps, dense_ps
 from ooco_gym.scenario import Cluster, Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.driver import Simulation
+from ooco_gym.simulation import Simulation
 
 POLICIES = ("vllm_fcfs", "vllm_priority")
 VALUES = st.fixed_dictionaries({"max_num_batched_tokens": st.sampled_from((1, 16, 100, 2048)),
@@ -95,12 +95,12 @@ def test_latency_is_that_of_the_tables() -> None:
     episode = Episode(setup)
     requests = episode.state.requests
     for _ in steps(episode):
-        if requests[3]["scheduled_tokens"] == 200 and requests[3]["computed_tokens"] == 200:
+        if requests[3]["num_scheduled_tokens"] == 200 and requests[3]["num_computed_tokens"] == 200:
             break
     else:
         pytest.fail("the second chunk never came")
     table = cost_table(episode.machines[0].deployment, 63)
-    contexts = sum(int(requests[i]["computed_tokens"]) + 1 for i in range(3))
+    contexts = sum(int(requests[i]["num_computed_tokens"]) + 1 for i in range(3))
     base, slope, other, rise = table.attention_lines[3]
     expected = (dense_ps(table, 203) + table.head_ps[4] + max(base + slope * contexts, other + rise * contexts)
                 + round(float(attention_ps(table, *table.attention.features(np.array([200]), np.array([400]))))))

@@ -17,7 +17,7 @@ from test_invariants import chain
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
-from ooco_gym.sim.driver import Simulation
+from ooco_gym.simulation import Simulation
 from ooco_gym.workload import Trace
 
 MIXED = tuple(name for name in list_policies() if get_policy(name).mixed)
@@ -52,8 +52,8 @@ def check_memory(state: s.State) -> None:
     waiting = requests["status"] == s.WAITING
     assert (requests["blocks"][requests["status"] != s.RESIDENT] == 0).all()
     assert (requests["host_tokens"][~waiting] == 0).all()
-    assert (requests["computed_tokens"][waiting] == 0).all()
-    reach = requests["computed_tokens"] + requests["scheduled_tokens"]
+    assert (requests["num_computed_tokens"][waiting] == 0).all()
+    reach = requests["num_computed_tokens"] + requests["num_scheduled_tokens"]
     assert (requests["blocks"] * size >= reach)[requests["status"] == s.RESIDENT].all()
     for i, spec in enumerate(state.instances):
         here = requests["instance"] == i
@@ -65,19 +65,19 @@ def check_memory(state: s.State) -> None:
 
 
 def check_running(state: s.State) -> None:
-    """Who runs runs once, is neither waiting nor done, and computes no more than it lacks."""
+    """A running request runs once, is neither waiting nor done, and computes no more than it misses."""
     requests, seen = state.requests, []
     for i, spec in enumerate(state.instances):
         running = state.members[s.BATCH, i, : spec["running"]].tolist()
         seen += running
         assert (requests["status"][running] == s.RESIDENT).all() and (requests["instance"][running] == i).all()
         assert spec["running"] <= state.config.max_num_seqs
-        lacking = requests["prompt_tokens"] + requests["generated_tokens"] - requests["computed_tokens"]
-        assert (lacking[running] >= 1).all()
-        new = requests["scheduled_tokens"][running]
+        missing = requests["prompt_tokens"] + requests["generated_tokens"] - requests["num_computed_tokens"]
+        assert (missing[running] >= 1).all()
+        new = requests["num_scheduled_tokens"][running]
         if spec["activity"] == s.MIXING:
             assert 0 < new.sum() == spec["new_tokens"]
-            assert (new <= lacking[running]).all() and (new >= 0).all()
+            assert (new <= missing[running]).all() and (new >= 0).all()
         for name, urgent in (("online", 1), ("offline", 0)):
             slots = chain(requests, int(spec[f"{name}_head"]), int(spec[f"{name}_tail"]))
             assert len(slots) == spec[f"{name}_waiting"]
@@ -117,7 +117,7 @@ def test_everything_holds_after_every_event(policy: str, data: st.DataObject) ->
 @FEW
 @given(st.data())
 def test_everything_ends_and_nothing_is_held(policy: str, data: st.DataObject) -> None:
-    """Once the load is over everybody has run, and memory, references and the host's room are as in the beginning."""
+    """Once the load is over every request has run, and memory, references and host memory are as in the beginning."""
     setup, trace = data.draw(episodes(policy))
     episode = Episode(setup, trace=trace)
     before = episode.state.instances["host_free_blocks"].copy()

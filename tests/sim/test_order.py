@@ -15,7 +15,7 @@ from ooco_gym.compile import jit
 from ooco_gym.policy import Param, Policy, get_policy
 from ooco_gym.policy.mixed import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of, schedule_v1
 from ooco_gym.sim import state as s
-from ooco_gym.sim.order import set_waiting
+from ooco_gym.sim.waiting import set_waiting
 from ooco_gym.workload import Trace
 from ooco_gym.workload.sharing import hash_blocks
 

@@ -37,7 +37,7 @@ class Block:
 
 @dataclass
 class Blocks:
-    """All blocks of an instance, who has which, and what lies in host memory."""
+    """All blocks of an instance, their owners, and what lies in host memory."""
 
     count: int
     size: int = 16

@@ -20,7 +20,7 @@ class Request:
     slot: int
     prompt: int
     output: int
-    rank: tuple[int, int]  # (class, time of arrival): smaller counts more; at equal ranks the slot decides who is next
+    rank: tuple[int, int]  # (class, time of arrival): smaller counts more; at equal ranks the slot decides
     hashes: tuple[int, ...] = ()  # of the prompt's first blocks of HASH_TOKENS; beyond them it is the request's own
     computed: int = 0
     made: int = 0
@@ -78,7 +78,7 @@ class Memory:
         return blocks
 
     def idle(self, blocks: list[int]) -> int:
-        """How many of them nobody holds."""
+        """How many of them are free."""
         return sum(self._references[block] == 0 for block in blocks)
 
     def touch(self, blocks: list[int]) -> None:
@@ -117,7 +117,7 @@ class Memory:
             self._queue.move_to_end(block, last=False)
 
     def settled(self) -> bool:
-        """Whether nobody holds anything, and every block is in the queue."""
+        """Whether every block is free and in the queue."""
         return not any(self._references) and len(self._queue) == len(self._references)
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from experiments.studies.oracle_vllm.cases import Case
 from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Steps
 from ooco_gym.calibrate.measure.interpreter import Driver
-from ooco_gym.decisions import addresses
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.policy import get_policy
+from ooco_gym.policy.decisions import addresses
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Machine, Rules, build_state
 from ooco_gym.sim.loop import run as run_loop
@@ -135,7 +135,7 @@ def simulate(case: Case, tables: dict[str, Any] | None = None) -> dict[str, np.n
     lost = requests["evictions"].copy()
     for spec in _iterations(state, rules):
         slots = state.members[s.BATCH, 0, : spec["running"]]
-        tokens = requests["scheduled_tokens"][slots]
+        tokens = requests["num_scheduled_tokens"][slots]
         given = {slot: new for slot, new in zip(slots.tolist(), tokens.tolist(), strict=True) if new}
         preempted: list[int] = []
         if state.totals.evictions > lost.sum():

@@ -10,15 +10,15 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.decisions import POINTS, addresses, ask_outside, call_rule
+from ooco_gym.compile import Handle
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import validity_warnings, warn_once
 from ooco_gym.policy import Policy, policy_of
+from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
 from ooco_gym.scenario import DAY_S, ResolvedScenario, Scenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
-from ooco_gym.sim.reference import Handle
 from ooco_gym.workload import Trace, merge
 
 LOG_ENTRIES = 65_536
@@ -122,7 +122,7 @@ class Simulation:
 
         Args:
             scenario: what is played.
-            policy: who decides: a name, a mapping with parameters, or a `Policy`.
+            policy: a name, a mapping with parameters, or a `Policy`.
             outside: decision points (names) that the caller answers.
             bulk: many decode steps at once; off, one at a time, with the same result.
             log: whether events are logged.
@@ -142,7 +142,7 @@ class Simulation:
                                  log_capacity=LOG_ENTRIES if self.log else 0)
         self.rules = self.policy.hooks()
         if self.outside:
-            self.state.config.rules_flush = 0  # who is asked need not settle anybody
+            self.state.config.rules_flush = 0  # the caller that answers need not flush anything
         names = [point.name for point in POINTS]
         for name in self.outside:
             if name not in names:
@@ -172,7 +172,7 @@ class Simulation:
 
     @property
     def finished(self) -> bool:
-        """Whether the window is over and every counted online request is settled, or the drain has run out."""
+        """Whether the window is over and every counted online request is closed, or the drain has run out."""
         clock = self.state.clock
         over = clock.now_ps >= clock.window_end_ps and self.state.gauges.open_online <= 0
         return bool(over or clock.now_ps >= self.end_ps)

@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import address_of, jit
+from ooco_gym.compile import address_of, jit, refer
 from ooco_gym.sim import state as s
-from ooco_gym.sim.decode import settle_all
-from ooco_gym.sim.reference import refer
+from ooco_gym.sim.decode import flush_all
 from ooco_gym.sim.state import View, rule_at
 
 
@@ -49,29 +48,29 @@ EVICT = Point("evict", s.EVICT, "KV memory is short", "residents that may lose t
               "the position of the one that gives way; DECLINE where the memory is for an online request that can wait")
 PULL = Point("pull", s.PULL, "a strict instance has composed its next step and something has changed",
              "none: the residents of the relaxed instances",
-             "how many slots were written to state.picks, 0 (nobody suits), or FULL (no room); may set "
+             "how many slots were written to state.picks, 0 (none suits), or FULL (no free space); may set "
              "instances[i].pull_wake_ps to be asked again at that time")
 POINTS = (ROUTE, INTERRUPT, GATE, COMPOSE, EVICT, PULL)
 
 
-def hook(point: Point, *, settles: bool = False) -> Callable[[Callable[..., int]], Any]:
+def hook(point: Point, *, flushes: bool = False) -> Callable[[Callable[..., int]], Any]:
     """Compiles a rule for a decision point, eagerly and cached on disk.
 
     The result is a value that the event loop takes; from Python it is called through `call_rule`.
 
     Args:
         point: the decision point.
-        settles: it settles an instance (`rules.settle`) before it looks at what the members there have generated, how
-            long they are, what memory they hold, or who runs. `rules.settle_books` is enough for the sums of an
+        flushes: the rule flushes an instance (`rules.flush`) before it reads what its members have generated, their
+            lengths, the memory they hold, or which of them run. `rules.flush_totals` is enough for the sums of an
             instance and for `rules.gather_lengths`, not for the records of requests. Where a rule of a policy does not
-            settle, every instance is settled before each decision of that policy, which takes time.
+            flush, every instance is flushed before each decision of that policy, which takes time.
     """
     if point not in POINTS:
         raise ValueError(f"{point!r} is not one of the decision points")
 
     def compiled(function: Callable[..., int]) -> Any:
         rule = jit(s.HOOK_SIGNATURE, no_cpython_wrapper=True)(function)
-        rule.settles = settles
+        rule.flushes = flushes
         return rule
 
     return compiled
@@ -97,7 +96,7 @@ def addresses(rules: Sequence[Any]) -> np.ndarray:
 
 @jit(types.int64(s.STATE_TYPE, types.int64, types.int64, types.int64, types.int64))
 def _call(state, address, instance, request, count):
-    settle_all(refer(state))
+    flush_all(refer(state))
     return rule_at(address)(View(refer(state), instance, request, state.picks[:count]))
 
 

@@ -63,19 +63,19 @@ class Param:
 
 
 def slots(params: tuple[Param, ...]) -> Any:
-    """Names the places of parameters in State.params: `P.slo_margin` is an index, also inside compiled rules."""
+    """Names the indices of parameters in State.params: `P.slo_margin` is an index, also inside compiled rules."""
     if len(params) > s.PARAMS:
-        raise ValueError(f"a policy has room for {s.PARAMS} parameters, not {len(params)}")
+        raise ValueError(f"a policy may have {s.PARAMS} parameters, not {len(params)}")
     return namedtuple("Slots", [p.name for p in params])(*range(len(params)))
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A bundle of rules. What a system leaves alone keeps the plain default of `policy/rules.py`.
+    """Six rules and their parameters. What a system leaves alone keeps the plain default of `policy/rules.py`.
 
     Attributes:
         name: as it is registered.
-        params: declared parameters, in the order of their places in State.params.
+        params: declared parameters, in the order of State.params.
         values: a value for each parameter; what is not given has the parameter's default.
         class_blind: offline requests are scheduled as online ones (base P/D).
         mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
@@ -107,9 +107,9 @@ class Policy:
         object.__setattr__(self, "values", {**defaults, **self.values})
 
     @property
-    def settles(self) -> bool:
-        """Whether every rule settles whom it looks at (`decisions.hook`)."""
-        return all(getattr(rule, "settles", False) for rule in self.hooks())
+    def flushes(self) -> bool:
+        """Whether every rule flushes the instances that it reads (`decisions.hook`)."""
+        return all(getattr(rule, "flushes", False) for rule in self.hooks())
 
     def hooks(self) -> tuple[Any, ...]:
         """The six compiled rules in the order of the decision points."""
@@ -119,7 +119,7 @@ class Policy:
     def _hooks(self) -> tuple[Any, ...]:
         from ooco_gym.policy import rules
 
-        plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.everybody,
+        plain = (rules.route_least_backlog, rules.never_interrupt, rules.first_come, rules.every_resident,
                  rules.last_joined, rules.never_pull)
         mine = (getattr(self, name) for name in HOOKS)
         return tuple(hook if hook is not None else default for hook, default in zip(mine, plain, strict=True))
@@ -158,5 +158,5 @@ class Policy:
     def settings(self) -> dict[str, int]:
         """The fields of `State.config` that this policy sets."""
         numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
-        settle = self.settles or self.mixed  # mixed instances have nothing that is written late
-        return {"rules_flush": int(settle)} | {name: int(value) for name, value in numbers.items()}
+        flushes = self.flushes or self.mixed  # mixed instances have nothing that is written late
+        return {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()}

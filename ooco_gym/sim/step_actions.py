@@ -1,0 +1,258 @@
+"""Step actions: what the scheduler of a mixed instance reads and does to compose an iteration. Names as in vLLM V1.
+
+A rule for `compose` on a mixed instance is the scheduler: it schedules tokens of running requests, admits waiting ones
+and preempts, by the actions here, which keep all sums. Every running request holds its memory, with or without tokens.
+The running requests are State.members[BATCH], in the order of admission, also between iterations.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.sim import state as s
+from ooco_gym.sim.bidirectional import change_host, pair_fits, pair_grow, paired
+from ooco_gym.sim.blocks import (
+    append_new_blocks,
+    cache_full_blocks,
+    find_longest_cache_hit,
+    new_table,
+    touch,
+    tracked,
+    uncache_blocks,
+)
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.memory import free_blocks, measured, take_blocks
+from ooco_gym.sim.queues import LOG_EVICT, add_member, dequeue, enqueue, enqueue_by_arrival, log_event, remove_member
+
+
+# --- What a rule may read -------------------------------------------------------------------------------------------
+@inlined
+def missing(state, slot):
+    """Tokens that a request still has to compute until it makes its next one."""
+    return length(state, slot) - state.requests[slot].num_computed_tokens
+
+
+@inner
+def num_free_blocks(state, instance):
+    """Free blocks that may be taken."""
+    return state.instances[instance].free_blocks - state.config.reserved_blocks
+
+
+@inner
+def num_new_blocks(state, slot, tokens):
+    """Blocks beyond those held that a running request needs to compute `tokens` more."""
+    request = state.requests[slot]
+    reach = request.num_computed_tokens + request.num_scheduled_tokens + tokens
+    if reach <= request.blocks * state.config.block_tokens:
+        return np.int64(0)
+    return blocks_for(state, reach) - request.blocks
+
+
+@inner
+def get_computed_blocks(state, instance, slot):
+    """(Tokens that a waiting request need not compute, blocks that hold them, how many of these no request reads)."""
+    request = state.requests[slot]
+    if request.host_tokens > 0:
+        return np.int64(request.host_tokens), np.int64(0), np.int64(0)
+    if state.config.prefix_caching == 0:
+        return np.int64(0), np.int64(0), np.int64(0)
+    size = state.config.block_tokens
+    shared, idle = find_longest_cache_hit(state, instance, slot, (length(state, slot) - 1) // size)
+    return np.int64(shared * size), np.int64(shared), np.int64(idle)
+
+
+@inner
+def get_computed_tokens(state, instance, slot):
+    """Tokens of a waiting request's context that are in the prefix cache or in host memory."""
+    return get_computed_blocks(state, instance, slot)[0]
+
+
+@inner
+def has_seat(state, instance):
+    """Whether one more request may run."""
+    return state.instances[instance].running < state.config.max_num_seqs
+
+
+@inner
+def fits_whole(state, instance, slot):
+    """Whether a waiting request may start: a seat, and memory for its whole context."""
+    return fits_chunk(state, instance, slot, length(state, slot))
+
+
+@inner
+def fits_chunk(state, instance, slot, tokens):
+    """Whether a waiting request may start with `tokens` tokens beyond those it need not compute."""
+    if not has_seat(state, instance):
+        return False
+    start, shared, idle = get_computed_blocks(state, instance, slot)
+    reach = min(start + tokens, length(state, slot))
+    if paired(state):
+        return pair_fits(state, instance, slot, reach)
+    return blocks_for(state, reach) - shared + idle <= num_free_blocks(state, instance)
+
+
+@inner
+def running_index(state, instance, slot):
+    """Index of a request among those that run on an instance, or -1."""
+    for index in range(state.instances[instance].running):
+        if state.members[s.BATCH, instance, index] == slot:
+            return index
+    return -1
+
+
+# --- What a rule may do ---------------------------------------------------------------------------------------------
+@inlined
+def allocate_slots(state, instance, slot, tokens):
+    """Schedules `tokens` of a running request in the next iteration, with their memory; False where it is short."""
+    request, size = state.requests[np.uint64(slot)], state.config.block_tokens
+    reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
+    if reach <= request.blocks * size and state.config.bidirectional == 0 and (
+            state.config.prefix_caching == 0 or (tokens == 1 and reach % size > 0)):
+        request.num_scheduled_tokens += tokens
+        return True
+    return _allocate_blocks(state, instance, slot, tokens)
+
+
+@inner
+def _allocate_blocks(state, instance, slot, tokens):
+    """`allocate_slots` where it takes blocks, or fills one that others may find, or where blocks have two owners."""
+    if paired(state):
+        return _allocate_pairs(state, instance, slot, tokens)
+    more = num_new_blocks(state, slot, tokens)
+    if more > 0:
+        if more > num_free_blocks(state, instance):
+            return False
+        if tracked(state):
+            append_new_blocks(state, instance, slot, more)
+        state.requests[slot].blocks += more
+        take_blocks(state, instance, more)
+    request = state.requests[slot]
+    request.num_scheduled_tokens += tokens
+    if state.config.prefix_caching:
+        size, reach = state.config.block_tokens, request.num_computed_tokens + request.num_scheduled_tokens
+        cache_full_blocks(state, instance, slot, (reach - tokens) // size, reach // size)
+    return True
+
+
+@inner
+def _allocate_pairs(state, instance, slot, tokens):
+    """`allocate_slots` where blocks have two owners: slots that went to the host come back first."""
+    request = state.requests[slot]
+    reach = np.int64(request.num_computed_tokens) + request.num_scheduled_tokens + tokens
+    if not pair_fits(state, instance, slot, reach):
+        return False
+    take_blocks(state, instance, pair_grow(state, instance, slot, reach))
+    request.num_scheduled_tokens += tokens
+    return True
+
+
+@inner
+def unschedule(state, slot):
+    """Takes a request's tokens out of the next iteration, not its memory; returns how many.
+
+    Blocks that it would have filled can no longer be found, except those that a request has found already.
+    """
+    request = state.requests[slot]
+    tokens = np.int64(request.num_scheduled_tokens)
+    request.num_scheduled_tokens = 0
+    if tokens > 0 and state.config.prefix_caching:
+        size, computed = state.config.block_tokens, np.int64(request.num_computed_tokens)
+        uncache_blocks(state, request.instance, slot, computed // size, (computed + tokens) // size)
+    return tokens
+
+
+@inner
+def admit(state, instance, slot, tokens):
+    """Lets a waiting request run, last in order, with what it need not compute and up to `tokens` tokens.
+
+    Returns its tokens in the next iteration. The rule has asked before whether they fit.
+    """
+    spec, request = state.instances[instance], state.requests[slot]
+    start, shared, idle = get_computed_blocks(state, instance, slot)
+    dequeue(state, instance, slot)
+    request.status = s.RESIDENT
+    request.num_scheduled_tokens = 0
+    request.num_computed_tokens = start
+    if tracked(state):
+        new_table(state, instance, slot)
+    if shared > 0:
+        touch(state, instance, slot, shared)
+        request.blocks = shared
+        take_blocks(state, instance, idle)
+    _note_start(state, instance, slot, start)
+    add_member(state, instance, slot)
+    state.members[s.BATCH, instance, spec.running] = slot
+    spec.running += 1
+    tokens = min(tokens, length(state, slot) - start)
+    allocate_slots(state, instance, slot, tokens)
+    return tokens
+
+
+@inner
+def preempt(state, instance, index, how):
+    """Takes the memory of the running request at `index` (RECOMPUTE, or SWAP to the host); it waits by arrival."""
+    slot = state.members[s.BATCH, instance, index]
+    _lose(state, instance, index, how)
+    enqueue_by_arrival(state, instance, slot)
+
+
+@inner
+def preempt_to_head(state, instance, index, how):
+    """As `preempt`, but it is the next of its class to be admitted."""
+    slot = state.members[s.BATCH, instance, index]
+    _lose(state, instance, index, how)
+    enqueue(state, instance, slot, True)
+
+
+@inner
+def wake_at(state, instance, time_ps):
+    """Has the policy asked again at `time_ps`, though nothing may have happened."""
+    spec = state.instances[instance]
+    spec.pull_wake_ps = min(spec.pull_wake_ps, max(time_ps, state.clock.now_ps + 1))
+
+
+# --- Sums and records -----------------------------------------------------------------------------------------------
+@inner
+def _note_start(state, instance, slot, start):
+    """Hits count at the first admission: what comes back after a preemption is no gain (PROTOCOL)."""
+    spec, request = state.instances[instance], state.requests[slot]
+    if request.host_tokens > 0:
+        spec.swap_tokens += start
+        change_host(state, instance, slot, -start)
+    else:
+        request.kv_lost = max(0, request.kv_lost - start)
+    if request.cached_tokens < 0:
+        request.cached_tokens = start
+        spec.looked_tokens += length(state, slot)
+        spec.cached_tokens += start
+
+
+@inner
+def _lose(state, instance, index, how):
+    slot = state.members[s.BATCH, instance, index]
+    spec, request = state.instances[instance], state.requests[slot]
+    log_event(state, LOG_EVICT, instance, slot, request.num_computed_tokens)
+    blocks = blocks_for(state, request.num_computed_tokens) - blocks_for(state, request.host_tokens)
+    if how == s.SWAP and request.num_computed_tokens > 0 and blocks <= spec.host_free_blocks:
+        spec.swap_tokens += request.num_computed_tokens - request.host_tokens
+        change_host(state, instance, slot, request.num_computed_tokens - request.host_tokens)
+    else:  # what an earlier loss left to recompute beyond this point is still to be recomputed
+        request.kv_lost = min(length(state, slot), request.num_computed_tokens + request.kv_lost)
+        change_host(state, instance, slot, -request.host_tokens)
+    leave_running(state, instance, index)
+    free_blocks(state, slot, True)
+    request.num_computed_tokens = 0
+    request.num_scheduled_tokens = 0
+    request.status = s.WAITING
+    request.evictions += 1
+    if measured(state):
+        state.totals.evictions += 1
+
+
+@inner
+def leave_running(state, instance, index):
+    """Takes a request out of the running ones, keeping the order of the others."""
+    spec, batch = state.instances[instance], state.members[s.BATCH, instance]
+    remove_member(state, instance, batch[index])
+    for i in range(index, spec.running - 1):
+        batch[i] = batch[i + 1]
+    spec.running -= 1
