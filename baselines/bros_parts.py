@@ -22,8 +22,8 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps
+from ooco_gym.policy.mixed import admit, allocate_slots, has_seat, missing, preempt, running_index
 from ooco_gym.policy.policy import Param, slots
-from ooco_gym.policy.mixed import admit, allocate_slots, has_seat, missing, running_index, preempt
 from ooco_gym.policy.rules import length, sort_ascending
 from ooco_gym.sim.bidirectional import available, pair_need, paired
 from ooco_gym.sim.costs import blocks_for

@@ -19,7 +19,7 @@ from baselines.ooco import pull as algorithm_1
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, hook
 from ooco_gym.policy.policy import Param, slots
-from ooco_gym.policy.rules import all_fit, blocks_for, length, flush, tpot_bound
+from ooco_gym.policy.rules import all_fit, blocks_for, flush, length, tpot_bound
 from ooco_gym.sim.costs import random_below
 from ooco_gym.sim.state import (
     ALL,

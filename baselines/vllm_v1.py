@@ -9,8 +9,8 @@ request that arrived last (where none is offline, the online one). A waiting onl
 running offline one: that is how the engine is, and why priority alone does not protect the online promises.
 """
 
-from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.mixed import schedule_v1
+from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
 
 ENGINE_PARAMS = (

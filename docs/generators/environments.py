@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from docs.generators.picture import picture
-from ooco_gym.policy.decisions import POINTS
 from ooco_gym.envs import ENVIRONMENTS, features
 from ooco_gym.envs import reward as reward_module
 from ooco_gym.envs.base import DecisionEnv
@@ -25,6 +24,7 @@ from ooco_gym.envs.config import PACK_SETTINGS
 from ooco_gym.envs.decision import PARTNER, kinds
 from ooco_gym.envs.vector import DecisionVectorEnv
 from ooco_gym.policy import get_policy
+from ooco_gym.policy.decisions import POINTS
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.registry import aliases, module_of
 from ooco_gym.report import Table, percent, with_interval
