@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import subprocess
 import sys
@@ -12,6 +13,8 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
+FOLDERS = "ooco_gym|baselines|agents|experiments|conf|tests|docs|examples|results"
+NOT_MODULES = ("ooco_gym.policies", "ooco_gym.commands", "baselines.shortest_first")  # entry points; an example
 
 
 def pages_of(nav: object) -> list[str]:
@@ -59,3 +62,26 @@ def test_every_term_of_the_glossary_is_used_where_it_says(term: str, names: list
     code = "\n".join(path.read_text(encoding="utf-8") for path in files)
     for name in names:
         assert re.search(rf"\b{re.escape(name)}\b", code), f"{term}: {name} is not used in {place.relative_to(ROOT)}"
+
+
+def test_every_path_that_a_page_names_is_there() -> None:
+    missing = []
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for path in re.findall(rf"`((?:{FOLDERS})/[\w./-]*)`", page.read_text(encoding="utf-8")):
+            if not (ROOT / path).exists() and not re.search(r"-v\d$|NAME", path):
+                missing.append(f"{page.relative_to(ROOT)}: {path}")
+    assert not missing, "\n".join(missing)
+
+
+def test_every_module_that_a_page_names_is_there() -> None:
+    missing = []
+    for page in [*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        for name in re.findall(r"\b((?:ooco_gym|baselines|agents|experiments)(?:\.\w+)+)",
+                               page.read_text(encoding="utf-8")):
+            if name in NOT_MODULES:
+                continue
+            try:
+                pkgutil.resolve_name(name)
+            except (ImportError, AttributeError):
+                missing.append(f"{page.relative_to(ROOT)}: {name}")
+    assert not missing, "\n".join(missing)
