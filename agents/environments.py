@@ -1,9 +1,7 @@
 """Builds environments from the `env` part of a configuration, and hands out the windows of a split.
 
 An `env` configuration is a mapping: `id` (Gymnasium's), `splits` (train, validation, test: lists of seeds), and the
-keyword arguments of the environment. A window is one episode: a seed of a split and the index of a window within it.
-`ClusterStack` keeps the last few cluster vectors as one: what lets a network without memory see which way things go.
-"""
+keyword arguments of the environment. A window is one episode: a seed of a split and the index of a window within it."""
 
 from __future__ import annotations
 
@@ -214,40 +212,6 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
         return lambda: SplitEpisodes(make_env(config), seeds, (seed, index))
 
     return SyncVectorEnv([maker(index) for index in range(count)], autoreset_mode=AutoresetMode.SAME_STEP)
-
-
-class ClusterStack:
-    """Keeps the last `length` cluster vectors of N episodes side by side, or of one (arrays without an axis N)."""
-
-    def __init__(self, length: int) -> None:
-        self.length = length
-        self._kept: np.ndarray | None = None  # (N, length, Fc), the newest first
-
-    def begin(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """The observation at the beginning of all episodes."""
-        self._kept = self._first(np.asarray(observation["cluster"]))
-        return self._stacked(observation)
-
-    def push(self, observation: Mapping[str, np.ndarray], begun: np.ndarray | None = None) -> dict[str, np.ndarray]:
-        """The observation after a step; of the episodes `begun` (N,) it is the first."""
-        assert self._kept is not None
-        cluster = np.asarray(observation["cluster"])
-        self._kept = np.concatenate([cluster[..., None, :], self._kept[..., :-1, :]], axis=-2)
-        if begun is not None and begun.any():
-            self._kept[begun] = self._first(cluster[begun])
-        return self._stacked(observation)
-
-    def after(self, cluster: np.ndarray, place: int) -> np.ndarray:
-        """What would be the stack of episode `place` if `cluster` (Fc,) came next: (length · Fc,)."""
-        assert self._kept is not None
-        return np.concatenate([cluster, self._kept[place, :-1].reshape(-1)])
-
-    def _first(self, cluster: np.ndarray) -> np.ndarray:
-        return np.repeat(cluster[..., None, :], self.length, axis=-2)
-
-    def _stacked(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        assert self._kept is not None
-        return {**observation, "cluster": self._kept.reshape(*self._kept.shape[:-2], -1)}
 
 
 def stacked_space(space: Any, length: int) -> spaces.Dict:

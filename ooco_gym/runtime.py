@@ -77,6 +77,43 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 
 # --- The policy -----------------------------------------------------------------------------------------------------
+class ClusterStack:
+    """Keeps the last `length` cluster vectors of N episodes side by side, or of one (arrays without an axis N).
+
+    It lets a network without memory see which way things go.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+        self._kept: np.ndarray | None = None  # (N, length, Fc), the newest first
+
+    def begin(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The observation at the beginning of all episodes."""
+        self._kept = self._first(np.asarray(observation["cluster"]))
+        return self._stacked(observation)
+
+    def push(self, observation: Mapping[str, np.ndarray], begun: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """The observation after a step; of the episodes `begun` (N,) it is the first."""
+        assert self._kept is not None
+        cluster = np.asarray(observation["cluster"])
+        self._kept = np.concatenate([cluster[..., None, :], self._kept[..., :-1, :]], axis=-2)
+        if begun is not None and begun.any():
+            self._kept[begun] = self._first(cluster[begun])
+        return self._stacked(observation)
+
+    def after(self, cluster: np.ndarray, place: int) -> np.ndarray:
+        """What would be the stack of episode `place` if `cluster` (Fc,) came next: (length · Fc,)."""
+        assert self._kept is not None
+        return np.concatenate([cluster, self._kept[place, :-1].reshape(-1)])
+
+    def _first(self, cluster: np.ndarray) -> np.ndarray:
+        return np.repeat(cluster[..., None, :], self.length, axis=-2)
+
+    def _stacked(self, observation: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        assert self._kept is not None
+        return {**observation, "cluster": self._kept.reshape(*self._kept.shape[:-2], -1)}
+
+
 class Memory:
     """Keeps the last `length` cluster vectors of one episode, the newest first, as the policy was trained on them.
 
@@ -86,8 +123,7 @@ class Memory:
     """
 
     def __init__(self, length: int, size: int) -> None:
-        self._kept: np.ndarray | None = None  # (length, Fc)
-        self._shape = (length, size)
+        self._stack, self._size, self._begun = ClusterStack(length), size, False
 
     def see(self, cluster: Any) -> np.ndarray:
         """The `cluster` for the policy, (length · Fc,), when this vector (Fc,) has come; the first fills every slot.
@@ -95,19 +131,16 @@ class Memory:
         Raises:
             UserError: it has another shape.
         """
-        length, size = self._shape
         vector = np.asarray(cluster, dtype=np.float32)
-        if vector.shape != (size,):
-            raise UserError(f"cluster has shape {vector.shape}; expected ({size},): one vector at a time")
-        if self._kept is None:
-            self._kept = np.repeat(vector[None], length, axis=0)
-        else:
-            self._kept = np.concatenate([vector[None], self._kept[:-1]])
-        return self._kept.reshape(-1)
+        if vector.shape != (self._size,):
+            raise UserError(f"cluster has shape {vector.shape}; expected ({self._size},): one vector at a time")
+        stacked = (self._stack.push if self._begun else self._stack.begin)({"cluster": vector})
+        self._begun = True
+        return stacked["cluster"]
 
     def forget(self) -> None:
         """Begins anew."""
-        self._kept = None
+        self._begun = False
 
 
 class Policy:

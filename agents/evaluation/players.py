@@ -24,12 +24,12 @@ import numpy as np
 import yaml
 from gymnasium import spaces
 
-from agents.environments import OBSERVATION_KEYS, ClusterStack, Window, decision_names, make_env, observed_shapes
+from agents.environments import OBSERVATION_KEYS, Window, decision_names, make_env, observed_shapes
 from agents.explaining.rules import TREE_FILE, load_tree
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run
 from agents.settings import plain
 from ooco_gym.errors import UserError
-from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, Policy
+from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, ClusterStack, Policy
 
 SEEDS = "seed_*"  # folders of the training runs of one group
 Observations = Sequence[Mapping[str, np.ndarray]]

@@ -5,10 +5,11 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from agents.evaluation import scoring
-from ooco_gym.report import Section, Table, as_text, colours, error_bars, layout, percent, with_interval, write_page
+from ooco_gym.report import NONE, Section, Table, colours, error_bars, layout, percent, with_interval, write_page
 from ooco_gym.report.pages import LIMIT_COLOUR, LIMIT_LINE
 
 TITLES = {
@@ -22,13 +23,11 @@ _COMPARED = ("episode_reward", scoring.HEADLINE, "violation_rate")
 
 
 # --- Tables ---------------------------------------------------------------------------------------------------------
-def form_of(metric: str) -> str:
-    """How a metric's figures are written, for `with_interval`."""
-    return ".2%" if metric == "violation_rate" else ".4g"
-
-
-def _cell(row: Mapping[str, Any], metric: str) -> str:
-    return with_interval(row.get("mean", row.get("mean_difference")), row["ci_low"], row["ci_high"], form_of(metric))
+def cell(figure: Mapping[str, Any], metric: str, value: str = "mean", low: str = "ci_low", high: str = "ci_high",
+         none: str = NONE) -> str:
+    """A metric's figure with its interval, `mean [low, high]`, from a mapping with these keys."""
+    return with_interval(figure[value], figure[low], figure[high], percent if metric == "violation_rate" else ".4g",
+                         none=none)
 
 
 def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
@@ -36,7 +35,7 @@ def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
     order = sorted(suite["policies"], key=lambda entry: (entry["rank"] is None, entry["rank"] or 0))
     return Table(title, ["rank", "policy", *TITLES.values()], [
-        [entry["rank"], entry["policy"], *(_cell(cells[entry["policy"], metric], metric) for metric in scoring.METRICS)]
+        [entry["rank"], entry["policy"], *(cell(cells[entry["policy"], metric], metric) for metric in scoring.METRICS)]
         for entry in order], align="l")
 
 
@@ -45,27 +44,24 @@ def difference_table(suite: Mapping[str, Any]) -> Table:
     by = {(row["policy"], row["metric"]): row for row in suite["paired"]}
     few = scoring.too_few(suite["results"][0]["n_windows"], "windows")  # said once, below the tables
 
-    def cell(row: Mapping[str, Any], metric: str) -> str:
-        return _cell(row, metric) + ("" if row["verdict"] == few else f" {row['verdict']}")
+    def judged(row: Mapping[str, Any], metric: str) -> str:
+        return cell(row, metric, "mean_difference") + ("" if row["verdict"] == few else f" {row['verdict']}")
 
     return Table(f"Paired differences to the best heuristic, {suite['reference']}",
                  ["policy", *(f"Δ {TITLES[metric]}" for metric in _COMPARED)],
-                 [[name, *(cell(by[name, metric], metric) for metric in _COMPARED)]
+                 [[name, *(judged(by[name, metric], metric) for metric in _COMPARED)]
                   for name in (entry["policy"] for entry in suite["policies"]) if name != suite["reference"]],
                  align="l")
 
 
 def aggregate_table(suite: Mapping[str, Any]) -> Table:
     """One row a policy: its normalised service, and how likely it beats the reference."""
-    forms = {"iqm": ".3g", "probability_of_improvement": ".1%", "optimality_gap": ".1%"}
-
-    def cell(figure: Mapping[str, Any] | None, form: str) -> str:
-        return as_text(None) if figure is None else with_interval(
-            figure["value"], figure["ci_low"], figure["ci_high"], form)
-
+    share = partial(percent, digits=1)
+    forms = {"iqm": ".3g", "probability_of_improvement": share, "optimality_gap": share}
     return Table("", ["policy", "runs", "IQM", "P(improvement)", "gap to the bound"],
-                 [[entry["policy"], entry["runs"], *(cell(entry[key], form) for key, form in forms.items())]
-                  for entry in suite["policies"]], align="l")
+                 [[entry["policy"], entry["runs"], *(
+                     None if entry[key] is None else with_interval(*entry[key].values(), form=form)
+                     for key, form in forms.items())] for entry in suite["policies"]], align="l")
 
 
 # --- Sentences ------------------------------------------------------------------------------------------------------

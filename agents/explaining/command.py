@@ -23,7 +23,7 @@ from agents.environments import OBSERVATION_KEYS, make_env, split_seeds, windows
 from agents.evaluation.heuristics import heuristics_of, play_heuristic
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, check_fit, load_learned, play
 from agents.evaluation.scoring import METRICS, score, values
-from agents.evaluation.tables import TITLES
+from agents.evaluation.tables import TITLES, cell
 from agents.explaining.distill import agreement, distilled, labels
 from agents.explaining.recording import UNKNOWN, Importance, Recording, importances, record
 from agents.explaining.rules import ANOTHER, BESIDE, NO, PARTNER, TREE_FILE, Tree, answer, names_of
@@ -245,7 +245,7 @@ def score_table(result: Mapping[str, Any]) -> Table:
     scores = result["scores"]
     cells = {(row["policy"], row["metric"]): row for row in scores["results"]}
     order = sorted(scores["policies"], key=lambda one: (one["rank"] is None, one["rank"] or 0))
-    body = tuple((one["policy"], *(_figure(cells[one["policy"], metric], metric) for metric in METRICS),
+    body = tuple((one["policy"], *(cell(cells[one["policy"], metric], metric) for metric in METRICS),
                   "yes" if one["feasible"] else "no") for one in order)
     head = ("policy", *(TITLES[metric] for metric in METRICS), "feasible")
     return Table("Played on the same held-out windows", head, body,
@@ -256,14 +256,10 @@ def score_table(result: Mapping[str, Any]) -> Table:
 def difference_table(result: Mapping[str, Any]) -> Table:
     """The rule beside each other policy, window by window."""
     shown = ("episode_reward", "offline_reference_gpu_s_per_s", "violation_rate")
-    body = tuple((other, *(_figure(row[metric], metric) for metric in shown))
+    body = tuple((other, *(cell(row[metric], metric) for metric in shown))
                  for other, row in result["rule_minus"].items())
     return Table("The rule less each other policy", ("policy", *(f"Δ {TITLES[metric]}" for metric in shown)), body,
                  "Paired differences window by window, 95 % intervals over windows.")
-
-
-def _figure(row: Mapping[str, Any], metric: str) -> str:
-    return with_interval(row["mean"], row["ci_low"], row["ci_high"], percent if metric == "violation_rate" else ".4g")
 
 
 # --- Figures --------------------------------------------------------------------------------------------------------

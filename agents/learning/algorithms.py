@@ -134,7 +134,7 @@ def _ppo_arguments(agent: Settings, seed: int, buffer: Any) -> dict[str, Any]:
 
 
 def _maskable_ppo() -> tuple[Any, Any, Any]:
-    from agents.learning.ppo import CandidatePolicy, LeanMaskablePPO, TimedRolloutBuffer
+    from agents.learning.models import CandidatePolicy, LeanMaskablePPO, TimedRolloutBuffer
 
     return LeanMaskablePPO, CandidatePolicy, TimedRolloutBuffer
 
@@ -142,7 +142,7 @@ def _maskable_ppo() -> tuple[Any, Any, Any]:
 def _ppo() -> tuple[Any, Any, Any]:
     from stable_baselines3 import PPO
 
-    from agents.learning.ppo import UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer
+    from agents.learning.models import UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer
 
     return PPO, UnmaskedCandidatePolicy, UnmaskedTimedRolloutBuffer
 
@@ -171,13 +171,13 @@ def _dqn_arguments(agent: Settings, seed: int, buffer: Any) -> dict[str, Any]:
 
 
 def _dqn() -> tuple[Any, Any, Any]:
-    from agents.learning.dqn import CandidateDQNPolicy, MaskedDQN, TimedReplayBuffer
+    from agents.learning.models import CandidateDQNPolicy, MaskedDQN, TimedReplayBuffer
 
     return MaskedDQN, CandidateDQNPolicy, TimedReplayBuffer
 
 
 def _qrdqn() -> tuple[Any, Any, Any]:
-    from agents.learning.dqn import CandidateQRDQNPolicy, MaskedQRDQN, TimedReplayBuffer
+    from agents.learning.models import CandidateQRDQNPolicy, MaskedQRDQN, TimedReplayBuffer
 
     return MaskedQRDQN, CandidateQRDQNPolicy, TimedReplayBuffer
 
@@ -213,7 +213,7 @@ def _check_input_baseline(settings: Settings, agent: Settings) -> None:
 
 
 def _input_baseline(settings: dict[str, Any], trainer: Any) -> Any:
-    from agents.learning.input_baseline import InputBaseline
+    from agents.learning.advantages import InputBaseline
 
     return InputBaseline(int(settings["group"]), int(trainer.agent["n_envs"]))
 
@@ -228,7 +228,7 @@ def _check_lagrangian(settings: Settings, agent: Settings) -> None:
 
 
 def _lagrangian(settings: dict[str, Any], trainer: Any) -> Any:
-    from agents.learning.lagrangian import lagrangian
+    from agents.learning.advantages import lagrangian
 
     return lagrangian(settings, trainer, list(discounts_of(trainer.agent).values()))
 

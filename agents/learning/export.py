@@ -257,14 +257,10 @@ def _version(name: str) -> str | None:
 
 
 def _show(summary: Mapping[str, Any], out: Path) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
-    console = Console(soft_wrap=True)
     ties = "" if summary["action_agreement"] == 1.0 else ", the others are ties within rounding"
-    console.print(f"exported {summary['bytes']:,} bytes; {summary['action_agreement']:.2%} of {summary['checks']:,} "
-                  f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
-    console.print(f"policy: {escape(str(out))}")
+    print(f"exported {summary['bytes']:,} bytes; {summary['action_agreement']:.2%} of {summary['checks']:,} "
+          f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
+    print(f"policy: {out}")
 
 
 _ANY = ("the decision's own no", PARTNER)

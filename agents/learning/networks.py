@@ -11,7 +11,7 @@ any algorithm of Stable-Baselines3 takes legal actions alone. Actor and critic s
 From raw observations to decisions: the scaling of observations, and the actor that is evaluated and exported.
 
 Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. What comes after it is in
-`agents.learning.networks`; the policies of Stable-Baselines3 around both are in `agents.learning.ppo`.
+`agents.learning.networks`; the policies of Stable-Baselines3 around both are in `agents.learning.models`.
 """
 
 from __future__ import annotations

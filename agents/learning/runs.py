@@ -43,7 +43,7 @@ class LoadedRun:
             action and logits out, (batch,) and (batch, A), or (batch, P) and (batch, sum of levels) where an action is
             a vector of levels.
         history: how many of the last cluster vectors, the newest first, make up the `cluster` of an observation
-            (`agents.environments.ClusterStack` keeps them; `agents.evaluation.players` does so by itself).
+            (`ooco_gym.runtime.ClusterStack` keeps them; `agents.evaluation.players` does so by itself).
     """
 
     def __init__(self, folder: Path, model: Any, config: dict[str, Any]) -> None:
@@ -114,12 +114,11 @@ def load_model(config: Mapping[str, Any], path: Path) -> Any:
 
 def _know_old_names() -> None:
     """Lets a model be read that was saved when its classes were in other modules, which its pickles name."""
-    from agents.learning import dqn, networks, ppo
+    from agents.learning import models, networks
 
-    for old, now in {"buffer": (ppo,), "networks": (networks,), "policies": (ppo, dqn), "replay": (dqn,),
-                     "scorers": (networks,), "lean_ppo": (ppo,)}.items():
+    for old in ("buffer", "lean_ppo", "networks", "policies", "replay", "scorers"):
         module = ModuleType(f"agents.{old}")
-        for one in now:
+        for one in (networks, models):
             vars(module).update({name: value for name, value in vars(one).items() if not name.startswith("__")})
         sys.modules.setdefault(module.__name__, module)
 

@@ -16,8 +16,8 @@ from agents.environments import history_of, split_seeds, training_env, windows
 from agents.evaluation.players import BatchPlayer, play
 from agents.learning import callbacks as cb
 from agents.learning import runs
+from agents.learning.advantages import group_of
 from agents.learning.algorithms import algorithm_of, extra_callbacks, imitated, is_teacher, recipe_of
-from agents.learning.input_baseline import group_of
 from agents.learning.loggers import build_logger, checked_logger, logger_settings
 from agents.learning.networks import Actor, check_action_space, check_observation_space
 from agents.learning.tracking import Tracking

@@ -18,8 +18,9 @@ from stable_baselines3.common.env_util import is_wrapped
 from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import VecEnv, VecEnvWrapper, VecNormalize
 
-from agents.environments import ClusterStack, stacked_space
+from agents.environments import stacked_space
 from ooco_gym.errors import UserError
+from ooco_gym.runtime import ClusterStack
 
 # Methods of one environment, and those of a native vector environment that answer for all places at once.
 BATCHED = {"action_masks": "action_masks", "rule_action": "rule_actions", "partner_action": "partner_actions"}

@@ -28,14 +28,14 @@ from agents.evaluation.heuristics import (
     rule_names,
 )
 from agents.evaluation.scoring import feasible_first, interval_note, too_few
-from agents.evaluation.tables import form_of
+from agents.evaluation.tables import cell
 from agents.lookahead.bound import fluid_bound
 from agents.settings import group, number, plain, positive_or_null, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval
-from ooco_gym.report import Table, with_interval
+from ooco_gym.report import Table
 from ooco_gym.report.terminal import Bar, progress, track
 from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
@@ -282,5 +282,4 @@ def show(summary: Mapping[str, Any], name: str) -> None:
 
 
 def _cell(figure: Mapping[str, float | None] | None, metric: str) -> str:
-    return "" if figure is None else with_interval(figure["mean"], figure["low"], figure["high"], form_of(metric),
-                                                   none="")
+    return "" if figure is None else cell(figure, metric, low="low", high="high", none="")

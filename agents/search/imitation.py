@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from agents.environments import OBSERVATION_KEYS, ClusterStack, Window, history_of, make_env, random_legal, split_seeds
+from agents.environments import OBSERVATION_KEYS, Window, history_of, make_env, random_legal, split_seeds
 from agents.evaluation.heuristics import by_name, heuristics_of, play_heuristic, seated
 from agents.evaluation.scoring import HEADLINE, best_heuristic, values
 from agents.learning.networks import Actor, ObservationEncoder
@@ -28,6 +28,7 @@ from agents.settings import plain
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.vector import WINDOWS
 from ooco_gym.errors import unknown
+from ooco_gym.runtime import ClusterStack
 
 WATCHED_WINDOWS = 32
 EXPLORE = 0.1  # share of random legal actions while a rule is watched, so that its answers off its own path are seen

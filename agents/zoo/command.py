@@ -23,6 +23,7 @@ from agents.settings import LARGEST_SEED, plain, require, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report import Table
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import conf_root
 from ooco_gym.resources import names as known
@@ -250,29 +251,23 @@ def merged(base: Mapping[str, Any], changes: Mapping[str, Any], where: str) -> d
 
 def show_plan(jobs: Sequence[Job], left: Sequence[Job], workers: int) -> None:
     """Prints what there is to do, what is there already, and how long the rest takes by the figures of the plan."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(title=f"{len(left)} of {len(jobs)} jobs to do, {workers} at a time", title_justify="left")
-    for column in ("environment", "seeds", VARIANTS, "decisions", "tuned", "trials", "to do", "min"):
-        table.add_column(column, no_wrap=column == "environment")
+    rows = []
     for env in dict.fromkeys(job.env for job in jobs):
         mine = [job for job in jobs if job.env == env]
         runs, found = ([job for job in mine if job.kind == kind] for kind in (TRAIN, TUNE))
         rest = [job for job in left if job.env == env]
         beside = sum(job.label.startswith(VARIANTS) for job in runs)
-        decisions = f"{runs[0].config['total_timesteps']:,}" if runs else "–"
-        policies = ", ".join(job.config["policy"] for job in found) or "–"
-        table.add_row(env, str(len(runs) - beside), str(beside), decisions, policies,
-                      str(found[0].config["trials"]) if found else "–", str(len(rest)), minutes(rest, workers))
-    console = Console()
-    console.print(table)
-    console.print(f"about {minutes(left, workers)} min, by estimate_s of conf/zoo.yaml: seconds of one free core for "
-                  "the budgets that it names", soft_wrap=True)
+        rows.append([env, len(runs) - beside, beside, f"{runs[0].config['total_timesteps']:,}" if runs else None,
+                     ", ".join(job.config["policy"] for job in found) or None,
+                     found[0].config["trials"] if found else None, len(rest), minutes(rest, workers)])
+    Table(f"{len(left)} of {len(jobs)} jobs to do, {workers} at a time", ("environment", "seeds", VARIANTS, "decisions",
+          "tuned", "trials", "to do", "min"), rows, align="l").show(unbroken=1)
+    print(f"about {minutes(left, workers)} min, by estimate_s of conf/zoo.yaml: seconds of one free core for the "
+          "budgets that it names")
     replaced = sum(job.under_other_settings() for job in left)
     if replaced:
-        console.print(f"{replaced} complete {'jobs lie' if replaced > 1 else 'job lies'} there under other settings "
-                      "and will be made again; another out keeps what is there", soft_wrap=True)
+        print(f"{replaced} complete {'jobs lie' if replaced > 1 else 'job lies'} there under other settings and will "
+              "be made again; another out keeps what is there")
 
 
 def minutes(jobs: Sequence[Job], workers: int) -> str:
@@ -390,9 +385,6 @@ def _figures(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _tell(job: Job, made: Mapping[str, Any] | None, error: str | None) -> None:
-    from rich.console import Console
-    from rich.markup import escape
-
     said = f"failed: {error}" if made is None else ", ".join(
         f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in made.items())
-    Console(soft_wrap=True).print(f"{job.name}: {escape(said)}")
+    print(f"{job.name}: {said}")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, ClusterStack
+from agents.environments import OBSERVATION_KEYS
 from agents.evaluation.players import LearnedPolicy
 from agents.settings import limit_torch_threads
 from experiments.common import policies
@@ -20,6 +20,7 @@ from ooco_gym.envs.config import EpisodeConfig, episode_config
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.summary import summarise
+from ooco_gym.runtime import ClusterStack
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import Run
 from ooco_gym.workload import workload_peak_start_s

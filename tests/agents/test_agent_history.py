@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 from gating_double import FC, GatingDouble, train_config
 
-from agents.environments import ClusterStack, stacked_space, training_env
+from agents.environments import stacked_space, training_env
 from ooco_gym.errors import UserError
+from ooco_gym.runtime import ClusterStack
 
 LENGTH = 3
 

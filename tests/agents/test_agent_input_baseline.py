@@ -7,7 +7,7 @@ import pytest
 from gating_double import CONFIG
 
 from agents.environments import training_env
-from agents.learning.input_baseline import InputBaseline, Timeline, group_of, of_siblings
+from agents.learning.advantages import InputBaseline, Timeline, group_of, of_siblings
 from ooco_gym.errors import UserError
 
 PACKING = {"id": "ooco_gym/Packing-v0", "window_s": 8.0, "warmup_s": 5.0, "splits": {"train": [1000, 1001, 1002]}}

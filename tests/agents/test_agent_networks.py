@@ -10,9 +10,14 @@ from hypothesis import strategies as st
 from sb3_contrib.common.maskable.buffers import MaskableDictRolloutBuffer
 
 from agents.environments import OBSERVATION_KEYS
-from agents.learning.dqn import CandidateDQNPolicy, CandidateQRDQNPolicy
+from agents.learning.models import (
+    CandidateDQNPolicy,
+    CandidatePolicy,
+    CandidateQRDQNPolicy,
+    TimedRolloutBuffer,
+    UnmaskedCandidatePolicy,
+)
 from agents.learning.networks import Actor, ObservationEncoder, check_action_space, check_observation_space
-from agents.learning.ppo import CandidatePolicy, TimedRolloutBuffer, UnmaskedCandidatePolicy
 from ooco_gym.envs.features import CANDIDATE_SIZE
 from ooco_gym.errors import UserError
 

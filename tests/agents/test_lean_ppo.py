@@ -9,7 +9,7 @@ from sb3_contrib import MaskablePPO
 from stable_baselines3.common.logger import KVWriter, Logger
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from agents.learning.ppo import CandidatePolicy, LeanMaskablePPO, TimedRolloutBuffer
+from agents.learning.models import CandidatePolicy, LeanMaskablePPO, TimedRolloutBuffer
 
 KINDS = {"theirs": MaskablePPO, "ours": LeanMaskablePPO}
 
