@@ -1,7 +1,4 @@
-"""Checks of what a user gives the commands: one sentence that names the key and says what was expected.
-
-Says in one sentence which optional packages a command lacks, before anything is written.
-"""
+"""How settings of users are read: plain data, checks that name the key and what was expected, missing packages."""
 
 from __future__ import annotations
 

@@ -2,9 +2,7 @@
 
 The policy plays windows of the validation split, to whose decisions a rule is fitted, and windows of the test split,
 on which importance and agreement are measured and all are scored: the policy, its rule, the partner and the heuristics
-play the same windows.
-
-An explanation for people: tables, figures, one HTML page that needs no network, and the same as Markdown.
+play the same windows. The result is a page of tables and figures, and the same as Markdown.
 """
 
 from __future__ import annotations

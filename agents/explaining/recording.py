@@ -1,11 +1,9 @@
-"""What a policy was asked and what it answered on held-out windows, kept in arrays to be looked at again and again.
+"""What a policy was asked and what it answered on held-out windows, and which features move its answers.
 
-Which features move a policy's decisions: each is shuffled among recorded decisions, and the answers compared.
-
-Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): gradient-free, so that it works for whatever
-answers observations. A feature is shuffled among decisions of the same kind, one of candidates among all legal
-candidates; features that say nearly the same (tokens, prefill time) are shuffled one at a time and share their
-importance between them.
+Permutation importance (Breiman 2001; Fisher, Rudin and Dominici 2019): each feature is shuffled among recorded
+decisions, and the answers are compared. It is gradient-free, so that it works for any policy that answers observations.
+A feature is shuffled among decisions of the same kind, one of candidates among all legal candidates; features that say
+nearly the same (tokens, prefill time) are shuffled one at a time and share their importance between them.
 """
 
 from __future__ import annotations

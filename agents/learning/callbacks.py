@@ -1,6 +1,6 @@
-"""Ending a run without loss: Ctrl-C and SIGTERM are noted, and training stops between two rollouts.
+"""Callbacks of training: durations, scaling, the clock, figures, validation, checkpoints, progress, and interrupts.
 
-What happens around training: durations, scaling, the clock, figures, validation, checkpoints, progress.
+Ctrl-C and SIGTERM are noted (`Interrupts`), and training stops between two rollouts, so that nothing is lost.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""What training logs, by name: the charts of the dashboard, and which values stand for a run beside others.
+"""`ooco-gym dashboard`: the page of charts on Weights & Biases, and the names of all that training logs.
 
-One list, from which W&B's `define_metric`, the dashboard and its test are made, so that no chart
-can ask for a series that no run has.
-
-`ooco-gym dashboard`: the page of charts on Weights & Biases, defined here, so that all users get the same one.
-
-The page is a saved view of the project under a fixed name: it is made at the first call, and each later one lays the
-same charts anew in its place. It shows `CHARTS`.
+W&B's `define_metric`, the page and its test are made from one list, `CHARTS`, so that no chart asks for a series that
+no run has. The page is a saved view of the project under a fixed name: it is made at the first call, and each later one
+lays the same charts anew in its place.
 """
 
 from __future__ import annotations

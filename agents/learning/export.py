@@ -1,7 +1,4 @@
-"""`ooco-gym export`: writes a trained policy as ONNX, with scaling, mask and arg-max inside, and its manifest.
-
-What actions mean, for the manifest of an exported policy: three kinds, in words of the decision that is due.
-"""
+"""`ooco-gym export`: writes a trained policy as ONNX, with scaling, mask and arg-max inside, and its manifest."""
 
 from __future__ import annotations
 

@@ -1,17 +1,14 @@
-"""What lies between scaled observations and decisions: networks that score the actions, and one value.
+"""Networks: the encoder that scales observations, scorers of actions with a value, and the actor of both.
 
 A decision "one of the fixed actions (no, or what the partner would do), or one of K candidates" does not depend on the
 order in which candidates are listed. `CandidateScorer` (a deep set: Zaheer et al., 2017, sec. 3) and `AttentionScorer`
 (a transformer's block without positions: Lee et al., 2019) keep that symmetry: permuting the candidates permutes their
 scores and changes neither those of the fixed actions nor the value. `FlatScorer` does not.
 
-All take the flat features of `ObservationEncoder`; the scores of illegal actions are `MASKED`, so that
-any algorithm of Stable-Baselines3 takes legal actions alone. Actor and critic share no parameters.
-
-From raw observations to decisions: the scaling of observations, and the actor that is evaluated and exported.
-
-Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. What comes after it is in
-`agents.learning.networks`; the policies of Stable-Baselines3 around both are in `agents.learning.models`.
+Scaling lives in the network (`ObservationEncoder`), so a saved policy is whole by itself. Scorers take its flat
+features. The scores of illegal actions are `MASKED`, so that any algorithm of Stable-Baselines3 takes legal actions
+alone. Actor and critic share no parameters. `Actor` is what is evaluated and exported; the policies of
+Stable-Baselines3 around it are in `agents.learning.models`.
 """
 
 from __future__ import annotations

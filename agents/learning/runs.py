@@ -1,11 +1,7 @@
-"""Reads a training run's folder back into something that decides.
-
-The folder of a training run: whether one lies there, and how it makes room for another.
-
-Going on with a run that was stopped: what a checkpoint holds, and how it is put back.
+"""The folder of a training run: how its policy is read, whether a run lies there, and how a stopped one is resumed.
 
 `checkpoints/latest.state` holds all that the rest of training depends on: parameters and optimiser, the scaling of
-observations and rewards, the random number generators, every episode under way, what callbacks know, and what was
+observations and rewards, the random number generators, every episode under way, what callbacks keep, and what was
 logged. It is a pickle, which can carry code: resume only runs that you trust.
 """
 

@@ -3,9 +3,8 @@
 Nothing here changes what is learned: it watches rollouts and the validation that is played anyway, and looks ahead
 at a few decisions of it. Without a tracker (`logger=none`) it does nothing.
 
-One validation window as a picture: memory, queues, latency and violations over time, and what was decided when.
-
-Drawn with Pillow, which TensorBoard and W&B bring along, so that no plotting library is needed where one trains.
+The picture shows one validation window over time: memory, queues, latency, violations, and what was decided when. It is
+drawn with Pillow, which TensorBoard and W&B bring along, so that training needs no plotting library.
 """
 
 from __future__ import annotations

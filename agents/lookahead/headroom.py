@@ -1,6 +1,6 @@
 """`ooco-gym headroom`: plays heuristics and look-ahead through the same windows, beside a bound (docs/headroom.md).
 
-Figures and tables of `ooco-gym headroom`: means, paired differences to the best heuristic, shares of the bound.
+It writes means, paired differences to the best heuristic, shares of the bound, and a verdict.
 """
 
 from __future__ import annotations

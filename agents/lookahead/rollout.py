@@ -1,18 +1,15 @@
 """Acting by looking ahead: actions are played out under base policies, and the best one is taken.
 
 *Clairvoyant*: on the true future, arrivals and output lengths, which no policy knows; no bound, but what a policy that
-improves on the bases once a decision could have had. *Honest*: on futures drawn from the workload model
-(`agents.lookahead.rollout`), the same ones for all actions.
+improves on the bases once a decision could have had. *Sampled-future*: on futures drawn from the workload model
+(`Futures`: other arrivals after now, other lengths of what is unfinished), the same ones for all actions. Play-outs run
+in copies of the episode's state (`Clones`), laid down once, so that one costs no more than copying arrays.
 
-Bases are the partner and plain heuristics (`lookahead.BASES`). At a decision each legal action is played out with the
-base in force playing on, and beside them each other base from here on; the base that won stays in force until the next
-look. So the clairvoyant one, played out to the end of the episode, never gets less reward (by its own weights) than any
-of its bases: going on as before, and going on as any base would, are among what it chooses from. Ties go to the
-partner. (Parallel rollout: Chang, Givan and Chong, Discrete Event Dynamic Systems 14, 2004.)
-
-Copies of one episode's state, laid down once, so that a play-out costs no more than copying arrays.
-
-Futures as the workload model has them: other arrivals after now, other lengths of what is unfinished.
+Bases are the partner and plain heuristics (`BASES`). At a decision each legal action is played out with the base in
+force playing on, and beside them each other base from here on; the base that won stays in force until the next look. So
+the clairvoyant rollout, played out to the end of the episode, never gets less reward (by its own weights) than any of
+its bases: going on as before, and going on as any base would, are among what it chooses from. Ties go to the partner.
+(Parallel rollout: Chang, Givan and Chong, Discrete Event Dynamic Systems 14, 2004.)
 """
 
 from __future__ import annotations

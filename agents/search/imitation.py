@@ -1,12 +1,11 @@
-"""Before learning: play for a while, to scale observations and, if asked, to start from what a heuristic does.
+"""Before learning: random play to scale observations, or the imitation of a heuristic.
 
 A gate is asked many times a second, and what a start is worth shows a minute later. From random play a policy drifts
 into always or never before it has seen why either is bad; from a heuristic it starts where the field stands.
 
-The heuristic of an environment that does best on training windows, as the one to start from.
-
-Where constants are strong, as each parameter at another level is in Control, an agent that starts from the partner
-spends its training on finding what a few dozen windows show at once. Each training seed draws windows of its own.
+`learn_best` imitates the heuristic that does best on training windows. Where constants are strong, as each parameter at
+another level is in Control, an agent that starts from the partner spends its training on finding what a few dozen
+windows show at once. Each training seed draws windows of its own.
 """
 
 from __future__ import annotations

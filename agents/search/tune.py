@@ -1,13 +1,10 @@
-"""`ooco-gym tune`: searches a policy's parameters on training windows, so that what learns has a fair opponent.
+"""`ooco-gym tune`: searches a policy's parameters on training windows, so that a learned policy has a fair opponent.
 
 A tree-structured Parzen estimator (Bergstra et al., NeurIPS 2011; with the constraint as in Optuna) proposes
-parameters; each trial plays the same training windows. Feasible first: the constraint is that the upper 95 % limit of
-the violation rate keeps the limit, the objective is offline service. The best trials and the policy as it ships are
-then played on validation windows, and the best of them there is kept (docs/tuning.md).
-
-A search for people (`agents.search.tune`): what it came to at the terminal, and as Markdown.
-
-Between which values the parameters of a policy are searched, by `ooco-gym tune`.
+parameters, each from its range (`ranges_of`); each trial plays the same training windows. Feasible first: the
+constraint is that the upper 95 % limit of the violation rate keeps the limit, the objective is offline service. The
+best trials and the policy as it ships are then played on validation windows, and the best of them there is kept
+(docs/tuning.md).
 """
 
 from __future__ import annotations
