@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import csv
-import multiprocessing
 import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +20,7 @@ from agents.settings import group, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.jobs import in_processes
 from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
 from ooco_gym.zoo import placed
@@ -213,13 +212,8 @@ def rule_names(env: Any) -> list[str]:
 
 def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded]) -> Iterator[Any]:
     """Does all of it, in `workers` processes if more than one, and yields records and bounds in order."""
-    workers = min(whole({"workers": 1, **config}, "workers", 1), len(work))
-    if workers <= 1:
-        yield from track(map(_result, work), "evaluating", len(work))
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield from track(pool.map(_result, work), "evaluating", len(work))
+    workers = whole({"workers": 1, **config}, "workers", 1)
+    return track(in_processes(_result, work, workers), "evaluating", len(work))
 
 
 def _result(work: Job | Bounded) -> Any:

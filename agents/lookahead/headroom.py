@@ -6,10 +6,8 @@ It writes means, paired differences to the best heuristic, shares of the bound, 
 from __future__ import annotations
 
 import math
-import multiprocessing
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ from agents.settings import group, number, plain, positive_or_null, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import Bar, progress, track
@@ -109,11 +108,10 @@ def _played(config: Mapping[str, Any], windows: Sequence[tuple[int, int]],
             rules: Sequence[Heuristic], env: Any) -> Iterator[dict[str, Any]]:
     """The records of each window, in order: name -> record."""
     names = [rule.name for rule in rules]
-    workers = min(int(config["workers"]), len(windows))
+    workers = int(config["workers"])
     play = partial(play_window, dict(config), names)
     if workers > 1:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            yield from track(pool.map(play, windows), "looking ahead", total=len(windows))
+        yield from track(in_processes(play, windows, workers), "looking ahead", total=len(windows))
         return
     with progress("looking ahead", len(windows)) as bar:
         for window in windows:

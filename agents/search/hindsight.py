@@ -13,9 +13,7 @@ States are those of whoever plays: first the teacher, then what has been learned
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Mapping
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -30,6 +28,7 @@ from agents.settings import plain
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.stepping import BASES
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.jobs import in_processes
 from ooco_gym.sim import state as s
 
 
@@ -114,13 +113,9 @@ def collect(config: Mapping[str, Any], settings: Mapping[str, Any], actor: Actor
     look = partial(look_back, dict(config), settings["teacher"], settings["base"], float(settings["horizon_s"]),
                    float(settings["weight"]), int(settings["every"]), -(-int(settings["looks"]) // workers), actor)
     streams = [(seed, 9, turn, worker) for worker in range(workers)]
-    if workers == 1:
-        parts = [look(stream=streams[0])]
-    else:
-        with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-            parts = [one.result() for one in [pool.submit(look, stream=stream) for stream in streams]]
-    for place, part in enumerate(parts):
-        part["window"] = part["window"] + place * 100_000
+    parts = list(in_processes(look, streams, workers))
+    for index, part in enumerate(parts):
+        part["window"] = part["window"] + index * 100_000
     return {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
 
 

@@ -9,10 +9,9 @@ left (docs/zoo.md).
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from agents.settings import LARGEST_SEED, plain, require, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.jobs import SPAWN, processes
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import conf_root
@@ -288,9 +288,8 @@ def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], d
         return made, failed, False
     searches = sorted((job for job in jobs if job.kind == TUNE), key=lambda job: -job.estimate_s)
     runs = [job for job in jobs if job.kind == TRAIN]
-    context = multiprocessing.get_context("spawn")
-    stopped = context.Event()
-    with ProcessPoolExecutor(min(workers, len(jobs)), context, _heed, (stopped,)) as pool:
+    stopped = SPAWN.Event()
+    with processes(min(workers, len(jobs)), _heed, (stopped,)) as pool:
         begun: dict[Future[Any], Job] = {pool.submit(do, job): job for job in searches}
         try:
             with progress("making the zoo", len(jobs)) as bar:
