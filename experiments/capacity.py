@@ -78,13 +78,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
                 lambda one: _study(options, [*policies, *baselines], *one), benches))
         rows = _measure(studies, policies, baselines)
     scenario = benches[0][0].scenario
-    place = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
-    capacity_table(rows, peaks, PAPER_RATIO, place)
+    where = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
+    capacity_table(rows, peaks, PAPER_RATIO, where)
     notes = notes_of(float(options["duration_s"]), seeds_of(options["seeds"]))
     show_notes(notes)
     if rows:
         write_figure(Path(options["out"]) / "capacity.html", capacity_figure(rows, options["limits"]["violations"]),
-                     f"{place}: sustainable offline load")
+                     f"{where}: sustainable offline load")
     return {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
             "window_s": float(options["duration_s"]), "notes": notes, "results": rows,
             "peaks": peaks, "simulations": jobs.asked, "simulated_anew": jobs.simulated}
@@ -103,7 +103,7 @@ def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
 
 
 def _baselines(scenario: Scenario, policies: Sequence[str]) -> tuple[str, str]:
-    """Whom policies are compared with: base P/D and online priority where the cluster or its twin has their pools.
+    """The baselines: base P/D and online priority where the cluster or its twin has their pools.
 
     Raises:
         UserError: a policy schedules instances that neither the cluster nor its twin has.
@@ -190,12 +190,12 @@ def _default(study: Study, name: str, default: Sustained) -> dict[str, Any] | No
 
 
 def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
-                   paper: tuple[float, float], place: str) -> None:
-    """Prints the results of `capacity` on a `place`, one table for each TPOT definition, its footnotes below."""
+                   paper: tuple[float, float], where: str) -> None:
+    """Prints the results of `capacity` on a `where`, one table for each TPOT definition, its footnotes below."""
     from rich.table import Table
 
     screen = console()
-    screen.print(f"sustainable offline load: {place}; paper: OOCO {paper[0]:g} to {paper[1]:g} times the better "
+    screen.print(f"sustainable offline load: {where}; paper: OOCO {paper[0]:g} to {paper[1]:g} times the better "
                  "baseline (Figure 6)", highlight=False)
     for peak in peaks:
         if not rows:
@@ -273,10 +273,10 @@ def capacity_figure(rows: Sequence[dict[str, Any]], limit: float) -> Any:
         curve, name = row["curve"], f"{row['policy']} ({row['tpot_from']})"
         rates = [point["offline_rate"] for point in curve]
         line = {"color": COLOURS[policies.index(row["policy"]) % len(COLOURS)], "dash": DASHES[row["tpot_from"]]}
-        for place, values in ((1, [100 * point["violation_rate"] for point in curve]),
+        for row_number, values in ((1, [100 * point["violation_rate"] for point in curve]),
                               (2, [point["tokens_per_s"] for point in curve])):
             figure.add_scatter(x=rates, y=values, mode="lines+markers", name=name, legendgroup=name, line=line,
-                               showlegend=place == 1, row=place, col=1)
+                               showlegend=row_number == 1, row=row_number, col=1)
         figure.add_scatter(x=[row["max_offline_rate"]], y=[row["max_offline_tokens_per_s"]], mode="markers", name=name,
                            marker={"size": 12, "symbol": "star", "color": line["color"]}, legendgroup=name,
                            showlegend=False, hovertext=f"sustainable: {row['max_offline_rate']:.3g}/s", row=2, col=1)

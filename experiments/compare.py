@@ -112,7 +112,7 @@ def figure(summary: Mapping[str, Any], metric: str) -> float:
     value: Any = summary
     for part in metric.split("."):
         if not isinstance(value, Mapping) or part not in value:
-            known = [f"{room}.{name}" for room in ("online", "offline") for name in summary[room]]
+            known = [f"{kind}.{name}" for kind in ("online", "offline") for name in summary[kind]]
             raise unknown("metric", metric, known)
         value = value[part]
     if value is None:
@@ -137,9 +137,9 @@ def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, 
     table = Table(title=title, caption=caption)
     for column in ("metric", "policy", "mean", f"difference to {baseline}", "95 % interval"):
         table.add_column(column, justify="left" if column in ("metric", "policy") else "right")
-    for place, row in enumerate(rows):
-        first = place == 0 or row["metric"] != rows[place - 1]["metric"]
-        if first and place:
+    for index, row in enumerate(rows):
+        first = index == 0 or row["metric"] != rows[index - 1]["metric"]
+        if first and index:
             table.add_section()
         own = row["policy"] == baseline
         table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]),
@@ -166,12 +166,12 @@ def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], basel
 
     figure = make_subplots(rows=len(metrics), cols=1, subplot_titles=tuple(metrics),
                            vertical_spacing=0.35 / len(metrics))
-    for place, metric in enumerate(metrics, start=1):
+    for index, metric in enumerate(metrics, start=1):
         mine = [row for row in rows if row["metric"] == metric and row["policy"] != baseline]
         shown = [row for row in mine if row["difference"] is not None]
         figure.add_scatter(
             x=[row["difference"] for row in shown], y=[row["policy"] for row in shown], mode="markers",
-            marker={"size": 10, "color": COLOURS[0]}, showlegend=False, row=place, col=1,
+            marker={"size": 10, "color": COLOURS[0]}, showlegend=False, row=index, col=1,
             error_x=bars(shown, "difference", "difference_low", "difference_high"))
-        figure.add_vline(x=0, line_dash="dot", line_color="#888", row=place, col=1)  # type: ignore[arg-type]
+        figure.add_vline(x=0, line_dash="dot", line_color="#888", row=index, col=1)  # type: ignore[arg-type]
     return layout(figure, 170 * len(metrics) + 120, legend=False)

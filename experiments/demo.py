@@ -232,7 +232,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     walls["report"] = time.monotonic() - begun - sum(walls.values())
     Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "scenario": scenario.describe(), "seeds": list(seeds),
-            "comparison": [{"policy": one.label, "seed": one.seed, **{room: one.summary[room] for room in (
+            "comparison": [{"policy": one.label, "seed": one.seed, **{part: one.summary[part] for part in (
                 "online", "offline", "instances")}} for one in records],
             "train": trained, "evaluation": evaluation, "report": REPORT_FILE, "wall_s": walls}
 

@@ -113,10 +113,10 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
 def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: PeakPlan) -> dict[str, Any]:
     """Searches the largest factor at which the reference policy alone stays within `plan.over_floor` of the floor."""
     floor, tpot_from = idle_floor(scenario, seeds[0], plan.sample), scenario.load_slo().tpot_from
-    place = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
+    where = f"'{short_name(scenario.workload)}' on '{scenario.load_cluster().name}'"
     if floor > plan.budget / 3:
         slo = scenario.load_slo()
-        raise UserError(f"{100 * floor:.2f} % of the requests of {place} violate even alone on an idle cluster, more "
+        raise UserError(f"{100 * floor:.2f} % of the requests of {where} violate even alone on an idle cluster, more "
                         f"than a third of the {100 * plan.budget:g} % allowed: raise slo.ttft_s={slo.ttft_s:g} or "
                         f"slo.tpot_s={slo.tpot_s:g}, or take faster chips")
 
@@ -133,7 +133,7 @@ def find_peak(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Peak
     first = plan.first_rate * prefilling
     found = largest_factor(violations, floor + plan.over_floor, first / mean_rate, plan.precision)
     if found is None:
-        raise UserError(f"no load of {place} is light enough: even {first:g} requests a second "
+        raise UserError(f"no load of {where} is light enough: even {first:g} requests a second "
                         f"have more than {100 * (floor + plan.over_floor):.2f} % violations without offline work")
     return {"factor": round(found[0], 6), "floor": round(floor, 6), "violation_rate": round(found[1], 6),
             "rate_per_s": round(found[0] * mean_rate, 4), "seeds": list(seeds), "duration_s": scenario.duration_s}

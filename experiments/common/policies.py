@@ -145,7 +145,7 @@ def team_of(policy: str) -> Team:
     from agents.evaluation.players import environment_of, is_policy, load_learned
 
     if tuned_partner(policy):
-        raise UserError(f"'{policy}': who is tuned where is known to ooco-gym compare sustain=true alone; name the "
+        raise UserError(f"'{policy}': only ooco-gym compare sustain=true knows how it is tuned for each cell; name the "
                         f"partner with its parameters, as {BESIDE}{tuned_partner(policy)}:interrupt=slack")
     seats: dict[str, LearnedPolicy] = {}
     partners: list[str] = []

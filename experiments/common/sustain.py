@@ -159,7 +159,7 @@ def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[n
     Args:
         points: evaluated rates, ascending.
         limits: when a rate holds.
-        draws: seeds of each resample by place, shape (resamples, seeds).
+        draws: seeds of each resample by index, shape (resamples, seeds).
 
     Returns:
         (rates, tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has the
@@ -169,7 +169,7 @@ def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[n
     means = {name: np.stack([getattr(point, name) for point in points])[:, draws].mean(axis=-1)
              for name in ("violations", "kept_up", "kept_up_service", "tokens_per_s")}
     strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
-    found = [_cross(rates, strain[:, place], means["tokens_per_s"][:, place]) for place in range(len(draws))]
+    found = [_cross(rates, strain[:, index], means["tokens_per_s"][:, index]) for index in range(len(draws))]
     return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
 
 
@@ -188,12 +188,12 @@ def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[f
     over = np.flatnonzero(strain > 1.0)
     if over.size == 0:
         return float(rates[-1]), float(tokens[-1])
-    place = int(over[0])
-    if place == 0:
+    index = int(over[0])
+    if index == 0:
         return 0.0, 0.0
-    share = (1.0 - strain[place - 1]) / (strain[place] - strain[place - 1])
-    rate = rates[place - 1] + share * (rates[place] - rates[place - 1])
-    return float(rate), float(tokens[place - 1] + share * (tokens[place] - tokens[place - 1]))
+    share = (1.0 - strain[index - 1]) / (strain[index] - strain[index - 1])
+    rate = rates[index - 1] + share * (rates[index] - rates[index - 1])
+    return float(rate), float(tokens[index - 1] + share * (tokens[index] - tokens[index - 1]))
 
 
 def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float,

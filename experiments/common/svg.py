@@ -130,8 +130,8 @@ class Scale:
         self.low, self.high = (math.log10(low), math.log10(high)) if axis.log else (low, high)
 
     def __call__(self, value: float) -> float:
-        place = math.log10(max(value, 1e-300)) if self.axis.log else value
-        share = min(max((place - self.low) / (self.high - self.low), 0.0), 1.0)
+        at = math.log10(max(value, 1e-300)) if self.axis.log else value
+        share = min(max((at - self.low) / (self.high - self.low), 0.0), 1.0)
         return self.start + share * (self.end - self.start)
 
     def ticks(self) -> list[tuple[float, str]]:

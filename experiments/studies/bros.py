@@ -36,14 +36,14 @@ JOBS_PER_S = 12.0  # more than any system here gets done
 class BatchedWork:
     """The requests of a simulation that has not begun, the offline ones to be submitted batch by batch.
 
-    They are moved behind all online ones of the trace, to arrive never; `submit` moves the next ones to the place where
+    They are moved behind all online ones of the trace, to arrive never; `submit` moves the next ones to the slots where
     the event loop looks for arrivals. Online requests after the window never arrive. Nothing but the deadlines knows of
     rows that have not arrived.
 
     Args:
         state: the episode.
         batch: offline requests in a batch.
-        window_s: the measured window: who arrives in it counts, and nobody arrives after it.
+        window_s: the measured window: requests that arrive in it count, and none arrive after it.
     """
 
     def __init__(self, state: s.State, batch: int, window_s: tuple[float, float]) -> None:
@@ -51,20 +51,20 @@ class BatchedWork:
         self.start_ps, self.end_ps = (round(edge * s.PS_PER_S) for edge in window_s)
         requests = state.requests
         online, late = requests["online"] == 1, requests["arrival_ps"] >= self.end_ps
-        self.place, self.left = int((online & ~late).sum()), int((~online).sum())  # of the next ones, and how many
+        self.next_slot, self.left = int((online & ~late).sum()), int((~online).sum())  # of the next ones, and how many
         self._reorder(np.concatenate([np.flatnonzero(online & ~late), np.flatnonzero(~online),
                                       np.flatnonzero(online & late)]))
-        requests["arrival_ps"][self.place :] = s.NEVER
+        requests["arrival_ps"][self.next_slot :] = s.NEVER
         self.running = slice(0, 0)
         # The loop ends once every SLO is kept or missed; here latencies count to the last token.
         state.gauges.open_online += 1
 
     def _reorder(self, order: np.ndarray) -> None:
-        """Moves row order[i] of the requests to place i, with the slots that deadlines name."""
-        place = np.empty(len(order), np.int64)
-        place[order] = np.arange(len(order))
+        """Moves row order[i] of the requests to slot i, with the slots that deadlines name."""
+        slots = np.empty(len(order), np.int64)
+        slots[order] = np.arange(len(order))
         self.state.requests[:] = self.state.requests[order]
-        self.state.deadlines[:] = place[self.state.deadlines]
+        self.state.deadlines[:] = slots[self.state.deadlines]
 
     def submit_if_due(self) -> None:
         """Lets the next batch arrive now if the last one is done."""
@@ -75,14 +75,14 @@ class BatchedWork:
     def _submit(self, count: int) -> None:
         state, now = self.state, int(self.state.clock.now_ps)
         at, total = int(state.clock.next_arrival), state.requests.size
-        mine = np.arange(self.place, self.place + count)
-        others = np.concatenate([np.arange(at, self.place), np.arange(self.place + count, total)])
+        mine = np.arange(self.next_slot, self.next_slot + count)
+        others = np.concatenate([np.arange(at, self.next_slot), np.arange(self.next_slot + count, total)])
         self._reorder(np.concatenate([np.arange(at), mine, others]))
         self.running = slice(at, at + count)
         rows = state.requests[self.running]
         rows["arrival_ps"] = now
         rows["counted"] = now >= self.start_ps
-        self.place, self.left = self.place + count, self.left - count
+        self.next_slot, self.left = self.next_slot + count, self.left - count
 
     def over(self) -> bool:
         """Whether the window is over and all online requests that count have finished."""
@@ -142,15 +142,15 @@ def bros_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
     """
     from plotly.subplots import make_subplots
 
-    places = list(dict.fromkeys((row["cluster"], row["workload"]) for row in rows))
+    cells = list(dict.fromkeys((row["cluster"], row["workload"]) for row in rows))
     policies = list(dict.fromkeys(row["policy"] for row in rows))
-    figure = make_subplots(rows=len(places), cols=len(PANELS), vertical_spacing=0.4 / (len(places) + 1),
-                           subplot_titles=[f"{title}<br>{' on '.join(place[::-1])}" for place in places
+    figure = make_subplots(rows=len(cells), cols=len(PANELS), vertical_spacing=0.4 / (len(cells) + 1),
+                           subplot_titles=[f"{title}<br>{' on '.join(cell[::-1])}" for cell in cells
                                            for title in PANELS.values()])
-    for line, place in enumerate(places, start=1):
+    for line, cell in enumerate(cells, start=1):
         for column, name in enumerate(PANELS, start=1):
             for policy in policies:
-                mine = [row for row in rows if (row["cluster"], row["workload"]) == place and row["policy"] == policy]
+                mine = [row for row in rows if (row["cluster"], row["workload"]) == cell and row["policy"] == policy]
                 figure.add_scatter(
                     x=[row["rate"] for row in mine], y=[row[name] for row in mine], name=policy, legendgroup=policy,
                     showlegend=line == column == 1, mode="lines+markers", row=line, col=column,
@@ -158,7 +158,7 @@ def bros_figure(rows: Sequence[Mapping[str, Any]]) -> Any:
                     error_y=bars(mine, name, f"{name}_low", f"{name}_high"))
             figure.update_xaxes(title_text="real-time requests/s", row=line, col=column)
         figure.update_yaxes(type="log", row=line, col=1)
-    return layout(figure, 330 * len(places) + 120, "side", top=90)
+    return layout(figure, 330 * len(cells) + 120, "side", top=90)
 
 
 SCHEMA = "ooco-gym/bros/1"
@@ -244,7 +244,7 @@ def row_of(key: tuple[str, str, float, str], found: Sequence[Mapping[str, float]
 
 
 def pairs_of(policies: Sequence[str]) -> list[tuple[str, str]]:
-    """Who is compared with whom: every form of BROS with every other system, the first policy with its other forms."""
+    """Pairs of policies to compare: each form of BROS with each other system, the first policy with its other forms."""
     forms = [policy for policy in policies if policy.partition(":")[0] == "bros"]
     others = [policy for policy in policies if policy not in forms]
     return [(form, other) for form in forms for other in others] + [(forms[0], form) for form in forms[1:]]
@@ -259,8 +259,8 @@ def change_of(found: Mapping[tuple[float, str], Sequence[Mapping[str, float]]], 
     """
     row: dict[str, Any] = {"policy": policy, "against": other}
     for name in ("normalized_latency_s", "best_effort_per_s", "ttft_attainment", "tpot_attainment"):
-        mine, theirs = (np.array([[one[name] for one in found[rate, who]] for rate in rates])
-                        for who in (policy, other))
+        mine, theirs = (np.array([[one[name] for one in found[rate, compared]] for rate in rates])
+                        for compared in (policy, other))
         with np.errstate(divide="ignore", invalid="ignore"):
             each, whole = (mine / theirs - 1.0).mean(axis=0), mine.mean(axis=0) / theirs.mean(axis=0) - 1.0
             by_rate = mine.mean(axis=1) / theirs.mean(axis=1) - 1.0

@@ -157,11 +157,11 @@ def curves_of(run: Run) -> dict[str, list[float | None]]:
     begin_s, end_s = run.window_s
     edges_s = np.arange(begin_s, end_s + 1.0, BIN_S)
     offline = run.requests[(run.requests["online"] == 0) & (run.requests["first_token_ps"] > 0)]
-    place = np.digitize(offline["first_token_ps"] / PS_PER_S, edges_s) - 1
-    inside = (place >= 0) & (place < len(edges_s) - 1)
+    index = np.digitize(offline["first_token_ps"] / PS_PER_S, edges_s) - 1
+    inside = (index >= 0) & (index < len(edges_s) - 1)
     bins = len(edges_s) - 1
-    prompts = np.bincount(place[inside], offline["prompt_tokens"][inside], bins)
-    found = np.bincount(place[inside], np.maximum(offline["cached_tokens"], 0)[inside], bins)
+    prompts = np.bincount(index[inside], offline["prompt_tokens"][inside], bins)
+    found = np.bincount(index[inside], np.maximum(offline["cached_tokens"], 0)[inside], bins)
     online = run.requests[run.requests["online"] == 1]
     arrivals = np.histogram(online["arrival_ps"] / PS_PER_S, edges_s)[0] / BIN_S
     at = np.minimum(np.searchsorted(run.samples["t_s"], edges_s[1:] - 1e-6), len(run.samples["t_s"]) - 1)
@@ -320,11 +320,11 @@ def day_panels(day: Mapping[str, Any]) -> list[Panel]:
     panels = []
     for key, title, factor in CURVES:
         series = []
-        for place, (policy, curves) in enumerate(day["curves"].items()):
-            if key == "online_per_s" and place > 0:
+        for index, (policy, curves) in enumerate(day["curves"].items()):
+            if key == "online_per_s" and index > 0:
                 continue
             series.append(Series("" if key == "online_per_s" else name_of(policy), _hours(day, curves),
-                                 _mean_curve(curves, key, factor), colour=place))
+                                 _mean_curve(curves, key, factor), colour=index))
         limits = (0.0, 100.0) if factor == 100.0 else None
         panels.append(Panel(title, Axis("hour of the day"), Axis(limits=limits), series))
     return panels
@@ -342,20 +342,20 @@ def figure_of(summary: Mapping[str, Any]) -> Any:
     row = 1
     if ablation:
         policies = list(dict.fromkeys(one["policy"] for one in ablation))
-        for place, policy in enumerate(policies):
+        for index, policy in enumerate(policies):
             mine = [one for one in ablation if one["policy"] == policy]
             ratios = [one["speed_up"] for one in mine]
             figure.add_bar(x=[f"{one['dataset']}, load {100 * one['load']:g} %" for one in mine], row=row, col=1,
                            y=[one["mean"] for one in ratios], name=name_of(policy), legendgroup=policy,
-                           marker_color=COLOURS[place % len(COLOURS)],
+                           marker_color=COLOURS[index % len(COLOURS)],
                            error_y=bars(ratios, "mean", "low", "high"))
         figure.add_hline(y=3.3, line_dash="dot", line_color="#888", row=row, col=1)  # type: ignore[arg-type]
         row += 1
     for key, _, factor in CURVES if day else ():
-        for place, (policy, curves) in enumerate(day["curves"].items()):  # type: ignore[index]
+        for index, (policy, curves) in enumerate(day["curves"].items()):  # type: ignore[index]
             figure.add_scatter(x=_hours(day, curves), y=_mean_curve(curves, key, factor), mode="lines", row=row, col=1,
                                name=name_of(policy), legendgroup=policy, showlegend=not ablation and row == 1,
-                               line={"color": COLOURS[place]})
+                               line={"color": COLOURS[index]})
         row += 1
     return layout(figure, 320 * len(titles) + 100, "side", barmode="group")
 

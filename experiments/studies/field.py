@@ -145,14 +145,14 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
     if options["cells"] == []:
         raise UserError("cells is empty; expected workloads or mappings, such as cells=[ooc,azure_conv], or null for "
                         "the one of the options")
-    for place, given in enumerate(options["cells"] or [{}]):
+    for index, given in enumerate(options["cells"] or [{}]):
         given = {"workload": given} if isinstance(given, str) else given
         if not isinstance(given, Mapping):
-            raise UserError(f"cells[{place}]={given!r}: expected a workload, or such as {{workload: ooc, slo: xllm}}")
-        check_keys(f"cells[{place}]", given, CELL_KEYS)
-        _check_names(f"cells[{place}]", given)
+            raise UserError(f"cells[{index}]={given!r}: expected a workload, or such as {{workload: ooc, slo: xllm}}")
+        check_keys(f"cells[{index}]", given, CELL_KEYS)
+        _check_names(f"cells[{index}]", given)
         own = given.get("search") or {}
-        check_keys(f"cells[{place}].search", own, Plan.__dataclass_fields__)
+        check_keys(f"cells[{index}].search", own, Plan.__dataclass_fields__)
         scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo") if key in given})
         scenario = scenario.with_(rate_scale=scenario.online_scale())
         for policy in policies:

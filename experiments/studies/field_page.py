@@ -76,7 +76,7 @@ def others(summary: Mapping[str, Any]) -> list[str]:
 
 
 def overview(summary: Mapping[str, Any]) -> list[str]:
-    """Markdown of the one table: policies in rows, cells in columns; who was tuned has a row as it ships, too."""
+    """Markdown of the one table: policies in rows, cells in columns; a tuned policy has a row as it ships, too."""
     rows: Sequence[Row] = summary["results"]
     names = [cell["name"] for cell in summary["cells"]]
     lines = {}
@@ -173,8 +173,8 @@ def field_svg(summary: Mapping[str, Any]) -> str:
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
              f'height="{height}" font-family="Helvetica, Arial, sans-serif" font-size="11">',
              f'<rect width="{width}" height="{height}" fill="#fff"/>', *_key()]
-    for place, (title, rows) in enumerate(panels):
-        row, column = divmod(place, across)
+    for index, (title, rows) in enumerate(panels):
+        row, column = divmod(index, across)
         corner = f"{column * _WIDTH} {_KEY + sum(heights[:row])}"
         parts += [f'<g transform="translate({corner})">', *_panel(title, rows), "</g>"]
     return "\n".join([*parts, "</svg>", ""])
@@ -200,8 +200,8 @@ def _panel(title: str, rows: Sequence[Mapping[str, Any]]) -> list[str]:
         parts += [line(scale(value), _TOP, scale(value), bottom, "#eee"), text(scale(value), bottom + 14, label)]
     parts += [line(_LEFT, _TOP, _LEFT, bottom, "#666"),
               text((_LEFT + _WIDTH - _RIGHT) / 2, bottom + 30, "offline tokens per second, sustained")]
-    for place, row in enumerate(rows):
-        parts += _mark(row, scale, _TOP + _STEP * (place + 0.5))
+    for index, row in enumerate(rows):
+        parts += _mark(row, scale, _TOP + _STEP * (index + 0.5))
     return parts
 
 
@@ -237,24 +237,24 @@ def field_figure(summary: Mapping[str, Any]) -> Any:
     figure = make_subplots(rows=len(names), cols=2, subplot_titles=titles, horizontal_spacing=0.06,
                            vertical_spacing=90 / height)
     policies = list(dict.fromkeys(row["policy"] for row in summary["results"]))
-    for place, name in enumerate(names, start=1):
+    for index, name in enumerate(names, start=1):
         rows = [row for row in summary["results"] if row["cell"] == name]
-        _add_marks(figure, rows[::-1], place)
+        _add_marks(figure, rows[::-1], index)
         for row in rows:
-            _add_curve(figure, row, PALETTE[policies.index(row["policy"]) % len(PALETTE)], place)
-        figure.add_hline(y=3.0, line_dash="dot", line_color=GREY, row=place, col=2)  # type: ignore[arg-type]
-        figure.update_yaxes(range=[0, 12], row=place, col=2)
-        figure.update_xaxes(title_text="offline tokens per second", rangemode="tozero", row=place, col=1)
-        figure.update_xaxes(title_text="offline requests per second", row=place, col=2)
+            _add_curve(figure, row, PALETTE[policies.index(row["policy"]) % len(PALETTE)], index)
+        figure.add_hline(y=3.0, line_dash="dot", line_color=GREY, row=index, col=2)  # type: ignore[arg-type]
+        figure.update_yaxes(range=[0, 12], row=index, col=2)
+        figure.update_xaxes(title_text="offline tokens per second", rangemode="tozero", row=index, col=1)
+        figure.update_xaxes(title_text="offline requests per second", row=index, col=2)
     return layout(figure, height, legend=False)
 
 
-def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], place: int) -> None:
+def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], index: int) -> None:
     at = [row["offline_tokens_per_s"]["mean"] if row["max_offline_rate"]["mean"] > 0 else 0.0 for row in rows]
     low, high = ([_tokens(row, row["max_offline_rate"][edge] or 0.0) for row in rows]
                  for edge in ("ci_low", "ci_high"))
     figure.add_scatter(
-        cliponaxis=False, x=at, y=[name_of(row) for row in rows], mode="markers", row=place, col=1,
+        cliponaxis=False, x=at, y=[name_of(row) for row in rows], mode="markers", row=index, col=1,
         marker={"size": 10, "color": [KINDS[row["kind"]] for row in rows],
                 "symbol": ["circle" if row["feasible"] else "circle-open" for row in rows]},
         error_x={"type": "data", "symmetric": False, "color": GREY,
@@ -263,12 +263,12 @@ def _add_marks(figure: Any, rows: Sequence[Mapping[str, Any]], place: int) -> No
         hovertext=[f"{row['max_offline_rate']['mean']:.2f} requests/s, limited by {row['limited_by']}" for row in rows])
 
 
-def _add_curve(figure: Any, row: Mapping[str, Any], colour: str, place: int) -> None:
+def _add_curve(figure: Any, row: Mapping[str, Any], colour: str, index: int) -> None:
     curve = row["curve"]
     violations = [100 * sum(point["violation_rates"]) / len(point["violation_rates"]) for point in curve]
     figure.add_scatter(x=[point["offline_rate"] for point in curve], y=violations, mode="lines+markers",
                        name=name_of(row), hovertemplate=f"{name_of(row)}<br>%{{x:.2f}}/s: %{{y:.2f}} %<extra></extra>",
-                       line={"color": colour, "dash": "solid" if row["kind"] == "pools" else "dash"}, row=place, col=2)
+                       line={"color": colour, "dash": "solid" if row["kind"] == "pools" else "dash"}, row=index, col=2)
 
 
 TITLE = "Sustainable offline load"

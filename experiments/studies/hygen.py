@@ -248,7 +248,7 @@ def fairness(full: Bench, steady: Bench, budget_s: float, utilities: Sequence[fl
 
     Args:
         full: with more offline work than can be served: what is served of it is the throughput.
-        steady: with offline work that goes on arriving, at a rate that every order can serve: who waits how long.
+        steady: with offline work that goes on arriving, at a rate that every order can serve: how long requests wait.
         budget_s: latency budget of an iteration.
         utilities: values of u.
 

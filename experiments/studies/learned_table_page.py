@@ -149,7 +149,7 @@ def _looked(played: Mapping[str, Records]) -> list[str]:
 def _reason(looking: str | None, touches: bool, few: str | None, looked: Sequence[str]) -> str | None:
     """Why there is no headroom, or no verdict on it."""
     if not looked:
-        return "nobody looked ahead"
+        return "no look-ahead was played"
     if few:
         return few
     if looking is None:
@@ -240,7 +240,7 @@ def rows(one: Mapping[str, Any]) -> list[list[str]]:
 def variants(one: Mapping[str, Any]) -> list[list[str]]:
     """One row for each thing that was tried, as in `VARIANT_HEAD`; the recipe first."""
     return [[row["variant"], _cell(row["service"]), _cell(row["violation_rate"], ".2%"),
-             _cell(row["minus_recipe"], "+.4f") if place else ""] for place, row in enumerate(one["variants"])]
+             _cell(row["minus_recipe"], "+.4f") if index else ""] for index, row in enumerate(one["variants"])]
 
 
 def markdown(summary: Mapping[str, Any]) -> str:

@@ -258,14 +258,14 @@ def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
     figure = make_subplots(rows=4, cols=2, subplot_titles=PANELS, vertical_spacing=0.07,
                            row_heights=[0.4, 0.2, 0.2, 0.2], specs=[[{}, {}], *[[{"colspan": 2}, None]] * 3])
     real = measured(run)
-    for place, (timing, again) in enumerate(simulated.items()):
+    for index, (timing, again) in enumerate(simulated.items()):
         look: dict[str, Any] = {"name": f"timing={timing}", "legendgroup": timing}
         for column, key in ((1, "ttft_s"), (2, "e2e_s")):
             figure.add_scatter(x=getattr(real, key), y=getattr(again.served, key), mode="markers", row=1, col=column,
-                               marker={"size": 5, "color": COLOURS[place]}, showlegend=column == 1, **look)
+                               marker={"size": 5, "color": COLOURS[index]}, showlegend=column == 1, **look)
         for row, key in enumerate(("running", "waiting", "kv_percent"), start=2):
             figure.add_scatter(x=again.curves["t_s"], y=again.curves[key], mode="lines", row=row, col=1,
-                               line={"color": COLOURS[place]}, showlegend=False, **look)
+                               line={"color": COLOURS[index]}, showlegend=False, **look)
     for column, key in ((1, "ttft_s"), (2, "e2e_s")):
         most = float(getattr(real, key).max())
         figure.add_scatter(x=[0, most], y=[0, most], mode="lines", line={"color": "#888", "dash": "dot"}, row=1,

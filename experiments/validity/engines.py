@@ -14,8 +14,19 @@ from typing import Any
 import numpy as np
 
 from experiments.common.svg import Axis, Panel, Series
-from experiments.validity.data import ENGINES, all_calibrated, iterations
-from experiments.validity.section import Context, Figures, Missing, Section, errors, percent, signed, table
+from experiments.validity.section import (
+    ENGINES,
+    Context,
+    Figures,
+    Missing,
+    Section,
+    all_calibrated,
+    errors,
+    iterations,
+    percent,
+    signed,
+    table,
+)
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import describe_iteration
@@ -235,8 +246,8 @@ def _change(pair: list[dict[str, float]], key: str) -> float:
 def draw_overload(figures: Figures) -> list[Panel]:
     """The change of each latency by load."""
     loads = [100 * float(load) for load in figures["loads"]]
-    series = [Series(title, loads, [_change(pair, key) for pair in figures["loads"].values()], colour=place)
-              for place, (key, title) in enumerate(OVERLOAD_KEYS.items())]
+    series = [Series(title, loads, [_change(pair, key) for pair in figures["loads"].values()], colour=index)
+              for index, (key, title) in enumerate(OVERLOAD_KEYS.items())]
     ticks = [(load, f"{load:g}") for load in loads]
     return [Panel(f"Change of latency when iterations take {100 * (figures['slower'] - 1):.0f} % longer",
                   Axis("load (% of capacity)", limits=(45, 125), ticks=ticks), Axis("change (%)"), series)]

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.common.svg import Axis, Panel, Series
-from experiments.validity.data import read_csv
-from experiments.validity.section import Context, Figures, Missing, Section, percent, signed, table
+from experiments.validity.section import Context, Figures, Missing, Section, percent, read_csv, signed, table
 from ooco_gym.report import joined, minus, number
 from ooco_gym.workload.describe import counts_in_windows, ks_lengths, likeness, play, rank_correlation
 from ooco_gym.workload.fitting import fit
@@ -169,24 +168,24 @@ def draw_generators(figures: Figures) -> list[Panel]:
     arriving = [item for item in found if item["arrivals"]]
     share = np.linspace(0.0, 1.0, SHOWN).tolist()
     spread, gaps = [], []
-    for place, item in enumerate(arriving):
+    for index, item in enumerate(arriving):
         arrivals = item["arrivals"]
         windows = [float(window) for window in arrivals["dispersion"]]
         for style, key in (("line", "trace"), ("dashes", "model")):
             name = item["name"] if key == "trace" else "generator"
             spread.append(Series(name, windows, [one[key] for one in arrivals["dispersion"].values()], style,
-                                 colour=place))
-            gaps.append(Series(name, arrivals["gaps"][key], share, style, colour=place))
+                                 colour=index))
+            gaps.append(Series(name, arrivals["gaps"][key], share, style, colour=index))
     panels = [Panel("Index of dispersion", Axis("window (s)", log=True), Axis("variance / mean", log=True), spread),
               Panel("Gaps between arrivals", Axis("gap (s)", log=True, limits=(0.001, 10)), Axis("share at or below"),
                     gaps)]
     for side in SIDES:
         series = []
-        for place, item in enumerate(found):
+        for index, item in enumerate(found):
             one = item["lengths"][side]
             if one:
-                series += [Series(item["name"], one["trace"], share, "line", colour=place),
-                           Series("", one["model"], share, "dashes", colour=place)]
+                series += [Series(item["name"], one["trace"], share, "line", colour=index),
+                           Series("", one["model"], share, "dashes", colour=index)]
         panels.append(Panel(f"{side.capitalize()} tokens (dashes: generator)",
                             Axis("tokens", log=True, limits=(10, 100_000) if side == "prompt" else (1, 3000)),
                             Axis("share at or below"), series))
@@ -323,16 +322,16 @@ def draw_curves(figures: Figures) -> list[Panel]:
     panels = []
     share = np.linspace(0.0, 1.0, SHOWN).tolist()
     hours = [hour + 0.5 for hour in range(24)]
-    for place, (name, item) in enumerate(figures["workloads"].items()):
+    for index, (name, item) in enumerate(figures["workloads"].items()):
         rate = item["rate"]
         panels.append(Panel(f"{name}: a Tuesday, by the hour", Axis("hour (UTC)", limits=(0, 24)),
-                            Axis("requests/s"), [Series("published curve", hours, rate["curve"], colour=place),
+                            Axis("requests/s"), [Series("published curve", hours, rate["curve"], colour=index),
                                                  Series("generator", hours, rate["model"], "dashes", colour=-1)]))
     for side in SIDES:
         series = []
-        for place, (name, item) in enumerate(figures["workloads"].items()):
-            series += [Series(name, item[side]["curve"], share, colour=place),
-                       Series("", item[side]["model"], share, "dashes", colour=place)]
+        for index, (name, item) in enumerate(figures["workloads"].items()):
+            series += [Series(name, item[side]["curve"], share, colour=index),
+                       Series("", item[side]["model"], share, "dashes", colour=index)]
         panels.append(Panel(f"{side.capitalize()} tokens (dashes: generator)",
                             Axis("tokens", limits=(0, 8000 if side == "prompt" else 800)), Axis("share at or below"),
                             series))
@@ -421,7 +420,7 @@ def draw_tides(figures: Figures) -> list[Panel]:
     return [Panel(f"ServeGen {name}: hourly rate over the week's mean", Axis("hour of the week", limits=(0, 168),
                   ticks=[(24 * day, f"day {day + 1}") for day in range(7)]), Axis(),
                   [Series(f"{week} week", hours, [np.nan if rate is None else rate for rate in item[week]],
-                          colour=place) for place, week in enumerate(("first", "second"))])
+                          colour=index) for index, week in enumerate(("first", "second"))])
             for name, item in list(figures["weeks"].items())[:2]]
 
 

@@ -7,8 +7,23 @@ from typing import Any
 import numpy as np
 
 from experiments.common.svg import Axis, Panel, Series
-from experiments.validity.data import CASES, all_calibrated, by_shape, everything, of_device, operators
-from experiments.validity.section import Context, Figures, Missing, Section, details, errors, percent, signed, table
+from experiments.validity.section import (
+    CASES,
+    Context,
+    Figures,
+    Missing,
+    Section,
+    all_calibrated,
+    by_shape,
+    details,
+    errors,
+    everything,
+    of_device,
+    operators,
+    percent,
+    signed,
+    table,
+)
 from ooco_gym.calibrate import fitting
 from ooco_gym.calibrate.operators import OPERATORS, fit
 from ooco_gym.calibrate.rows import CACHED_BYTES, Rows, clean, fastest_kernels
@@ -51,7 +66,7 @@ def write_chips(figures: Figures) -> str:
         "these iterations.",
         _iterations(chips),
         details("What each figure stands for: rows that were fitted, by engine and version of the kernels",
-                _sources(chips)), *_lacking(chips)])
+                _sources(chips)), *_missing(chips)])
 
 
 def _operators(chips: list[dict[str, Any]]) -> str:
@@ -102,7 +117,7 @@ def _sources(chips: list[dict[str, Any]]) -> str:
     return table(["chip", "source, engine and version", "rows"], rows)
 
 
-def _lacking(chips: list[dict[str, Any]]) -> list[str]:
+def _missing(chips: list[dict[str, Any]]) -> list[str]:
     """What the data do not tell, in one sentence for each chip."""
     said = []
     for chip in chips:
@@ -124,7 +139,7 @@ def draw_chips(figures: Figures) -> list[Panel]:
         for number, chip in enumerate(chips):
             judged = chip["architecture"] or chip["whole_steps"]
             items = {op: (judged if op == "iterations" else chip["shapes"].get(op, {})).get(form) for op in ops}
-            points = [(place + (number - (len(chips) - 1) / 2) * 0.13, item) for place, op in enumerate(ops)
+            points = [(index + (number - (len(chips) - 1) / 2) * 0.13, item) for index, op in enumerate(ops)
                       if (item := items[op])]
             if points:
                 series.append(Series(chip["title"], [x for x, _ in points], [item["mape"] for _, item in points],

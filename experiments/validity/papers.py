@@ -163,10 +163,10 @@ def random_batches(deployment: Deployment, offline: np.ndarray, count: int, seed
         most = int(np.searchsorted(np.cumsum(mine), draws.random() * deployment.kv_tokens))
         decodes[batch], context[batch] = most, mine[:most].sum()
         sequences[batch] = most
-        room = BUDGET - most
-        if (draws.random() < 0.8 or not most) and room > 0:
-            parts = min(int(draws.integers(1, PROMPTS + 1)), room)
-            share = room if draws.random() < 0.5 else int(draws.integers(parts, room + 1))
+        left = BUDGET - most
+        if (draws.random() < 0.8 or not most) and left > 0:
+            parts = min(int(draws.integers(1, PROMPTS + 1)), left)
+            share = left if draws.random() < 0.5 else int(draws.integers(parts, left + 1))
             cuts = np.sort(draws.choice(np.arange(1, share), parts - 1, replace=False)) if parts > 1 else np.zeros(0)
             for tokens in np.diff(np.concatenate([[0], cuts, [share]])):
                 whole = float(draws.choice(offline if draws.random() < 0.5 else prompts))

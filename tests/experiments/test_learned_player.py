@@ -103,7 +103,7 @@ def test_runs_are_joined_by_the_decisions_that_they_were_trained_on(runs):
     assert policy_identity(name)["learned"] == policy_identity(other)["learned"]
     with pytest.raises(UserError, match="two of its policies were trained to gate"):
         team_of(f"learned:{runs / 'gating'}+{runs / 'gating'}")
-    with pytest.raises(UserError, match="compare sustain=true alone; name the partner with its parameters"):
+    with pytest.raises(UserError, match="for each cell; name the partner with its parameters"):
         team_of(f"{name}@tuned:ooco")
     assert policies.base_policy(f"{name}@tuned:ooco").name == "ooco"
 

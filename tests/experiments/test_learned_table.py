@@ -217,8 +217,8 @@ def test_no_headroom_where_the_clairvoyant_gain_touches_zero_and_no_verdict_wher
     assert touches["no_headroom"] is True and touches["share_of_gap_closed"] is None
     bought = page.compared(played(0.02, 0.06, (0.01, 0.04)), "partner", "learned", None)
     assert bought["no_headroom"] is None and "more violations" in bought["no_headroom_reason"]
-    nobody = {name: some for name, some in played(0.02, 0.06).items() if not name.startswith("clairvoyant")}
-    assert page.compared(nobody, "partner", "learned", None)["no_headroom"] is None
+    without = {name: some for name, some in played(0.02, 0.06).items() if not name.startswith("clairvoyant")}
+    assert page.compared(without, "partner", "learned", None)["no_headroom"] is None
 
 
 @pytest.mark.parametrize("rate, words", [

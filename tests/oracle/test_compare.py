@@ -20,7 +20,7 @@ from ooco_gym.workload import Trace
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    """One in which somebody loses memory."""
+    """A case in which a request loses its memory."""
     return next(case for case in map(random_case, range(100)) if schedulers.simulate(case)["preemptions"].sum() > 2)
 
 

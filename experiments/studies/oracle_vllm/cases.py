@@ -55,11 +55,11 @@ class Case:
                             f"{self.max_num_seqs}, which the engine refuses")
         # The engine needs no memory for the last token; our simulator turns away what leaves none for one more.
         whole = self.trace.prompt_tokens.astype(np.int64) + self.trace.output_tokens + 1
-        room = (self.kv_blocks - 1) * self.block_tokens
-        if len(whole) and whole.max() > room:
+        capacity = (self.kv_blocks - 1) * self.block_tokens
+        if len(whole) and whole.max() > capacity:
             slot = int(whole.argmax())
             raise UserError(f"request {slot} of '{self.trace.name}' needs {whole[slot]} tokens of KV memory, but "
-                            f"kv_blocks={self.kv_blocks} hold {room}; give more blocks")
+                            f"kv_blocks={self.kv_blocks} hold {capacity}; give more blocks")
 
     def settings(self) -> dict[str, Any]:
         """The engine's settings, and how many tokens share a hash."""
@@ -99,7 +99,7 @@ class Load:
         parts = [self.online] if self.offline is None else [self.online, self.offline]
         seconds = 2.0 * requests / sum(rate for _, rate in parts)
         traces = [load_workload(name, duration_s=seconds, seed=seed, rate_scale=rate / workload_mean_rate(name))
-                  .with_online(place == 0) for place, (name, rate) in enumerate(parts)]
+                  .with_online(index == 0) for index, (name, rate) in enumerate(parts)]
         trace = merge(*traces).take(slice(requests))
         if self.offline is None:
             trace = replace(trace, online=np.random.Generator(np.random.Philox(seed)).random(len(trace)) < 0.5)

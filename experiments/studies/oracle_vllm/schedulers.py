@@ -96,7 +96,7 @@ def tables_of(state: s.State, batch: int | None = None, tokens: int | None = Non
 
 
 def set_tables(state: s.State, tables: dict[str, Any]) -> None:
-    """Puts cost tables (`tables_of`) into an episode that has not begun, as far as they go or it has room."""
+    """Puts cost tables (`tables_of`) into an episode that has not begun, as far as both go."""
     for key in TABLES:
         value, own = np.asarray(tables[key]), getattr(state, key)[0]
         both = tuple(slice(min(sizes)) for sizes in zip(value.shape, own.shape, strict=True))

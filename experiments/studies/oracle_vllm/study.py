@@ -100,7 +100,7 @@ def _mean_and_p99(values: np.ndarray) -> tuple[float, float]:
 
 def _differences(real: Played, ours: Played,
                  steps: int) -> Iterator[tuple[int, dict[int, tuple[int, int]], tuple[list[int], list[int]]]]:
-    """Of each step: its number, tokens by slot where they differ (real, ours), and who lost its memory (real, ours)."""
+    """Of each step: its number, tokens by slot where they differ, and the slots that lost memory; each (real, ours)."""
     now: tuple[dict[int, int], dict[int, int]] = ({}, {})
     readers = [(_by_step(one, ("change_slot", "change_tokens")), _by_step(one, ("preempted_slot",)))
                for one in (real, ours)]

@@ -40,14 +40,14 @@ def main() -> None:
 
 class _Oracle:
     def __init__(self) -> None:
-        from .scheduler import Factory
+        from .play import Factory
 
         self._factory, self._clock = Factory(), None
 
     def tables(self, order: dict[str, Any]) -> dict[str, Any]:
         """Takes the cost tables."""
         from .iterations import Clock
-        from .scheduler import version
+        from .play import version
 
         self._clock = Clock(_read(order["file"]))
         return {"vllm": version()}
