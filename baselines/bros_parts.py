@@ -25,18 +25,9 @@ from ooco_gym.perf import CostTable, mixed_latency_ps
 from ooco_gym.policy.mixed import admit, allocate_slots, has_seat, missing, preempt, running_index
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.policy.rules import length, sort_ascending
+from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import available, pair_need, paired
 from ooco_gym.sim.costs import blocks_for
-from ooco_gym.sim.state import (
-    BATCH,
-    NEVER,
-    OFFLINE,
-    PS_PER_S,
-    RECOMPUTE,
-    RESIDENT,
-    SWAP,
-    WAITING,
-)
 
 PARAMS = (
     Param("batch_base", "B_base: batch size to begin with, and after the time has run out (4.2)", 1, 1_000_000),
@@ -107,7 +98,7 @@ def cost_ps(state, instance, prompts, prompt_product, decodes, context, back):
         product = context if by_request else decodes * context
         executed += params[P.decode_linear] * decodes + params[P.decode_product] * product + params[P.decode_base]
     link = state.tables[state.instances[instance].belief].kv_bytes_per_token / state.config.host_bytes_per_s
-    return max(executed, back * link * PS_PER_S)
+    return max(executed, back * link * s.PS_PER_S)
 
 
 @inner
@@ -175,7 +166,7 @@ def order_ps(state, instance, slot):
     """What line 3 sorts by: the remaining time, far behind all others where those who have failed go last."""
     rest = remaining_ps(state, slot)
     if state.params[P.late] == 1 and has_failed(state, instance, slot, rest):
-        return rest + NEVER
+        return rest + s.NEVER
     return rest
 
 
@@ -191,7 +182,7 @@ def sort_pending(state, instance):
     """Sorts the real-time requests that have run into State.scratch by remaining time; returns how many."""
     spec, keys, slots_, count = state.instances[instance], state.scratch[0], state.scratch[1], 0
     for i in range(spec.running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         if state.requests[slot].urgent:
             keys[count], slots_[count] = order_ps(state, instance, slot), slot
             count += 1
@@ -208,7 +199,7 @@ def sort_pending(state, instance):
 @inner
 def residual_ps(state, instance, count):
     """T_res: the least time left of a real-time request that has not failed, in ps."""
-    least, target, spec = NEVER, NEVER, state.instances[instance]
+    least, target, spec = s.NEVER, s.NEVER, state.instances[instance]
     for i in range(count):
         slot = state.scratch[1, i]
         rest = remaining_ps(state, slot)
@@ -223,9 +214,9 @@ def residual_ps(state, instance, count):
             if rest < least and not has_failed(state, instance, slot, rest):
                 least = rest
         slot = state.requests[slot].next
-    if target == NEVER:
-        return NEVER if state.params[P.no_online] == 0 else least_target(state)
-    if least == NEVER and state.params[P.all_failed] == 0:
+    if target == s.NEVER:
+        return s.NEVER if state.params[P.no_online] == 0 else least_target(state)
+    if least == s.NEVER and state.params[P.all_failed] == 0:
         return target
     return least
 
@@ -255,7 +246,7 @@ def there(state, instance, slot):
 
 @inner
 def seat_for(state, instance, slot):
-    return state.requests[slot].status == RESIDENT or has_seat(state, instance)
+    return state.requests[slot].status == s.RESIDENT or has_seat(state, instance)
 
 
 @inner
@@ -268,7 +259,7 @@ def find_preempt_block(state, instance, slot, first, count):
         if state.params[P.without_blocks] == 1:
             return False
         for i in range(state.instances[instance].offline_members):
-            need -= state.requests[state.members[OFFLINE, instance, i]].blocks
+            need -= state.requests[state.members[s.OFFLINE, instance, i]].blocks
     for i in range(count - 1, first - 1, -1):
         if need <= 0:
             break
@@ -278,12 +269,12 @@ def find_preempt_block(state, instance, slot, first, count):
 
 @inner
 def how(state):
-    return SWAP if state.config.bidirectional else RECOMPUTE
+    return s.SWAP if state.config.bidirectional else s.RECOMPUTE
 
 
 @inner
 def drop(state, instance, slot):
-    if state.requests[slot].status == RESIDENT:
+    if state.requests[slot].status == s.RESIDENT:
         preempt(state, instance, running_index(state, instance, slot), how(state))
 
 
@@ -292,7 +283,7 @@ def last_best_effort(state, instance):
     """The running best-effort request that arrived last, of those without tokens in this iteration; or -1."""
     last = -1
     for i in range(state.instances[instance].offline_members):
-        slot = state.members[OFFLINE, instance, i]
+        slot = state.members[s.OFFLINE, instance, i]
         if state.requests[slot].num_scheduled_tokens == 0:
             last = max(last, slot)
     return last
@@ -305,7 +296,7 @@ def make_room(state, instance, slot, first, count):
     while needed(state, instance, slot) > there(state, instance, slot) or not seat_for(state, instance, slot):
         victim = -1 if paired(state) else last_best_effort(state, instance)
         while victim < 0 and last >= first:
-            if state.requests[state.scratch[1, last]].status == RESIDENT:
+            if state.requests[state.scratch[1, last]].status == s.RESIDENT:
                 victim = state.scratch[1, last]
             last -= 1
         if victim < 0:
@@ -317,7 +308,7 @@ def make_room(state, instance, slot, first, count):
 @inner
 def run_request(state, instance, slot):
     """Schedules a request with all that it lacks; False where memory lacks after all."""
-    if state.requests[slot].status == WAITING:
+    if state.requests[slot].status == s.WAITING:
         admit(state, instance, slot, length(state, slot))
         return True
     return allocate_slots(state, instance, slot, missing(state, slot))

@@ -17,18 +17,7 @@ from baselines.pools import PREFILL_PARAMS
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import least_backlog, lightest_strict, route_by_class, write_urgent
-from ooco_gym.sim.state import (
-    ALL,
-    KEEP,
-    NEVER,
-    OFFLINE,
-    RESIDENT,
-    STAY,
-    STOP,
-    URGENT,
-    WAIT,
-    WAITING,
-)
+from ooco_gym.sim import state as s
 
 # --- Base P/D -------------------------------------------------------------------------------------------------------
 BASE_PARAMS = (
@@ -42,7 +31,7 @@ BASE = slots(BASE_PARAMS)
 def route_class_blind(view):
     """Least predicted backlog for prefill; for decode the instance whose step would be the shortest."""
     state = view.state
-    arriving, relaxed = state.requests[view.request].status < WAITING, state.config.relaxed_count
+    arriving, relaxed = state.requests[view.request].status < s.WAITING, state.config.relaxed_count
     if state.params[BASE.routing] == 1:
         return view.request % relaxed if arriving else relaxed + view.request % (state.instances.size - relaxed)
     if arriving:
@@ -68,11 +57,11 @@ def route(view):
     """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
     state = view.state
     chosen = route_by_class(state, view.request, state.config.default_tpot_ps)
-    if chosen != STAY:
+    if chosen != s.STAY:
         return chosen
-    if state.push_queues[URGENT].head >= 0:
-        return WAIT
-    best, fewest = WAIT, int(state.params[P.batch_cap])
+    if state.push_queues[s.URGENT].head >= 0:
+        return s.WAIT
+    best, fewest = s.WAIT, int(state.params[P.batch_cap])
     for instance in range(state.config.relaxed_count, state.instances.size):
         load = state.instances[instance].decodable + state.instances[instance].arriving
         if load < fewest:
@@ -83,7 +72,7 @@ def route(view):
 @hook(INTERRUPT, flushes=True)
 def preempt(view):
     """Offline prefill runs to its end, unless told otherwise: layer-level interruption is OOCO's own."""
-    return STOP if view.state.params[P.interrupt] == 1 else KEEP
+    return s.STOP if view.state.params[P.interrupt] == 1 else s.KEEP
 
 
 @hook(COMPOSE, flushes=True)
@@ -91,16 +80,16 @@ def capped(view):
     """All online requests, then offline ones in order of joining up to the cap."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
-    spec.bound_ps = NEVER
+    spec.bound_ps = s.NEVER
     cap = int(state.params[P.batch_cap])
     if spec.decodable <= cap:
-        return ALL
+        return s.ALL
     count = write_urgent(state, instance)
     for i in range(spec.offline_members):
-        slot = state.members[OFFLINE, instance, i]
+        slot = state.members[s.OFFLINE, instance, i]
         if count >= cap:
             break
-        if state.requests[slot].status == RESIDENT:
+        if state.requests[slot].status == s.RESIDENT:
             state.picks[count] = slot
             count += 1
     return count

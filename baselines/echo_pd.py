@@ -33,21 +33,8 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, sort_ascending, tpot_bound, write_urgent
+from ooco_gym.sim import state as s
 from ooco_gym.sim.queues import number_members
-from ooco_gym.sim.state import (
-    ALL,
-    BATCH,
-    HOLD,
-    KEEP,
-    NEVER,
-    OFFLINE,
-    PS_PER_S,
-    RELAXED,
-    RESIDENT,
-    STAY,
-    URGENT,
-    WAIT,
-)
 
 PARAMS = (
     Param("slo_share", "share of the SLOs that plans are held to", 0.01, 2.0),
@@ -95,10 +82,10 @@ def prefill_ps(state, tokens):
 @inner
 def slack_ps(state, instance):
     """What the next step of an instance's online requests may take: the least of D(i) less what they waited (5.1)."""
-    p, least = state.params, float(NEVER)
+    p, least = state.params, float(s.NEVER)
     for i in range(state.instances[instance].urgent_members):
-        request = state.requests[state.members[URGENT, instance, i]]
-        if request.status != RESIDENT:
+        request = state.requests[state.members[s.URGENT, instance, i]]
+        if request.status != s.RESIDENT:
             continue
         tpot = p[P.slo_share] * request.tpot_slo_ps
         begin = request.first_token_ps - tpot if p[P.deadline] == 1 else request.arrival_ps + request.ttft_slo_ps
@@ -119,7 +106,7 @@ def burst_blocks(state, instance):
     if p[P.reserve] == 0:
         return 0
     spread = state.instances.size - state.config.relaxed_count
-    seconds = state.observed.online_output_mean * p[P.slo_share] * state.config.default_tpot_ps / PS_PER_S
+    seconds = state.observed.online_output_mean * p[P.slo_share] * state.config.default_tpot_ps / s.PS_PER_S
     at_a_time = state.observed.online_rate_slow * seconds / spread
     expected = (at_a_time + p[P.reserve_sigmas] * math.sqrt(at_a_time)) * blocks_for(state, int(p[P.reserve_tokens]))
     return max(0, int(expected) - blocks_for(state, spec.urgent_context) - spec.urgent_decodable)
@@ -130,7 +117,7 @@ def burst_blocks(state, instance):
 def room_for(state, slot):
     """The decode instance whose estimated step with one more offline request is shortest, within the SLO and the memory
     that bursts leave; WAIT if none. An instance that has nobody takes anybody."""
-    best, least = WAIT, float(NEVER)
+    best, least = s.WAIT, float(s.NEVER)
     for instance in decode_instances(state):
         batch, context = load_with(state, instance, slot)
         latency = decode_ps(state, batch, context, length(state, slot))
@@ -148,7 +135,7 @@ def room_for(state, slot):
 def route(view):
     """Online requests at once; offline ones where the estimator and the threshold on memory let them."""
     chosen = route_online(view.state, view.request)
-    return room_for(view.state, view.request) if chosen == STAY else chosen
+    return room_for(view.state, view.request) if chosen == s.STAY else chosen
 
 
 @inner
@@ -172,11 +159,11 @@ def mean_length(state):
 def choose(view):
     """Of the candidates that could go on decoding, in the bucket nearest the batch's, the best benefit per time."""
     state = view.state
-    if state.push_queues[OFFLINE].head >= 0:
-        return HOLD
+    if state.push_queues[s.OFFLINE].head >= 0:
+        return s.HOLD
     limit = state.params[P.prefill_share] * state.config.default_ttft_ps
     whole = state.params[P.long_prefill] == 1 and not nobody_online(state)
-    best, nearest, most = HOLD, 64, -1.0
+    best, nearest, most = s.HOLD, 64, -1.0
     mean = mean_length(state)
     for i in range(view.candidates.size):
         slot = view.candidates[i]
@@ -186,7 +173,7 @@ def choose(view):
         ratio = state.params[P.prefill_benefit] * tokens / time_ps
         if away > nearest or (away == nearest and ratio <= most) or (whole and time_ps > limit):
             continue
-        if room_for(state, slot) != WAIT:
+        if room_for(state, slot) != s.WAIT:
             best, nearest, most = i, away, ratio
     return best
 
@@ -196,7 +183,7 @@ def end_chunk(view):
     """An online arrival waits for offline prefill no longer than its share of the TTFT SLO; nothing is lost."""
     state = view.state
     if state.params[P.long_prefill] == 1:
-        return KEEP
+        return s.KEEP
     return stop_beyond(state, view.instance, state.params[P.prefill_share] * state.config.default_ttft_ps)
 
 
@@ -211,16 +198,16 @@ def sort_offline(state, instance):
         state.picks[i] = 0
     stayed = 0
     for i in range(spec.running):
-        slot = state.members[BATCH, instance, i]
+        slot = state.members[s.BATCH, instance, i]
         request = state.requests[slot]
-        if request.status == RESIDENT and request.instance == instance and not request.urgent:
+        if request.status == s.RESIDENT and request.instance == instance and not request.urgent:
             state.picks[request.position] = 1
             keys[stayed], slots_[stayed] = length(state, slot), slot
             stayed += 1
     count = stayed
     for i in range(spec.offline_members):
-        slot = state.members[OFFLINE, instance, i]
-        if state.picks[i] == 0 and state.requests[slot].status == RESIDENT:
+        slot = state.members[s.OFFLINE, instance, i]
+        if state.picks[i] == 0 and state.requests[slot].status == s.RESIDENT:
             keys[count], slots_[count] = length(state, slot), slot
             count += 1
     sort_ascending(keys, slots_, stayed)
@@ -249,9 +236,9 @@ def plan(view):
     """All online decodes; of offline ones the last batch as far as the slack allows, then what raises the ratio."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
-    spec.bound_ps = NEVER if spec.role == RELAXED else 0
-    if spec.role == RELAXED:
-        return ALL
+    spec.bound_ps = s.NEVER if spec.role == s.RELAXED else 0
+    if spec.role == s.RELAXED:
+        return s.ALL
     limit = slack_ps(state, instance)
     stayed, total = sort_offline(state, instance)
     keys, slots_ = state.scratch[0], state.scratch[1]

@@ -27,18 +27,7 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, decodable, length, tpot_bound, write_urgent
-from ooco_gym.sim.state import (
-    ALL,
-    HOLD,
-    KEEP,
-    NEVER,
-    OFFLINE,
-    PS_PER_S,
-    RELAXED,
-    RESIDENT,
-    STAY,
-    WAIT,
-)
+from ooco_gym.sim import state as s
 
 PARAMS = (
     Param("decode_share", "latency budget of a decode step, share of the TPOT SLO (4.2 profiles it)", 0.01, 2.0),
@@ -97,7 +86,7 @@ def room_for(state, slot):
 
     An instance that has nobody takes anybody: a request that fits no budget would never run.
     """
-    best, least = WAIT, float(NEVER)
+    best, least = s.WAIT, float(s.NEVER)
     for instance in decode_instances(state):
         batch, context = load_with(state, instance, slot)
         latency = decode_ps(state, batch, context)
@@ -112,7 +101,7 @@ def room_for(state, slot):
 def route(view):
     """Online requests at once; offline ones where budget and memory are left, when nobody online waits for room."""
     chosen = route_online(view.state, view.request)
-    return room_for(view.state, view.request) if chosen == STAY else chosen
+    return room_for(view.state, view.request) if chosen == s.STAY else chosen
 
 
 @inner
@@ -125,18 +114,18 @@ def first_within_budget(state, instance, candidates):
         size, tokens = batch_with(state, instance, candidates[i])
         if prefill_ps(state, size, tokens) <= prefill_budget(state):
             return i
-    return HOLD
+    return s.HOLD
 
 
 @hook(GATE)
 def gate(view):
     """First come, first served: the first whose prefill keeps the budget starts, if it could go on decoding."""
     state = view.state
-    if state.push_queues[OFFLINE].head >= 0:
-        return HOLD
+    if state.push_queues[s.OFFLINE].head >= 0:
+        return s.HOLD
     chosen = first_within_budget(state, view.instance, view.candidates)
-    if chosen == HOLD or room_for(state, view.candidates[chosen]) == WAIT:
-        return HOLD
+    if chosen == s.HOLD or room_for(state, view.candidates[chosen]) == s.WAIT:
+        return s.HOLD
     return chosen
 
 
@@ -144,7 +133,7 @@ def gate(view):
 def end_chunk(view):
     """An online arrival waits for offline prefill no longer than its budget; what was computed is kept."""
     if view.state.params[P.long_prefill] == 1:
-        return KEEP
+        return s.KEEP
     return stop_beyond(view.state, view.instance, prefill_budget(view.state))
 
 
@@ -154,17 +143,17 @@ def fill(view):
     """All online decodes, whatever they take; then offline ones in order of admission that the budget still holds."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
-    spec.bound_ps = NEVER if spec.role == RELAXED else 0
+    spec.bound_ps = s.NEVER if spec.role == s.RELAXED else 0
     online, online_context = decodable(state, instance, 0)
-    offline, offline_context = decodable(state, instance, OFFLINE)
+    offline, offline_context = decodable(state, instance, s.OFFLINE)
     budget = decode_budget(state, instance)
-    if spec.role == RELAXED or decode_ps(state, online + offline, online_context + offline_context) <= budget:
-        return ALL
+    if spec.role == s.RELAXED or decode_ps(state, online + offline, online_context + offline_context) <= budget:
+        return s.ALL
     count, context = write_urgent(state, instance), online_context
     left = budget - decode_ps(state, count, context)
     for i in range(spec.offline_members):
-        slot = state.members[OFFLINE, instance, i]
-        if state.requests[slot].status != RESIDENT:
+        slot = state.members[s.OFFLINE, instance, i]
+        if state.requests[slot].status != s.RESIDENT:
             continue
         more = decode_ps(state, count + 1, context + length(state, slot)) - decode_ps(state, count, context)
         if more <= left:
@@ -180,7 +169,7 @@ def fill(view):
 
 def fit_decode(facts):
     """HyGen's predictor of decode steps, fitted to the decode instances (`hygen_predictor.Fit`)."""
-    most_ps = 2.0 * facts.tpot_s * PS_PER_S
+    most_ps = 2.0 * facts.tpot_s * s.PS_PER_S
     return fit_pool(decode_profile(facts.strict, most_ps, facts.mean_context_tokens, facts.max_batch))
 
 

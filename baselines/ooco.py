@@ -30,20 +30,8 @@ from ooco_gym.policy.rules import (
     tpot_bound,
     write_urgent,
 )
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import random_below
-from ooco_gym.sim.state import (
-    ALL,
-    DECODE,
-    FULL,
-    HOLD,
-    KEEP,
-    NEVER,
-    OFFLINE,
-    RELAXED,
-    RESIDENT,
-    STOP,
-    URGENT,
-)
 
 MIX_STREAM = 1  # of Algorithm 2's random draws
 
@@ -95,11 +83,11 @@ def preempt(view):
     """An online arrival stops offline work at the next layer boundary: always (the paper), or if its TTFT needs it."""
     state, spec = view.state, view.state.instances[view.instance]
     mode = state.params[P.interrupt]
-    if mode == 2 or (spec.activity == DECODE and state.params[P.interrupt_decode] == 0):
-        return KEEP
+    if mode == 2 or (spec.activity == s.DECODE and state.params[P.interrupt_decode] == 0):
+        return s.KEEP
     if mode == 0:
-        return STOP
-    return STOP if first_token_at_risk(state, view.instance, view.request, state.params[P.slack_factor]) else KEEP
+        return s.STOP
+    return s.STOP if first_token_at_risk(state, view.instance, view.request, state.params[P.slack_factor]) else s.KEEP
 
 
 @hook(EVICT, flushes=True)
@@ -111,7 +99,7 @@ def evict(view):
         return longest(view)
     if mode == 2:
         return shortest(view)
-    batch = spec.batch_size if spec.activity == DECODE else spec.decodable
+    batch = spec.batch_size if spec.activity == s.DECODE else spec.decodable
     return longest(view) if batch >= saturated_batch(state, view.instance) else shortest(view)
 
 
@@ -147,14 +135,14 @@ def gate(view):
     if mode == 2:
         return 0
     if mode == 3:
-        return HOLD
-    resident, _ = decodable(state, view.instance, OFFLINE)
+        return s.HOLD
+    resident, _ = decodable(state, view.instance, s.OFFLINE)
     if resident == 0:
         return 0
     if mode == 1:
-        return 0 if resident < saturated_batch(state, view.instance) else HOLD
+        return 0 if resident < saturated_batch(state, view.instance) else s.HOLD
     gain, cost = gate_balance(view, resident)
-    return 0 if state.params[P.gate_gain] * gain > cost else HOLD
+    return 0 if state.params[P.gate_gain] * gain > cost else s.HOLD
 
 
 # --- Offline request migration (3.4.3, Algorithm 1) -----------------------------------------------------------------
@@ -184,13 +172,13 @@ def preferred_length(state, instance, source, batch, context, bound):
 @inner
 def gather_pullable(state, source):
     """Writes lengths and slots of the decoding offline requests of an instance to State.scratch; returns how many."""
-    return gather_lengths(state, source, OFFLINE, state.scratch[0], state.scratch[1])
+    return gather_lengths(state, source, s.OFFLINE, state.scratch[0], state.scratch[1])
 
 
 @inlined
 def group_reaches_saturation(state, instance, source, batch, context, group, bound, free_tokens):
     """Line 7: whether enough requests exist on the relaxed instance to reach saturation within bound and memory."""
-    if decodable(state, source, OFFLINE)[0] < group:
+    if decodable(state, source, s.OFFLINE)[0] < group:
         return False
     tokens = sum_of_smallest(state.scratch[0], gather_pullable(state, source), group)
     return tokens <= free_tokens and predict_decode(state, instance, batch + group, context + tokens) <= bound
@@ -205,7 +193,7 @@ def pick_closest(state, instance, source, batch, context, bound, preferred):
     free = state.instances[instance].free_blocks
     most = min(count, int(state.params[P.max_pull]))
     while chosen < most:
-        best, distance, room = -1, NEVER, free * block_tokens  # tokens, the next one of the request among them
+        best, distance, room = -1, s.NEVER, free * block_tokens  # tokens, the next one of the request among them
         for i in range(count):
             away = abs(lengths[i] - preferred)
             if away < distance and lengths[i] < room and predict_decode(
@@ -218,7 +206,7 @@ def pick_closest(state, instance, source, batch, context, bound, preferred):
         batch += 1
         context += lengths[best]
         free -= blocks_for(state, lengths[best] + 1)
-        lengths[best] = NEVER  # taken: it fits no more
+        lengths[best] = s.NEVER  # taken: it fits no more
     return chosen
 
 
@@ -228,19 +216,19 @@ def pull(view):
     state, instance = view.state, view.instance
     spec = state.instances[instance]
     if spec.all_included == 0 or spec.arriving_pulls > 0:
-        return FULL
+        return s.FULL
     batch = spec.running + spec.arriving
-    context = decodable(state, instance, URGENT)[1] + decodable(state, instance, OFFLINE)[1] + spec.arriving_context
+    context = decodable(state, instance, s.URGENT)[1] + decodable(state, instance, s.OFFLINE)[1] + spec.arriving_context
     bound = int((state.params[P.slo_margin] - state.params[P.pull_margin]) * tpot_bound(state, instance))
     if predict_decode(state, instance, batch, context) >= bound or spec.free_blocks <= 0:
-        return FULL
+        return s.FULL
     source = fullest_relaxed(state)
     if source < 0:
         return 0
     flush_totals(state, source)
     preferred = preferred_length(state, instance, source, batch, context, bound)
     if preferred < 0:
-        return FULL
+        return s.FULL
     return pick_closest(state, instance, source, batch, context, bound, preferred)
 
 
@@ -268,8 +256,8 @@ def add_offline(state, instance, count, context, bound):
     spec, left = state.instances[instance], 0
     keys, slots_ = state.scratch[0], state.scratch[1]
     for i in range(spec.offline_members):
-        slot = state.members[OFFLINE, instance, i]
-        if state.requests[slot].status == RESIDENT:
+        slot = state.members[s.OFFLINE, instance, i]
+        if state.requests[slot].status == s.RESIDENT:
             slots_[left] = slot
             left += 1
     for attempt in range(min(int(state.params[P.random_tries]), left)):
@@ -302,9 +290,9 @@ def add_offline(state, instance, count, context, bound):
 def mix_within(state, instance, bound):
     """Algorithm 2 with a bound on the step's latency, in ps."""
     if all_fit(state, instance, bound):
-        return ALL
+        return s.ALL
     flush(state, instance)
-    online, online_context = decodable(state, instance, URGENT)
+    online, online_context = decodable(state, instance, s.URGENT)
     count = write_urgent(state, instance)
     if predict_decode(state, instance, online, online_context) > bound:
         return overload(state, instance, count, online_context, bound)
@@ -316,9 +304,9 @@ def mix(view):
     """Algorithm 2: all online requests, K offline ones at random, then the shortest, while the step keeps the SLO."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
-    if spec.role == RELAXED:
-        spec.bound_ps = NEVER
-        return ALL
+    if spec.role == s.RELAXED:
+        spec.bound_ps = s.NEVER
+        return s.ALL
     return mix_within(state, instance, int(state.params[P.slo_margin] * tpot_bound(state, instance)))
 
 

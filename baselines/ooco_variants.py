@@ -20,16 +20,8 @@ from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, hook
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.policy.rules import all_fit, blocks_for, flush, length, tpot_bound
+from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import random_below
-from ooco_gym.sim.state import (
-    ALL,
-    FULL,
-    HOLD,
-    NEVER,
-    RELAXED,
-    RESIDENT,
-    URGENT,
-)
 
 PARAMS = (*OOCO_PARAMS,
           Param("growth", "mean lengths by which all must be able to grow after a pull; 0: Algorithm 1", 0.0, 100.0),
@@ -47,7 +39,7 @@ def at_random(view):
     """Hold or start one of the candidates, all equally likely."""
     step = view.state.instances[view.instance].steps_begun
     choice = random_below(view.state, GATE_STREAM, view.instance, step, 0, view.candidates.size + 1)
-    return choice if choice < view.candidates.size else HOLD
+    return choice if choice < view.candidates.size else s.HOLD
 
 
 @hook(EVICT, flushes=True)
@@ -102,16 +94,16 @@ def pull_what_fits_grown(view):
             state.picks[kept] = slot
             kept += 1
             free -= need
-    return kept if kept > 0 else FULL
+    return kept if kept > 0 else s.FULL
 
 
 @inner
 def ahead_ps(state, instance):
     """The least of the times by which the next tokens of the online requests that decode here are due."""
-    least, now = float(NEVER), state.clock.now_ps
+    least, now = float(s.NEVER), state.clock.now_ps
     for i in range(state.instances[instance].urgent_members):
-        request = state.requests[state.members[URGENT, instance, i]]
-        if request.status == RESIDENT and request.online:
+        request = state.requests[state.members[s.URGENT, instance, i]]
+        if request.status == s.RESIDENT and request.online:
             due_ps = request.first_token_ps + float(request.generated_tokens) * request.tpot_slo_ps
             least = min(least, due_ps - now)
     return least
@@ -121,7 +113,7 @@ def ahead_ps(state, instance):
 def somebody_joins(state, instance):
     """Whether an online request is on its way here, or waits to be sent."""
     spec = state.instances[instance]
-    return spec.arriving > spec.arriving_pulls or state.push_queues[URGENT].head >= 0
+    return spec.arriving > spec.arriving_pulls or state.push_queues[s.URGENT].head >= 0
 
 
 @hook(COMPOSE, flushes=True)
@@ -129,11 +121,11 @@ def spend_what_is_ahead(view):
     """Algorithm 2 within what all online requests are ahead of Echo's deadlines, but before a known join as OOCO's."""
     state, instance = view.state, view.instance
     spec, limit = state.instances[instance], float(tpot_bound(state, instance))
-    if spec.role == RELAXED or state.params[P.bank] == 0.0:
+    if spec.role == s.RELAXED or state.params[P.bank] == 0.0:
         return mix(view)
     plain = int(state.params[P.slo_margin] * limit)
     if all_fit(state, instance, plain):
-        return ALL
+        return s.ALL
     bound = plain
     if state.params[P.shorten] == 1.0 or not somebody_joins(state, instance):
         flush(state, instance)

@@ -26,22 +26,7 @@ from ooco_gym.policy.rules import (
     tpot_bound,
     write_urgent,
 )
-from ooco_gym.sim.state import (
-    ALL,
-    FULL,
-    HOLD_UNTIL_CHANGE,
-    KEEP,
-    NEVER,
-    OFFLINE,
-    PREFILL_OFFLINE,
-    PS_PER_S,
-    RELAXED,
-    RESIDENT,
-    STAY,
-    STOP,
-    URGENT,
-    WAITING,
-)
+from ooco_gym.sim import state as s
 
 PARAMS = (
     Param("stop_share", "the strict batch is filled up to this share of the TPOT SLO", 0.01, 2.0),
@@ -62,9 +47,9 @@ P = slots(PARAMS)
 def route(view):
     """The service layer: least predicted prefill backlog, first strict instance that keeps the TPOT; or round robin."""
     state, request = view.state, view.state.requests[view.request]
-    arriving = request.status < WAITING
+    arriving = request.status < s.WAITING
     if not arriving and not request.urgent:
-        return STAY
+        return s.STAY
     relaxed = state.config.relaxed_count
     if state.params[P.service_routing] == 1:
         if arriving:
@@ -78,17 +63,17 @@ def route(view):
 @hook(INTERRUPT)
 def preempt(view):
     """Only offline prefill is stopped; offline decode runs to the end of its step."""
-    return STOP if view.state.instances[view.instance].activity == PREFILL_OFFLINE else KEEP
+    return s.STOP if view.state.instances[view.instance].activity == s.PREFILL_OFFLINE else s.KEEP
 
 
 @hook(GATE)
 def gate(view):
     """Admit offline prefill only while running plus waiting offline requests are below saturation."""
     state, spec = view.state, view.state.instances[view.instance]
-    resident, _ = decodable(state, view.instance, OFFLINE)
+    resident, _ = decodable(state, view.instance, s.OFFLINE)
     if resident == 0 or resident + spec.offline_waiting < saturated_batch(state, view.instance):
         return 0
-    return HOLD_UNTIL_CHANGE
+    return s.HOLD_UNTIL_CHANGE
 
 
 @hook(EVICT)
@@ -114,16 +99,16 @@ def fill_in_order(view):
     """Online queue, then offline queue, in order, up to a share of the SLO; what is left over waits."""
     state, instance = view.state, view.instance
     spec = state.instances[instance]
-    if spec.role == RELAXED:
-        spec.bound_ps = NEVER
-        return ALL
+    if spec.role == s.RELAXED:
+        spec.bound_ps = s.NEVER
+        return s.ALL
     bound = int(state.params[P.stop_share] * tpot_bound(state, instance))
     if all_fit(state, instance, bound):
-        return ALL
+        return s.ALL
     waiting = write_urgent(state, instance)
     for i in range(spec.offline_members):
-        slot = state.members[OFFLINE, instance, i]
-        if state.requests[slot].status == RESIDENT:
+        slot = state.members[s.OFFLINE, instance, i]
+        if state.requests[slot].status == s.RESIDENT:
             state.picks[waiting] = slot
             waiting += 1
     return largest_prefix(state, instance, waiting, bound)
@@ -144,10 +129,10 @@ def next_source(state):
 @inner
 def pick_one(state, source, free_blocks, preferred):
     """The decoding offline request closest to the length asked for that fits; returns 1, or 0 where none does."""
-    spec, best, distance = state.instances[source], -1, NEVER
+    spec, best, distance = state.instances[source], -1, s.NEVER
     for i in range(spec.offline_members):
-        slot = state.members[OFFLINE, source, i]
-        if state.requests[slot].status != RESIDENT:
+        slot = state.members[s.OFFLINE, source, i]
+        if state.requests[slot].status != s.RESIDENT:
             continue
         away = abs(length(state, slot) - preferred)
         if away < distance and blocks_for(state, length(state, slot) + 1) <= free_blocks:
@@ -163,21 +148,21 @@ def pull(view):
     """One request a signal, one signal outstanding, at least 100 ms apart; the length by one formula (section 6)."""
     state, instance = view.state, view.instance
     spec, now = state.instances[instance], state.clock.now_ps
-    interval = int(state.params[P.pull_interval_s] * PS_PER_S)
+    interval = int(state.params[P.pull_interval_s] * s.PS_PER_S)
     if spec.arriving_pulls > 0:
-        return FULL
+        return s.FULL
     if spec.last_pull_ps > 0 and now < spec.last_pull_ps + interval:
         spec.pull_wake_ps = spec.last_pull_ps + interval
-        return FULL
+        return s.FULL
     slo = tpot_bound(state, instance)
     batch = spec.running + spec.arriving
-    context = decodable(state, instance, URGENT)[1] + decodable(state, instance, OFFLINE)[1] + spec.arriving_context
+    context = decodable(state, instance, s.URGENT)[1] + decodable(state, instance, s.OFFLINE)[1] + spec.arriving_context
     used = 1.0 - spec.free_blocks / spec.total_blocks
     if used >= state.params[P.pull_memory_share]:
-        return FULL
+        return s.FULL
     if predict_decode(state, instance, spec.running, context - spec.arriving_context) >= \
             state.params[P.pull_latency_share] * slo:
-        return FULL
+        return s.FULL
     source = next_source(state)
     if source < 0:
         return 0

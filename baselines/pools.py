@@ -9,15 +9,7 @@ or such prompts wait until nothing online is about (`idle`).
 from ooco_gym.compile import inner
 from ooco_gym.policy.policy import Param
 from ooco_gym.policy.rules import flush, length, route_by_class
-from ooco_gym.sim.state import (
-    KEEP,
-    OFFLINE,
-    RESIDENT,
-    STAY,
-    STOP,
-    URGENT,
-    WAIT,
-)
+from ooco_gym.sim import state as s
 
 PREFILL_PARAMS = (  # of prefill instances: what the simulator itself reads
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
@@ -30,8 +22,8 @@ def route_online(state, slot):
     """Where an arrival is prefilled and an online request decodes; WAIT for offline ones while online ones wait; STAY
     where an offline request may look for room."""
     chosen = route_by_class(state, slot, state.config.default_tpot_ps)
-    if chosen == STAY and state.push_queues[URGENT].head >= 0:
-        return WAIT
+    if chosen == s.STAY and state.push_queues[s.URGENT].head >= 0:
+        return s.WAIT
     return chosen
 
 
@@ -73,15 +65,15 @@ def batch_with(state, instance, chosen):
 @inner
 def stop_beyond(state, instance, budget_ps):
     """STOP where the offline iteration in progress would keep an online arrival waiting for more than the budget."""
-    return STOP if state.instances[instance].end_ps - state.clock.now_ps > budget_ps else KEEP
+    return s.STOP if state.instances[instance].end_ps - state.clock.now_ps > budget_ps else s.KEEP
 
 
 @inner
 def first_resident(state, instance):
     """The offline request that joined a decode instance first, of those that can decode; -1 where there is none."""
     for i in range(state.instances[instance].offline_members):
-        slot = state.members[OFFLINE, instance, i]
-        if state.requests[slot].status == RESIDENT:
+        slot = state.members[s.OFFLINE, instance, i]
+        if state.requests[slot].status == s.RESIDENT:
             return slot
     return -1
 

@@ -7,8 +7,10 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from graphlib import TopologicalSorter
 from pathlib import Path
 
+import grimp
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -150,3 +152,10 @@ print(*commands())
     words = run(sys.executable, "-c", script, cwd=tmp_path).stdout.split()
     assert {"bench", "capacity", "compare", "demo", "evaluate", "export", "perf", "report", "simulate",
             "train"} <= set(words)
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Function-level imports count; those for type checkers alone do not."""
+    graph = grimp.build_graph("ooco_gym", "baselines", "agents", "experiments", exclude_type_checking_imports=True,
+                              cache_dir=None)
+    TopologicalSorter({module: graph.find_modules_directly_imported_by(module) for module in graph.modules}).prepare()

@@ -90,9 +90,8 @@ def is_ours(name: Any) -> bool:
     spec = gym.registry.get(imported(str(name)))
     if spec is None or spec.id in ENVIRONMENTS:
         return spec is not None
-    from ooco_gym.envs.base import DecisionEnv
-
     entry: Any = spec.entry_point
     if isinstance(entry, str):
         entry = load_env_creator(entry)
-    return isinstance(entry, type) and issubclass(entry, DecisionEnv)
+    bases = entry.__mro__ if isinstance(entry, type) else ()
+    return any((base.__module__, base.__name__) == ("ooco_gym.envs.base", "DecisionEnv") for base in bases)

@@ -16,8 +16,8 @@ import ooco_gym
 from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import GATE, PULL, hook
 from ooco_gym.policy.rules import flush, length
+from ooco_gym.sim import state as s
 from ooco_gym.sim.loop import look
-from ooco_gym.sim.state import ASK, HOLD, OFFLINE, RESIDENT, URGENT
 
 LOOK = """
 from ooco_gym import Scenario, Simulation
@@ -42,9 +42,9 @@ def test_it_is_up_to_date_and_the_episode_is_left_alone() -> None:
         late += int((seen.requests["generated_tokens"] != state.requests["generated_tokens"]).any())
         for place, instance in enumerate(seen.instances):
             assert not instance["stale"]
-            slots = [slot for row, key in ((URGENT, "urgent_members"), (OFFLINE, "offline_members"))
+            slots = [slot for row, key in ((s.URGENT, "urgent_members"), (s.OFFLINE, "offline_members"))
                      for slot in seen.members[row, place, : instance[key]]]
-            rows = seen.requests[slots][seen.requests["status"][slots] == RESIDENT]
+            rows = seen.requests[slots][seen.requests["status"][slots] == s.RESIDENT]
             assert (rows["prompt_tokens"] + rows["generated_tokens"]).sum() == (
                 instance["urgent_context"] + instance["offline_context"])
     assert late
@@ -65,13 +65,13 @@ def count_what_is_behind(view):
     for instance in range(state.instances.size):
         spec, tokens = state.instances[instance], 0
         for row in range(2):
-            for place in range(spec.urgent_members if row == URGENT else spec.offline_members):
+            for place in range(spec.urgent_members if row == s.URGENT else spec.offline_members):
                 slot = state.members[row, instance, place]
-                if state.requests[slot].status == RESIDENT:
+                if state.requests[slot].status == s.RESIDENT:
                     tokens += length(state, slot)
         memory[1] += tokens != spec.urgent_context + spec.offline_context
     memory[0] += 1
-    return HOLD
+    return s.HOLD
 
 
 @hook(PULL)
@@ -80,10 +80,10 @@ def count_tokens_that_are_missing(view):
     state, memory, before, after = view.state, view.state.memory[view.instance], 0, 0
     for instance in range(state.instances.size):
         for place in range(state.instances[instance].offline_members):
-            before += length(state, state.members[OFFLINE, instance, place])
+            before += length(state, state.members[s.OFFLINE, instance, place])
         flush(state, instance)
         for place in range(state.instances[instance].offline_members):
-            after += length(state, state.members[OFFLINE, instance, place])
+            after += length(state, state.members[s.OFFLINE, instance, place])
     memory[0] += 1
     memory[1] += after - before
     return 0
@@ -103,7 +103,7 @@ def test_a_rule_that_does_not_settle_finds_all_steps_counted() -> None:
 @hook(GATE)
 def ask_somebody(view):
     """Leaves the decision to whoever drives the simulator."""
-    return ASK
+    return s.ASK
 
 
 def test_a_partner_whose_rule_asks_outside_is_refused_in_a_sentence() -> None:
