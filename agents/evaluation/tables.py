@@ -145,7 +145,7 @@ def pareto_figure(suite: Mapping[str, Any]) -> Any:
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
 
     def bars(row: Mapping[str, Any], factor: float = 1.0) -> dict[str, Any] | None:
-        return error_bars(row["mean"], row["ci_low"], row["ci_high"], factor, thickness=1.5, width=5)
+        return error_bars(row["mean"], row["ci_low"], row["ci_high"], factor=factor, thickness=1.5, width=5)
 
     for entry in suite["policies"]:
         name = entry["policy"]

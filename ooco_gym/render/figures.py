@@ -65,7 +65,7 @@ def violation_figure(groups: Groups, budget: float) -> Any:
                                textposition="middle right", cliponaxis=False, hoverinfo="skip")
             continue
         mean, low, high = (float(np.maximum(LEAST_RATE, value)) for value in interval(rates))
-        error = error_bars(mean, low, high, 100.0, thickness=2, width=7)
+        error = error_bars(mean, low, high, factor=100.0, thickness=2, width=7)
         figure.add_scatter(
             x=[100 * mean], y=[label], mode="markers+text", name=label, text=[percent(float(rates.mean()))],
             textposition="top center", cliponaxis=False, marker={"size": 12, "color": colour[label]},
@@ -370,7 +370,7 @@ def evaluation_figure(results: Sequence[Mapping[str, Any]], limit: float) -> Any
     for col, (metric, title, factor) in enumerate(PANELS, start=1):
         for row in (row for row in results if row["metric"] == metric):
             mean = None if row["mean"] is None else factor * row["mean"]
-            error = error_bars(row["mean"], row["ci_low"], row["ci_high"], factor, thickness=2, width=7)
+            error = error_bars(row["mean"], row["ci_low"], row["ci_high"], factor=factor, thickness=2, width=7)
             figure.add_scatter(x=[mean], y=[row["policy"]], mode="markers", name=row["policy"], error_x=error,
                                marker={"size": 11, "color": colour[row["policy"]]}, row=1, col=col,
                                hovertemplate=f"{row['policy']} %{{x:.4g}}<extra></extra>")

@@ -62,7 +62,7 @@ def layout(figure: Any, height: int, legend: bool | Literal["side"] = True, top:
     return figure.update_layout(**more)
 
 
-def error_bars(mean: Any, low: Any, high: Any, factor: float = 1.0, **look: Any) -> dict[str, Any] | None:
+def error_bars(mean: Any, low: Any, high: Any, *, factor: float = 1.0, **look: Any) -> dict[str, Any] | None:
     """Intervals as Plotly's error bars; None where no point has one.
 
     Args:

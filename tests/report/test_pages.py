@@ -32,7 +32,7 @@ def test_a_page_of_one_figure(tmp_path: Path) -> None:
 
 
 def test_error_bars() -> None:
-    bars = error_bars([1.0, 2.0], [0.5, None], [2.0, None], 100.0, width=7)
+    bars = error_bars([1.0, 2.0], [0.5, None], [2.0, None], factor=100.0, width=7)
     assert bars is not None and bars["width"] == 7
     assert bars["array"] == pytest.approx([100.0, 0.0]) and bars["arrayminus"] == pytest.approx([50.0, 0.0])
     assert error_bars(1.0, float("nan"), float("nan")) is None
