@@ -36,7 +36,7 @@ from ooco_gym.errors import unknown
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import label
 from ooco_gym.protocol import SEEDS, WINDOW_S
-from ooco_gym.report import console, layout, show_notes, write_figure
+from ooco_gym.report import Column, Table, console, layout, percent, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import workload_name
 
@@ -191,26 +191,27 @@ def _default(study: Study, name: str, default: Sustained) -> dict[str, Any] | No
 
 def capacity_table(rows: Sequence[Mapping[str, Any]], peaks: Sequence[Mapping[str, Any]],
                    paper: tuple[float, float], where: str) -> None:
-    """Prints the results of `capacity` on a `where`, one table for each TPOT definition, its footnotes below."""
-    from rich.table import Table
-
+    """Prints the results of `capacity` on a cluster, one table for each TPOT definition, its footnotes below."""
     screen = console()
     screen.print(f"sustainable offline load: {where}; paper: OOCO {paper[0]:g} to {paper[1]:g} times the better "
                  "baseline (Figure 6)", highlight=False)
+    columns = (
+        Column("policy", lambda row: row["tuned_as"] or row["policy"], align="l"),
+        Column("offline\nrequests/s", "max_offline_rate", ".2f"),
+        Column("\n95 %", lambda row: _range(row["max_offline_rate_low"], row["max_offline_rate_high"])),
+        Column("\ntokens/s", "max_offline_tokens_per_s", ",.0f"),
+        Column("recomputed\ntokens/s", "wasted_tokens_per_s", ",.0f"),
+        Column("\nviolations", "violation_rate", percent), Column("\nlimited by", "limited_by", align="l"),
+        Column("ratio of\ntokens/s", lambda row: "none holds" if row["ratio_to_best_baseline"] is None
+               else f"{row['ratio_to_best_baseline']:.2f}"),
+        Column("\n95 %", lambda row: _range(row["ratio_low"], row["ratio_high"])))
     for peak in peaks:
-        if not rows:
-            screen.print(f"TPOT from {peak['tpot_from'].replace('_', ' ')}: {_peak_line(peak)}", highlight=False)
-            continue
+        title = f"TPOT from {peak['tpot_from'].replace('_', ' ')}"
         mine = [row for row in rows if row["tpot_from"] == peak["tpot_from"]]
-        table = Table(title=f"TPOT from {peak['tpot_from'].replace('_', ' ')}", title_justify="left",
-                      caption="\n".join([_peak_line(peak), *footnotes(mine)]), caption_justify="left")
-        for column in ("policy", "offline\nrequests/s", "\n95 %", "\ntokens/s", "recomputed\ntokens/s",
-                       "\nviolations", "\nlimited by", "ratio of\ntokens/s", "\n95 %"):
-            left = column.strip() in ("policy", "limited by")
-            table.add_column(column, justify="left" if left else "right", no_wrap=True)
-        for row in mine:
-            table.add_row(*_capacity_cells(row))
-        screen.print(table)
+        if mine:
+            Table.of(columns, mine, title, "\n".join([_peak_line(peak), *footnotes(mine)])).show(screen, unbroken=9)
+        else:
+            screen.print(f"{title}: {_peak_line(peak)}", highlight=False)
 
 
 def footnotes(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -241,17 +242,6 @@ def _peak_line(peak: Mapping[str, Any]) -> str:
     return (f"peak factor {peak['factor']:.4g} of the workload's own rate ({peak['rate_per_s']:.3g} requests/s in the "
             f"day's mean): {100 * peak['violation_rate']:.2f} % violate without offline work, "
             f"{100 * peak['floor']:.2f} % alone on an idle cluster")
-
-
-def _capacity_cells(row: Mapping[str, Any]) -> list[str]:
-    ratio = row["ratio_to_best_baseline"]
-    return [
-        row["tuned_as"] or row["policy"], f"{row['max_offline_rate']:.2f}",
-        _range(row["max_offline_rate_low"], row["max_offline_rate_high"]),
-        f"{row['max_offline_tokens_per_s']:,.0f}", f"{row['wasted_tokens_per_s']:,.0f}",
-        f"{100 * row['violation_rate']:.2f} %", row["limited_by"], "none holds" if ratio is None else f"{ratio:.2f}",
-        _range(row["ratio_low"], row["ratio_high"]),
-    ]
 
 
 DASHES = {"first_token": "solid", "first_decode": "dash"}

@@ -6,7 +6,6 @@ each runs at the highest offline rate that it sustains (`experiments.studies.fie
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,8 +21,9 @@ from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
-from ooco_gym.report import console, layout, show_notes, write_figure
+from ooco_gym.report import Column, Table, as_text, console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.report.tables import missing
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -132,32 +132,15 @@ def _caption(rows: Sequence[Mapping[str, Any]], summaries: Mapping[str, Sequence
 
 def compare_table(rows: Sequence[Mapping[str, Any]], baseline: str, title: str, caption: str) -> None:
     """Prints the results of `compare`: a block for each metric, means and paired differences."""
-    from rich.table import Table
-
-    table = Table(title=title, caption=caption)
-    for column in ("metric", "policy", "mean", f"difference to {baseline}", "95 % interval"):
-        table.add_column(column, justify="left" if column in ("metric", "policy") else "right")
-    for index, row in enumerate(rows):
-        first = index == 0 or row["metric"] != rows[index - 1]["metric"]
-        if first and index:
-            table.add_section()
-        own = row["policy"] == baseline
-        table.add_row(row["metric"] if first else "", row["policy"], _figure(row["mean"]),
-                      "" if own else _figure(row["difference"], "+"),
-                      _interval(row["difference_low"], row["difference_high"], "+"))
-    console().print(table)
-
-
-def _missing(value: float | None) -> bool:
-    return value is None or math.isnan(value)
-
-
-def _figure(value: float | None, sign: str = "") -> str:
-    return "–" if _missing(value) else f"{value:{sign},.3g}"
-
-
-def _interval(low: float | None, high: float | None, sign: str = "") -> str:
-    return "" if _missing(low) else f"{_figure(low, sign)} to {_figure(high, sign)}"
+    columns = (
+        Column("metric", "metric", align="l"), Column("policy", "policy", align="l"), Column("mean", "mean", ",.3g"),
+        Column(f"difference to {baseline}",
+               lambda row: "" if row["policy"] == baseline else as_text(row["difference"], "+,.3g")),
+        Column("95 % interval", lambda row: "" if missing(row["difference_low"]) else
+               f"{row['difference_low']:+,.3g} to {as_text(row['difference_high'], '+,.3g')}"))
+    begins = [index for index, row in enumerate(rows) if index == 0 or row["metric"] != rows[index - 1]["metric"]]
+    shown = [row if index in begins else {**row, "metric": ""} for index, row in enumerate(rows)]
+    Table.of(columns, shown, title, caption).show(console(), new_sections=begins[1:])
 
 
 def compare_figure(rows: Sequence[dict[str, Any]], metrics: Sequence[str], baseline: str) -> Any:

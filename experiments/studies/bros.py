@@ -20,7 +20,7 @@ from experiments.common.policies import names_of, seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, interval_words
-from ooco_gym.report import console, layout, show_notes, write_figure
+from ooco_gym.report import Column, Table, console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
@@ -271,26 +271,20 @@ def change_of(found: Mapping[tuple[float, str], Sequence[Mapping[str, float]]], 
 
 def show(rows: Sequence[Mapping[str, Any]], differences: Sequence[Mapping[str, Any]], words: str) -> None:
     """Prints the tables."""
-    from rich.table import Table
-
-    screen = console()
+    columns = (Column("requests/s", "rate", "g"), Column("policy", "policy", align="l"),
+               _of("normalised latency, s", "normalized_latency_s", 1.0, 3),
+               _of("TTFT kept, %", "ttft_attainment", 100.0, 1), _of("TPOT kept, %", "tpot_attainment", 100.0, 1),
+               _of("best effort/s", "best_effort_per_s", 1.0, 2),
+               Column("finished, %", lambda row: 100 * row["finished_share"], ".1f"))
     for cluster, workload in dict.fromkeys((row["cluster"], row["workload"]) for row in rows):
-        table = Table(title=f"{workload} on {cluster}", title_justify="left")
-        for column in ("requests/s", "policy", "normalised latency, s", "TTFT kept, %", "TPOT kept, %",
-                       "best effort/s", "finished, %"):
-            table.add_column(column, justify="left" if column == "policy" else "right", no_wrap=column == "policy")
-        for row in (row for row in rows if (row["cluster"], row["workload"]) == (cluster, workload)):
-            table.add_row(f"{row['rate']:g}", row["policy"], _cell(row, "normalized_latency_s", 1.0, 3),
-                          _cell(row, "ttft_attainment", 100.0, 1), _cell(row, "tpot_attainment", 100.0, 1),
-                          _cell(row, "best_effort_per_s", 1.0, 2),
-                          _spread(100 * row["finished_share"], np.nan, np.nan, ".1f"))
-        screen.print(table)
+        mine = [row for row in rows if (row["cluster"], row["workload"]) == (cluster, workload)]
+        Table.of(columns, mine, f"{workload} on {cluster}").show(console(), unbroken=2)
     show_notes([*(_sentence(row) for row in differences), words])
 
 
-def _cell(row: Mapping[str, Any], name: str, factor: float, digits: int) -> str:
-    mean, low, high = (factor * row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return _spread(mean, low, high, f".{digits}f")
+def _of(head: str, name: str, factor: float, digits: int) -> Column:
+    return Column(head, lambda row: _spread(*(factor * row[f"{name}{end}"] for end in ("", "_low", "_high")),
+                                            form=f".{digits}f"))
 
 
 def _spread(mean: float, low: float, high: float, form: str, unit: str = "", more: str = "") -> str:

@@ -24,12 +24,11 @@ from ooco_gym.files import atomic_write
 from ooco_gym.perf import load_model
 from ooco_gym.perf.specs import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
-from ooco_gym.report import layout, write_figure
+from ooco_gym.report import NONE, Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.table import Table
 
 _SUMS = ("sequences_sampled", "n_prefill", "prefill_work", "prefill_context_sum", "decode_context_sum")
 NEEDED = ("tokens", "n_decode", *_SUMS, "time_us")
@@ -362,7 +361,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else measure(cfg, out / "measured")
     found = close(measured, out, cfg.chip, str(cfg.timing))
     console = Console()
-    console.print(comparison(found))
+    comparison(found).show(console, unbroken=8)
     if found["loads"]:
         console.print(f"plots: '{out / 'chain.html'}'; the chain's own chip: '{out / 'chip' / 'chip.yaml'}', to be "
                       "used with timing=measured", highlight=False, markup=False)
@@ -425,19 +424,16 @@ def close(measured: Path, out: Path, chip: str | None = None, timing: str = "mea
 
 def comparison(found: dict[str, Any]) -> Table:
     """The loads side by side: medians, real and simulated, in milliseconds."""
-    from rich.table import Table
-
-    table = Table(title=f"{found['engine']['engine']}: medians in ms, real and simulated; bias of iteration times")
-    for title in ("load", "TTFT", "sim.", "error", "TPOT", "sim.", "error", "bias"):
-        table.add_column(title, justify="left" if title == "load" else "right", no_wrap=True)
+    rows = []
     for name, load in found["loads"].items():
         cells = []
         for key in ("ttft", "tpot"):
             real, ours, error = (load[f"{key}_median_{part}"] for part in ("ms_real", "ms_simulated", "error"))
             cells += [f"{real:.4g}", f"{ours:.4g}", f"{error:+.1f} %"]
-        timed = load["iteration_errors"]            # of the chain's own fit only
-        table.add_row(name, *cells, f"{timed['bias']:+.1f} %" if timed else "-")
-    return table
+        timed = load["iteration_errors"]  # of the chain's own fit only
+        rows.append((name, *cells, f"{timed['bias']:+.1f} %" if timed else NONE))
+    return Table(f"{found['engine']['engine']}: medians in ms, real and simulated; bias of iteration times",
+                 ("load", "TTFT", "sim.", "error", "TPOT", "sim.", "error", "bias"), rows)
 
 
 def _engine(measured: Path) -> dict[str, Any]:

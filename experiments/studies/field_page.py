@@ -12,33 +12,38 @@ from experiments.common.output import merged, rounded, write_texts
 from experiments.common.svg import Axis, Scale, line, text
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.report import console, layout, write_figure
+from ooco_gym.report import NONE, Column, Table, console, layout, percent, with_interval, write_figure
+from ooco_gym.report.tables import RANGE, Form
 
 Row = Mapping[str, Any]
-NONE = "–"
 
 
 def field_table(summary: Mapping[str, Any]) -> None:
     """Prints one table a cell: what each policy sustains, and what it did at that rate."""
-    from rich.table import Table
-
-    screen = console()
+    columns = (
+        Column("policy", name_of, align="l"), Column("\ncluster", "cluster", align="l"),
+        _mean("offline\nrequests/s", "max_offline_rate", ".2f"),
+        Column("\n95 %", lambda row: _between(row["max_offline_rate"])),
+        _mean("offline\ntokens/s", "offline_tokens_per_s", ",.0f"),
+        Column(f"over {summary['baseline']}'s\ntokens/s (95 %)", ratio),
+        _mean("wasted\ntokens/s", "wasted_tokens_per_s", ",.0f"), _mean("\nhit rate", "hit_rate", _whole_percent),
+        _mean("\nviolations", "violations", percent), Column("\nlimited by", "limited_by", align="l"))
     for cell in summary["cells"]:
-        table = Table(title=heading(cell, summary["results"]), title_justify="left", caption_justify="left",
-                      caption=interval_words(len(summary["seeds"])))
-        for head in ("policy", "\ncluster", "offline\nrequests/s", "\n95 %", "offline\ntokens/s",
-                     f"over {summary['baseline']}'s\ntokens/s (95 %)", "wasted\ntokens/s", "\nhit rate",
-                     "\nviolations", "\nlimited by"):
-            left = head in ("policy", "\ncluster", "\nlimited by")
-            table.add_column(head, justify="left" if left else "right", no_wrap=head in ("policy", "\ncluster"))
-        for row in summary["results"]:
-            if row["cell"] == cell["name"]:
-                found = row["max_offline_rate"]
-                table.add_row(name_of(row), row["cluster"], number(found["mean"]), _between(found),
-                              whole(row["offline_tokens_per_s"]["mean"]), ratio(row),
-                              whole(row["wasted_tokens_per_s"]["mean"]), percent(row["hit_rate"]["mean"], 0),
-                              percent(row["violations"]["mean"]), row["limited_by"])
-        screen.print(table)
+        Table.of(columns, rows_of(summary, cell), heading(cell, summary["results"]),
+                 interval_words(len(summary["seeds"]))).show(console(), unbroken=2)
+
+
+def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
+    """The results of one cell."""
+    return [row for row in summary["results"] if row["cell"] == cell["name"]]
+
+
+def _mean(head: str, key: str, form: Form) -> Column:
+    return Column(head, lambda row: row[key]["mean"], form)
+
+
+def _whole_percent(share: float | None) -> str:
+    return percent(share, 0)
 
 
 def heading(cell: Row, rows: Sequence[Row]) -> str:
@@ -47,26 +52,23 @@ def heading(cell: Row, rows: Sequence[Row]) -> str:
     return f"{cell['name']} or, of equal hardware, {', '.join(twins)}" if twins else str(cell["name"])
 
 
-def columns(summary: Mapping[str, Any]) -> list[tuple[str, bool]]:
-    """Heads of the columns of a cell's table, each with whether it is set flush left."""
-    other = [f"from {name.replace('_', ' ')}" for name in others(summary)]
-    return [("policy", True), ("cluster", True), ("offline requests/s (95 %)", False),
-            *((f"TPOT {name}", False) for name in other),
-            ("reference GPU-s/s", False), ("offline tokens/s", False), ("all tokens/s", False),
-            (f"tokens over {summary['baseline']}'s (95 %)", False), ("wasted tokens/s", False),
-            ("of GPU time", False), ("hit rate", False), ("violations", False), ("TTFT", False), ("TPOT", False),
-            ("limited by", True)]
-
-
-def cells(row: Row, summary: Mapping[str, Any]) -> list[str]:
-    """A row of a cell's table, under `columns`."""
-    return [name_of(row), row["cluster"], rate(row["max_offline_rate"]),
-            *(number(row[f"max_offline_rate_{name}"]["mean"]) for name in others(summary)),
-            number(row["offline_reference_gpu_s_per_s"]["mean"]), whole(row["offline_tokens_per_s"]["mean"]),
-            whole(row["overall_tokens_per_s"]["mean"]), ratio(row), whole(row["wasted_tokens_per_s"]["mean"]),
-            percent(row["wasted_gpu_share"]["mean"], 1), percent(row["hit_rate"]["mean"], 0),
-            percent(row["violations"]["mean"]), percent(row["ttft_violations"]["mean"]),
-            percent(row["tpot_violations"]["mean"]), row["limited_by"]]
+def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
+    """The table of a cell's page."""
+    columns = (
+        Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
+        Column("cluster", "cluster", align="l"),
+        Column("offline requests/s (95 %)", lambda row: rate(row["max_offline_rate"])),
+        *(_mean(f"TPOT from {name.replace('_', ' ')}", f"max_offline_rate_{name}", ".2f") for name in others(summary)),
+        _mean("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
+        _mean("offline tokens/s", "offline_tokens_per_s", ",.0f"),
+        _mean("all tokens/s", "overall_tokens_per_s", ",.0f"),
+        Column(f"tokens over {summary['baseline']}'s (95 %)", ratio),
+        _mean("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
+        _mean("of GPU time", "wasted_gpu_share", lambda share: percent(share, 1)),
+        _mean("hit rate", "hit_rate", _whole_percent), _mean("violations", "violations", percent),
+        _mean("TTFT", "ttft_violations", percent), _mean("TPOT", "tpot_violations", percent),
+        Column("limited by", "limited_by", align="l"))
+    return Table.of(columns, rows_of(summary, cell))
 
 
 def others(summary: Mapping[str, Any]) -> list[str]:
@@ -75,8 +77,8 @@ def others(summary: Mapping[str, Any]) -> list[str]:
             if summary["results"] and f"max_offline_rate_{name}" in summary["results"][0]]
 
 
-def overview(summary: Mapping[str, Any]) -> list[str]:
-    """Markdown of the one table: policies in rows, cells in columns; a tuned policy has a row as it ships, too."""
+def overview(summary: Mapping[str, Any]) -> str:
+    """The one table: policies in rows, cells in columns; a tuned policy has a row as it ships, too."""
     rows: Sequence[Row] = summary["results"]
     names = [cell["name"] for cell in summary["cells"]]
     lines = {}
@@ -89,7 +91,7 @@ def overview(summary: Mapping[str, Any]) -> list[str]:
     ranked = sorted(lines, key=lambda key: -_mean_ratio([lines[key][name] for name in names]))
     body = [[_labelled(policy, tuned and (policy, False) in lines), lines[policy, tuned][names[0]]["kind"],
              *(_glance(lines[policy, tuned][name]) for name in names)] for policy, tuned in ranked]
-    return markdown([("policy", True), ("instances", True), *((name, False) for name in names)], body)
+    return Table("", ("policy", "instances", *names), body, align="llr").markdown()
 
 
 def _labelled(policy: str, tuned: bool) -> str:
@@ -110,13 +112,6 @@ def _glance(row: Row) -> str:
     return text if row["feasible"] else f"{text} †"
 
 
-def markdown(heads: Sequence[tuple[str, bool]], body: Sequence[Sequence[str]]) -> list[str]:
-    """A Markdown table's lines."""
-    return ["| " + " | ".join(head for head, _ in heads) + " |",
-            "|" + "|".join(" --- " if left else " ---: " for _, left in heads) + "|",
-            *("| " + " | ".join(row) + " |" for row in body)]
-
-
 def name_of(row: Row) -> str:
     """The policy with what tuning set, `†` where it may not be ranked."""
     return (row["tuned_as"] or row["policy"]) + ("" if row["feasible"] else " †")
@@ -124,36 +119,16 @@ def name_of(row: Row) -> str:
 
 def rate(figure: Row) -> str:
     """A rate with its interval."""
-    return number(figure["mean"]) if figure["ci_low"] is None else f"{number(figure['mean'])} ({_between(figure)})"
+    return with_interval(figure["mean"], figure["ci_low"], figure["ci_high"], ".2f", RANGE)
 
 
 def _between(figure: Row) -> str:
-    if figure["ci_low"] is None:
-        return NONE
-    return f"{number(figure['ci_low'])}–{number(figure['ci_high'])}"
+    return NONE if figure["ci_low"] is None else f"{figure['ci_low']:.2f}–{figure['ci_high']:.2f}"
 
 
 def ratio(row: Row) -> str:
     """The ratio with its interval."""
-    if row["ratio"] is None:
-        return NONE
-    return f"{row['ratio']:.2f}" + ("" if row["ratio_low"] is None
-                                    else f" ({row['ratio_low']:.2f}–{row['ratio_high']:.2f})")
-
-
-def number(value: float | None) -> str:
-    """Two digits after the point."""
-    return NONE if value is None else f"{value:.2f}"
-
-
-def whole(value: float | None) -> str:
-    """A whole number."""
-    return NONE if value is None else f"{value:,.0f}"
-
-
-def percent(value: float | None, digits: int = 2) -> str:
-    """A share in percent."""
-    return NONE if value is None else f"{100 * value:.{digits}f} %"
+    return with_interval(row["ratio"], row["ratio_low"], row["ratio_high"], ".2f", RANGE)
 
 
 KINDS = {"pools": "#0072B2", "mixed": "#D55E00"}  # instances of two roles, or of one
@@ -305,16 +280,14 @@ def write_results(summary: Mapping[str, Any], out: Path, page: str | None, glanc
 
 def at_a_glance(summary: Mapping[str, Any]) -> str:
     """The table of all cells, and how to read it."""
-    return "\n\n".join(["\n".join(overview(summary)), _legend(summary)])
+    return "\n\n".join([overview(summary), _legend(summary)])
 
 
 def body(summary: Mapping[str, Any], folder: str) -> str:
     """The marked part of the page."""
     parts = [at_a_glance(summary), f"![Sustainable offline load]({folder}/sustained.svg)"]
     for cell in summary["cells"]:
-        mine = [cells(row, summary) for row in summary["results"] if row["cell"] == cell["name"]]
-        quoted = [[re.sub(r"^(\S+)", r"`\1`", row[0]), *row[1:]] for row in mine]
-        parts += [f"### {cell['name']}", _load(cell), "\n".join(markdown(columns(summary), quoted))]
+        parts += [f"### {cell['name']}", _load(cell), cell_table(summary, cell).markdown()]
     return "\n\n".join([*parts, " ".join([_origin(summary), *(f"Note: {note}" for note in summary["notes"])])])
 
 

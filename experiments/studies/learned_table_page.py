@@ -293,17 +293,7 @@ def measured_before(figures: Path) -> dict[str, Any]:
 
 def show(summary: Mapping[str, Any]) -> None:
     """Prints one row an environment."""
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
-
-    view = Table(title="Learned policies on held-out windows", title_justify="left")
-    for column in HEAD:
-        view.add_column(column, overflow="fold")
-    for row in overview(summary):
-        view.add_row(*map(escape, row))
-    console = Console()
-    console.print(view)
+    Table("Learned policies on held-out windows", HEAD, overview(summary), align="l").show()
 
 
 def _intro() -> str:

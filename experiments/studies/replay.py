@@ -19,12 +19,11 @@ import numpy as np
 from experiments.common.served import Served, compare, served
 from ooco_gym.errors import UserError
 from ooco_gym.perf import list_chips, list_models
-from ooco_gym.report import layout, write_figure
+from ooco_gym.report import Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
-    from rich.table import Table
 
 REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 SETTINGS = ("num_gpu_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
@@ -293,7 +292,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         UserError: no run, or one that cannot be read, calibrated or simulated.
     """
     from omegaconf import OmegaConf
-    from rich.console import Console
 
     if cfg.run is None:
         raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
@@ -307,7 +305,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     _check_tables(chip, timings)
     found, simulated = replay(run, chip, model, timings)
     write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
-    Console().print(table(run, found), highlight=False)
+    table(run, found).show(unbroken=9)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "requests": len(
         run.requests["arrival_s"]), "results": found, "page": str(out / "replay.html")}
 
@@ -338,20 +336,11 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[di
 
 def table(run: Recorded, found: dict[str, Any]) -> Table:
     """Means, recorded and simulated."""
-    from rich.table import Table
-
-    shown = Table(title=f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}: means of "
-                        f"{len(run.requests['arrival_s'])} requests")
-    shown.add_column("timing", no_wrap=True)
-    for title in SHOWN.values():
-        shown.add_column(f"{title} ms", justify="right", no_wrap=True)
-        shown.add_column("", justify="right", no_wrap=True)
     first = next(iter(found.values()))
-    shown.add_row("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))
-    for timing, row in found.items():
-        shown.add_row(timing, *(cell for key in SHOWN for cell in (
-            f"{row[f'{key}_mean_ms_simulated']:,.1f}", f"{row[f'{key}_mean_error']:+.1f} %")))
-    return shown
-
-
-
+    rows = [("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))]
+    rows += [(timing, *(cell for key in SHOWN for cell in (
+        f"{row[f'{key}_mean_ms_simulated']:,.1f}", f"{row[f'{key}_mean_error']:+.1f} %")))
+             for timing, row in found.items()]
+    return Table(f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}: means of "
+                 f"{len(run.requests['arrival_s'])} requests",
+                 ("timing", *(head for title in SHOWN.values() for head in (f"{title} ms", ""))), rows)
