@@ -17,7 +17,7 @@ from ooco_gym.policy import list_policies as rules
 from ooco_gym.runtime import read_manifest
 
 
-def test_lists_tell_rules_from_trained_policies():
+def test_list_policies_separates_rules_and_trained_policies():
     both = ooco_gym.list_policies()
     assert ooco_gym.list_policies("rule") == rules() and ooco_gym.list_policies("learned") == zoo.names()
     assert both == rules() + zoo.names() and not set(rules()) & set(zoo.names())
@@ -25,7 +25,7 @@ def test_lists_tell_rules_from_trained_policies():
         ooco_gym.list_policies("learnt")
 
 
-def test_what_is_no_trained_policy_is_named():
+def test_load_policy_refuses_other_names():
     with pytest.raises(UserError, match="'ooco:slo_margin=0.8' is a rule, which ooco_gym.get_policy finds"):
         ooco_gym.load_policy("ooco:slo_margin=0.8")
     with pytest.raises(UserError, match="unknown trained policy 'gating-pp-v1'"):
@@ -48,7 +48,7 @@ def test_a_card_of_another_schema_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", zoo.names())
-def test_a_policy_that_ships_is_whole_and_holds_no_code(name):
+def test_a_shipped_policy_is_complete_and_holds_no_code(name):
     folder = files("ooco_gym.zoo") / name
     assert sorted(path.name for path in folder.iterdir()) == ["card.json", "card.md", "manifest.json", "policy.onnx"]
     manifest, card = read_manifest(str(folder)), zoo.card(name)
@@ -65,7 +65,7 @@ def test_a_policy_that_ships_is_whole_and_holds_no_code(name):
 
 
 @pytest.mark.parametrize("name", zoo.names())
-def test_a_policy_that_ships_plays_its_environment(name):
+def test_a_shipped_policy_plays_its_environment(name):
     pytest.importorskip("onnxruntime")
     import gymnasium as gym
 
@@ -78,7 +78,7 @@ def test_a_policy_that_ships_plays_its_environment(name):
     assert info["summary"]["online_arrived"] >= 0
 
 
-def test_listing_needs_nothing_but_the_core():
+def test_listing_needs_only_the_core_installation():
     code = ("import sys\n"
             "for name in ('torch', 'onnxruntime', 'stable_baselines3', 'optuna'): sys.modules[name] = None\n"
             "import ooco_gym\nprint(len(ooco_gym.list_policies('learned')), 'numba' in sys.modules)")

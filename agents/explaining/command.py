@@ -36,7 +36,7 @@ from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Section, Table, layout, percent, with_interval
 from ooco_gym.report import page as html_page
 from ooco_gym.resources import load_yaml
-from ooco_gym.zoo import names, placed
+from ooco_gym.zoo import folder_of, names
 
 SCHEMA = "ooco-gym/explanation/1"
 MARKDOWN_FILE, PAGE_FILE, RESULT_FILE = "explain.md", "explain.html", "explain.json"
@@ -93,7 +93,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
                        ("plots", 0), ("seed", 0)):
         whole(config, key, least)
     asked = str(config["policy"])
-    config["policy"] = placed(asked)
+    config["policy"] = folder_of(asked)
     if not os.path.isdir(config["policy"]):
         raise UserError(f"policy folder '{asked}' does not exist{nearest(asked, names())}; expected the 'out' of "
                         "'ooco-gym train' or of 'ooco-gym export', or one of: "

@@ -173,13 +173,13 @@ def team_of(policy: str) -> Team:
 
 
 def _folders(policy: str) -> list[str]:
-    from ooco_gym.zoo import placed
+    from ooco_gym.zoo import folder_of
 
     named = policy.removeprefix(LEARNED).partition(BESIDE)[0]
     folders = [part.strip() for part in named.split(JOIN) if part.strip()]
     if not folders:
         raise UserError(f"'{policy}' names no folder; expected such as {LEARNED}ZOO/gating/seed_1")
-    return [_run_of(placed(folder)) for folder in folders]
+    return [_run_of(folder_of(folder)) for folder in folders]
 
 
 @lru_cache(maxsize=64)

@@ -28,32 +28,29 @@ class DecisionEnv(gym.Env):
     ## Observation Space
     `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask` int8 (A,), `decision`
     float32 (D,), one hot. `ooco_gym.candidate_table(observation["candidates"])` is the table (K, F). Features, units
-    and bounds are below. Nothing is clairvoyant: lengths of unfinished outputs are hidden. What does not apply to a
-    decision is 0. Every part has one axis, as Stable-Baselines3 expects, and the whole flattens
-    (`FlattenObservation`). The wrapper `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`)
-    adds `predicted_output` (K,), what a length predictor with that error believes that each candidate still generates.
+    and bounds are below. A feature that does not apply to a decision is 0. Every part has one axis, as
+    Stable-Baselines3 expects, and the whole flattens (`FlattenObservation`). Nothing is clairvoyant: lengths of
+    unfinished outputs are hidden. The wrapper `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)`
+    (`RevealLengthsVector`) adds `predicted_output` (K,): what a length predictor with that error believes that each
+    candidate still generates.
 
     ## Rewards
-    The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`: `service` (reference
-    GPU-seconds of the offline requests completed), `waiting` (reference GPU-seconds of offline work in the system times
-    seconds, negative), `ttft` and `tpot` (online requests that missed that SLO, negative, charged when the deadline
-    passes or the miss becomes certain), `late` (online requests past an SLO and unfinished, times seconds,
-    negative: one that is late anyway must still be served), `burst` (online requests that miss beyond the violation
-    budget within ten minutes, negative: the budget of a day is not for one peak), `waste` (instance time to be spent
-    again, negative). `info["cost"]` counts the online requests that missed an SLO for the first time, `cost_ttft` and
-    `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
+    The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`. `service` is positive, all
+    others are negative. `late` keeps a request that has missed its SLO worth serving; `burst` keeps the violation
+    budget of a day from being spent on one peak. `info["cost"]` counts the online requests that missed an SLO for the
+    first time, `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
     a warm-up under the partner. Without options the window is drawn from the seed.
 
     ## Episode End
-    Truncated after `window_s`; the load then goes on under the partner until every online request of the window has
-    finished or missed its SLO, and what that finds is in the last reward. Never terminated. A decision is asked only
-    where two answers at least are legal beside the partner's; all others the partner takes. A window without any ends
-    with its first step, in which only the partner's action is legal: so do nearly all where decisions are unlikely
-    (evictions where memory is plentiful, pulls beside a partner that lets no offline request decode on relaxed
-    instances), while a cluster or partner with which none can ever come up is refused.
+    An episode is truncated after `window_s` and never terminated. The load then goes on under the partner until every
+    online request of the window has finished or missed its SLO; what that adds is in the last reward. A decision is
+    asked only where two actions at least are legal beside the partner's; the partner takes all others. A window without
+    a decision ends with its first step, in which only the partner's action is legal. That is common where decisions are
+    rare: evictions where memory is plentiful, pulls beside a partner that lets no offline request decode on relaxed
+    instances. A cluster or partner with which no decision can ever come up is refused.
 
     ## Information
     `action_mask` (int8), `elapsed_s` (simulated time since the last decision, for discounting in continuous time),

@@ -70,7 +70,22 @@ class LengthPredictor:
         return known[1]
 
 
-class RevealLengths(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
+class _Predicting:
+    """A wrapper with a predictor, which a pickled copy draws anew from the windows."""
+
+    env: Any
+    _error: float
+    _predictor: LengthPredictor
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._predictor = LengthPredictor(_episodes_of(self.env), self._error)
+
+
+class RevealLengths(_Predicting, gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
     """Adds `predicted_output`, float32 (K,), to the observation of an environment of ours.
 
     Args:
@@ -94,16 +109,8 @@ class RevealLengths(gym.ObservationWrapper, gym.utils.RecordConstructorArgs):
             self._predictor = LengthPredictor(_episodes_of(self.env), self._error)
         return {**observation, KEY: self._predictor.observe(0)}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the predictor, which is drawn anew from the window."""
-        return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._predictor = LengthPredictor(_episodes_of(self.env), self._error)
-
-
-class RevealLengthsVector(VectorWrapper):
+class RevealLengthsVector(_Predicting, VectorWrapper):
     """As `RevealLengths`, for a native vector environment.
 
     Args:
@@ -133,14 +140,6 @@ class RevealLengthsVector(VectorWrapper):
             if last is not None:
                 last[KEY] = np.zeros(self._predictor.episodes.buffers.candidates.shape[1], np.float32)
         return self._with(observations), rewards, terminated, truncated, infos
-
-    def __getstate__(self) -> dict[str, Any]:
-        """All but the predictor, which is drawn anew from the windows."""
-        return {key: value for key, value in self.__dict__.items() if key != "_predictor"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._predictor = LengthPredictor(_episodes_of(self.env), self._error)
 
     def _with(self, observations: Any) -> dict[str, Any]:
         return {**observations, KEY: np.stack([self._predictor.observe(i) for i in range(self.num_envs)])}

@@ -120,6 +120,6 @@ def load_policy(name: str | Path, threads: int = 1) -> Policy:
     return policy
 
 
-def placed(policy: str) -> str:
+def folder_of(policy: str) -> str:
     """The folder of a trained policy of the package; any other policy as it is written."""
     return str(_HERE / policy) if policy in names() else policy

@@ -55,7 +55,7 @@ def vector_of(name: str, **changes: Any) -> Any:
     ({"vary": {"rate_scale": []}}, "must be .low, high. or a list"),
     ({"vary": {"rate_scale": [0.1, "b", 0.3]}}, "vary.rate_scale: rate_scale='b' must be a number"),
     ({"vary": {"workload": ["ooc", 3]}}, "vary.workload: workload=3 must be a name")])
-def test_what_no_environment_takes(maker, changes, words):
+def test_invalid_arguments_are_refused(maker, changes, words):
     with pytest.raises(UserError, match=words):
         maker("Gating", **changes)
 
@@ -64,7 +64,7 @@ def test_what_no_environment_takes(maker, changes, words):
     *[({"slo_margin": wrong}, "must be the size of a step")
       for wrong in ("x-2", "x0", "x1", "xx", "x", "a", 0, -0.05, True, None, [0.1], float("nan"), float("inf"), 1e300)],
     ({"interrupt": 3}, "controls.interrupt=3 must be choices"), ({"slo_margi": 0.1}, "did you mean 'slo_margin'")])
-def test_what_no_parameter_is_turned_by(control, words):
+def test_invalid_steps_of_controls_are_refused(control, words):
     with pytest.raises(UserError, match=words):
         env_of("Control", controls=control)
 
@@ -75,12 +75,12 @@ def test_packing_has_as_many_levels_as_there_may_be_candidates():
         env_of("Packing", levels=np.linspace(0.3, 1.0, 70).tolist())
 
 
-def test_candidates_are_cut_only_where_more_cannot_be():
+def test_candidates_are_cut_only_where_there_cannot_be_more():
     assert env_of("Preemption", candidates=64).config.candidates == 1
     assert env_of("Gating", candidates=np.int64(64)).action_space.n == 66
 
 
-def test_a_path_is_a_scenario():
+def test_scenario_takes_a_path():
     path = Path(conf_root()) / "env" / "eviction.yaml"
     config = episode_config("gating", scenario=path)
     assert config.scenario == episode_config("eviction").scenario != episode_config("gating").scenario
@@ -91,7 +91,7 @@ def test_a_path_is_a_scenario():
                         "cluster", "levels", "vary", "shifts", "controls", "shift"]),
        st.one_of(st.integers(), st.floats(), st.booleans(), st.text(max_size=5), st.lists(st.integers(), max_size=3),
                  st.dictionaries(st.text(max_size=3), st.integers(), max_size=2)))
-def test_whatever_is_given_is_taken_or_refused_in_words(name, value):
+def test_any_value_is_accepted_or_raises_a_user_error(name, value):
     with contextlib.suppress(UserError):  # nothing else may come
         assert episode_config("gating", **{name: value}).candidates > 0
 
@@ -102,14 +102,14 @@ def test_whatever_is_given_is_taken_or_refused_in_words(name, value):
     ({"train_seeds": "12"}, "train_seeds='12' must be a list"), ({"train_seeds": [1, 2.5]}, r"train_seeds\[1\]=2.5"),
     ({"train_seeds": [-1]}, "at least 0"), ({"train_stream": "a"}, "train_stream='a'"), ({"bank": True}, "bank=True"),
     ({"bank": -1}, "bank=-1")])
-def test_what_no_vector_takes(changes, words):
+def test_invalid_vector_arguments_are_refused(changes, words):
     with pytest.raises(UserError, match=words):
         vector_of("Gating", **changes)
 
 
 @pytest.mark.parametrize(("changes", "words"), [({"num_envs": True}, "num_envs=True"), ({"num_envs": "a"}, "num_envs"),
                                                 ({"max_episode_steps": 0}, "max_episode_steps=0")])
-def test_what_no_vector_class_takes(changes, words):
+def test_invalid_arguments_of_the_vector_class_are_refused(changes, words):
     from ooco_gym.envs.gating import GatingVectorEnv
 
     with pytest.raises(UserError, match=words):
@@ -127,13 +127,13 @@ def test_options_of_a_reset_are_read_before_anything_is_played(options, words):
         assert env.episodes.simulations[0] is None
 
 
-def test_windows_of_a_vector_are_as_many_as_its_places():
+def test_a_vector_takes_one_window_for_each_slot():
     with pytest.raises(UserError, match="has 3 entries for 2 environments"):
         vector_of("Gating").reset(seed=1, options={"window": [1, 2, 3]})
 
 
 @pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Packing-v0", "ooco_gym/Control-v0"])
-def test_rules_are_policies_everywhere(name):
+def test_rule_action_refuses_what_is_no_policy(name):
     both: Any = gym.make_vec(name, num_envs=2, **arguments(name))
     env = make(name)
     env.reset(seed=1)
@@ -154,7 +154,7 @@ def test_rules_are_policies_everywhere(name):
       for name in ("Gating", "Preemption", "Migration")],
     ("Routing", {"cluster": "pair_7b", "partner": "base_pd"}, "no route decision ever comes up .*such as fleet_16"),
     ("Routing", {"cluster": "mixed_7b", "partner": HYGEN, "candidates": 1}, "no route decision ever comes up")])
-def test_what_leaves_nothing_to_decide_is_refused(name, changes, words):
+def test_arguments_under_which_no_decision_can_come_up_are_refused(name, changes, words):
     with pytest.raises(UserError, match=words):
         env_of(name, **changes)
 
@@ -171,18 +171,18 @@ def asked(name: str, **changes: Any) -> int:
     ("Routing", {"partner": "base_pd", "candidates": 1, "window_s": 1.0, "warmup_s": 2.0}),
     ("Routing", {"cluster": "mixed_7b", "partner": HYGEN, "scenario": {"rate_scale": 0.05}}),
     ("Eviction", {"partner": "base_pd", "window_s": 120.0, "warmup_s": 120.0})])
-def test_what_leaves_something_to_decide_is_not(name, changes):
+def test_arguments_under_which_a_decision_can_come_up_are_accepted(name, changes):
     assert asked(name, **changes) > 0
 
 
-def test_clusters_that_vary_are_not_judged_by_the_first():
+def test_varying_clusters_are_not_refused_for_the_first_one():
     vary = {"cluster": ["pair_7b", "fleet_16"]}
     assert make("ooco_gym/Routing-v0", cluster="pair_7b", partner="base_pd", vary=vary).config.vary == vary
 
 
 # --- The last mask of levels ----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("name", IDS)
-def test_the_last_mask_is_of_the_actions_that_there_are(name):
+def test_the_mask_after_the_end_has_the_size_of_the_action_space(name):
     env = make(name)
     last = play(env, at_random(3))[-1]
     assert last.truncated and not last.observation["decision"].any()

@@ -25,7 +25,7 @@ def played(env, episodes: int) -> list[tuple[tuple[int, int], bytes]]:
     return found
 
 
-def test_a_kept_window_begins_again_as_it_was():
+def test_a_window_from_the_bank_begins_as_it_did_at_first():
     arguments = {"num_envs": 2, "autoreset_mode": "SameStep", "train_seeds": [5, 6], **SHORT}
     with_bank, again = GatingVectorEnv(bank=4, **arguments), {}
     for window, said in played(with_bank, 12):

@@ -31,14 +31,14 @@ print(*env.step(1)[2:4], "ooco_gym" in sys.modules)
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_gymnasiums_checker_is_content(name):
+def test_gymnasiums_checker_passes(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         check_env(gym.make(name, render_mode="ansi", **arguments(name)).unwrapped)
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_gymnasiums_passive_checker_is_content(name):
+def test_gymnasiums_passive_checker_passes(name):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         env = gym.make(name, **arguments(name))
@@ -48,7 +48,7 @@ def test_gymnasiums_passive_checker_is_content(name):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_stable_baselines_checker_is_content(name):
+def test_stable_baselines_checker_passes(name):
     checker = pytest.importorskip("stable_baselines3.common.env_checker")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -57,7 +57,7 @@ def test_stable_baselines_checker_is_content(name):
         checker.check_env(env.unwrapped)
 
 
-def test_a_bare_interpreter_makes_it_by_its_module_prefix():
+def test_the_core_installation_makes_an_environment_by_its_module_prefix():
     done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False", "True"]
 
@@ -93,7 +93,7 @@ def test_every_part_has_one_axis_and_candidates_become_a_table_without_a_copy(na
         assert observed["candidates"].shape == (*within.shape[:0 if made is env else 1], within[0].size)
 
 
-def test_a_whole_observation_is_no_candidates():
+def test_candidate_table_refuses_a_whole_observation():
     with pytest.raises(UserError, match="candidates is a dict: expected observation"):
         candidate_table({"candidates": 1})
 
@@ -105,13 +105,13 @@ def test_a_tensor_of_candidates_becomes_a_table_too():
 
 
 @pytest.mark.parametrize("shape", [(), (0,), (16,), (3, 18)])
-def test_what_holds_no_whole_candidates_is_refused(shape):
+def test_candidate_table_refuses_other_shapes(shape):
     with pytest.raises(UserError, match="17 features for each candidate"):
         candidate_table(np.zeros(shape))
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_masks_are_there_by_both_conventions(name):
+def test_info_and_action_masks_have_the_same_mask(name):
     env = make(name)
     for step in play(env, at_random(3), most=300):
         mask = step.info["action_mask"]
@@ -166,7 +166,7 @@ def test_illegal_actions_do_what_the_partner_does(name):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_what_is_no_action_is_refused_and_nothing_happens(name):
+def test_invalid_actions_are_refused_and_change_nothing(name):
     env = make(name)
     env.reset(seed=WINDOW[0], options={"window": WINDOW[1]})
     wrong = [1.5, None, "1", {}, np.array([1.0]), [None], [[1]], [0] * 50]

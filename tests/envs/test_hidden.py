@@ -37,13 +37,13 @@ def seen(env):
 
 def longer(state, random):
     """Other lengths for all unfinished outputs, and the worth that comes with them; the runs in progress stay."""
-    places = np.flatnonzero(unfinished(state))
+    slots = np.flatnonzero(unfinished(state))
     requests = state.requests
-    left = requests["generated_tokens"][places].astype(np.int64) + 1
-    drawn = left + random.integers(0, 3000, len(places))
-    requests["output_tokens"][places] = np.maximum(requests["output_tokens"][places], drawn)
-    requests["service_ps"][places] += 1_000_000_000
-    return len(places)
+    left = requests["generated_tokens"][slots].astype(np.int64) + 1
+    drawn = left + random.integers(0, 3000, len(slots))
+    requests["output_tokens"][slots] = np.maximum(requests["output_tokens"][slots], drawn)
+    requests["service_ps"][slots] += 1_000_000_000
+    return len(slots)
 
 
 def check_decisions(env, most=60):
@@ -74,20 +74,20 @@ def test_lengths_of_unfinished_outputs_are_hidden(name):
 
 @pytest.mark.parametrize("policy", ["ooco_xllm", "hygen_pd", "echo_pd"])
 @pytest.mark.parametrize("name", ["ooco_gym/Gating-v0", "ooco_gym/Eviction-v0", "ooco_gym/Preemption-v0"])
-def test_they_are_hidden_whoever_the_partner_is(name, policy):
+def test_lengths_are_hidden_beside_every_partner(name, policy):
     env = make(name, partner=policy)
     env.reset(seed=1, options={"window": 0})
     check_decisions(env, 25)
 
 
-def test_they_are_hidden_on_mixed_instances():
+def test_lengths_are_hidden_on_mixed_instances():
     env = make("ooco_gym/Packing-v0", **MIXED)
     env.reset(seed=1, options={"window": 0})
     check_decisions(env)
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_rules_do_not_see_them_either(name):
+def test_lengths_are_hidden_from_rules(name):
     env = make(name)
     env.reset(seed=1, options={"window": 0})
     random = np.random.default_rng(5)
@@ -121,7 +121,7 @@ def play_apart(name, change, most):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_the_future_is_not_seen(name):
+def test_requests_that_have_not_arrived_are_hidden(name):
     """Who has not arrived yet may as well be another."""
 
     def change(state):

@@ -49,7 +49,7 @@ def test_logarithms_of_every_magnitude_are_the_same_as_float32():
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e12), min_size=16, max_size=16), st.lists(st.booleans(), min_size=16, max_size=16))
-def test_a_row_has_logarithms_where_it_has_scales(values, logarithmic):
+def test_scale_log_takes_the_logarithm_only_where_the_scale_is_positive(values, logarithmic):
     """The others stay as they are; logarithms lie between 0 and 1, and negative numbers have that of 0."""
     scales = np.where(logarithmic, 1.0 / np.log1p(1000.0), 0.0)
     out = np.empty(16)
@@ -65,7 +65,7 @@ def _below(values, first, limit):
 
 @settings(deadline=None)
 @given(st.lists(st.integers(-3, 3), min_size=13, max_size=13), st.integers(0, 5), st.integers(-3, 3))
-def test_lanes_are_counted_from_where_it_says(values, first, limit):
+def test_count_below_counts_the_lanes_from_an_index_on(values, first, limit):
     """Eight of them, and of those the ones that are less."""
     array = np.array(values, np.float64)
     assert _below(array, first, float(limit)) == (array[first : first + 8] < limit).sum()

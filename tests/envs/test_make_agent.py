@@ -47,14 +47,14 @@ def test_the_partner_as_an_agent_changes_nothing() -> None:
 
 @pytest.mark.parametrize("mode", ["vector_entry_point", "sync", "async"])
 @pytest.mark.parametrize("name", ["hygen_pd", "partner"])
-def test_vectors_are_answered_place_by_place(mode: str, name: str) -> None:
+def test_an_agent_of_a_vector_answers_each_slot(mode: str, name: str) -> None:
     env: Any = gym.make_vec(GATING, 2, vectorization_mode=mode, **SHORT)
     singles: list[Any] = [gym.make(GATING, **SHORT) for _ in range(2)]
     agent = ooco_gym.make_agent(name, env)
     observations, _ = env.reset(seed=5)
     alone = [ooco_gym.make_agent(name, single) for single in singles]
-    for place, single in enumerate(singles):
-        single.reset(seed=5 + place)
+    for index, single in enumerate(singles):
+        single.reset(seed=5 + index)
     for _ in range(25):
         actions, _ = agent.predict(observations)
         assert actions.tolist() == [int(one()) for one in alone]
@@ -64,7 +64,7 @@ def test_vectors_are_answered_place_by_place(mode: str, name: str) -> None:
     env.close()
 
 
-def test_stable_baselines3_evaluates_it() -> None:
+def test_stable_baselines3_evaluates_a_rule_agent() -> None:
     evaluation = pytest.importorskip("stable_baselines3.common.evaluation")
     vectors = pytest.importorskip("stable_baselines3.common.vec_env")
     from agents.learning.vector import GymnasiumVecEnv
@@ -99,7 +99,7 @@ def test_a_batch_of_one_is_answered_by_an_array() -> None:
     ("Gating", 3, "policy's name"),
     ("Gating", ooco_gym.get_policy("ooco"), "Policy 'ooco'.*partner=POLICY"),
 ])
-def test_who_has_no_say_is_told_why(env: str, name: Any, words: str) -> None:
+def test_policies_without_a_rule_for_the_decisions_are_refused_with_the_reason(env: str, name: Any, words: str) -> None:
     with pytest.raises(ooco_gym.UserError, match=words):
         ooco_gym.make_agent(name, gym.make(f"ooco_gym/{env}-v0", **SHORT))
     if env == "Packing":
@@ -115,7 +115,7 @@ def test_other_environments_are_refused() -> None:
         ooco_gym.make_agent("ooco", None)
 
 
-def test_the_core_needs_no_agents_for_it() -> None:
+def test_make_agent_needs_only_the_core_installation() -> None:
     code = ("import sys, gymnasium as gym, ooco_gym; env = gym.make('ooco_gym/Gating-v0', window_s=5.0, warmup_s=1.0);"
             "ooco_gym.make_agent('ooco', env); print('agents' in sys.modules, 'torch' in sys.modules)")
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

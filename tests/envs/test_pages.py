@@ -66,7 +66,7 @@ def test_every_row_of_a_table_has_as_many_cells_as_its_head() -> None:
                 width = 0
 
 
-def test_the_rewards_docstring_names_every_part_once() -> None:
+def test_the_rewards_docstring_names_every_term_once() -> None:
     assert tuple(row[0] for row in document.reward_rows()) == TERMS
 
 

@@ -93,7 +93,7 @@ def test_every_policys_rule_is_a_legal_action_everywhere(name):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_asking_a_rule_changes_nothing(name):
+def test_rule_action_does_not_change_the_episode(name):
     asked, plain = make(name), make(name)
 
     def ask(one):
@@ -142,7 +142,7 @@ def test_a_partner_that_profiles_is_tuned_for_each_window(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["ooco_gym/Migration-v0", "ooco_gym/Colocation-v0"])
-def test_looking_at_what_the_partner_would_pull_does_not_turn_its_wheel(name):
+def test_observing_the_partners_choice_does_not_advance_its_round_robin(name):
     """xLLM pulls from relaxed instances in turn: asked in advance, it must not go on to the next one."""
     policy = "ooco_xllm" if "Migration" in name else "ooco"
     env = make(name, partner=policy, cluster="fleet_16", window_s=10.0, warmup_s=10.0, scenario={
@@ -159,7 +159,7 @@ def test_looking_at_what_the_partner_would_pull_does_not_turn_its_wheel(name):
     ({"reward": {"servic": 1.0}}, "service"), ({"reward": {"ttft": -1.0}}, "at least 0"),
     ({"render_mode": "humanoid"}, "ansi"), ({"shift": "nowhere"}, "nowhere"), ({"interval_s": 0.0}, "interval_s"),
     ({"partner": "hygen"}, "no gate")])
-def test_mistakes_are_named(changes, words):
+def test_invalid_arguments_raise_user_errors(changes, words):
     with pytest.raises(UserError, match=words):
         GatingEnv(**changes).reset(seed=1)
 

@@ -33,7 +33,7 @@ def test_same_seed_same_bytes_in_another_process():
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_a_seed_says_it_all(name):
+def test_one_seed_gives_one_episode(name):
     """Twice in one environment, after other episodes, and in another environment; other seeds differ."""
     env, other = make(name), make(name)
     first = digest(play(env, at_random(1), 4, 1))
@@ -77,7 +77,7 @@ def a_scenario(random, name):
 
 
 def check_state(state):
-    """What no action may break: memory within bounds, each request at one place, no token too many."""
+    """What no action may break: memory within bounds, each request on one instance, no token too many."""
     requests, instances = state.requests, state.instances
     assert ((instances["free_blocks"] >= 0) & (instances["free_blocks"] <= instances["total_blocks"])).all()
     arrived = int(state.clock.next_arrival)
@@ -85,13 +85,13 @@ def check_state(state):
     assert ((requests["generated_tokens"] >= 0) & (requests["generated_tokens"] <= requests["output_tokens"])).all()
     done = requests["status"] == s.FINISHED
     assert (requests["generated_tokens"][done] == requests["output_tokens"][done]).all()
-    for place, spec in enumerate(instances):
-        here = requests["instance"] == place
+    for index, spec in enumerate(instances):
+        here = requests["instance"] == index
         held = requests["blocks"][here & (requests["blocks"] > 0)].sum()
-        coming = requests["target_blocks"][(requests["target"] == place) & (requests["target_blocks"] > 0)].sum()
+        coming = requests["target_blocks"][(requests["target"] == index) & (requests["target_blocks"] > 0)].sum()
         assert held + coming == spec["total_blocks"] - spec["free_blocks"], "memory that none holds, or two"
         for rows, count in ((s.URGENT, "urgent_members"), (s.OFFLINE, "offline_members")):
-            members = state.members[rows, place, : spec[count]]
+            members = state.members[rows, index, : spec[count]]
             assert len(set(members.tolist())) == len(members)
 
 
@@ -112,7 +112,7 @@ def play_one(name, random):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_random_policies_in_random_scenarios_do_no_harm(name):
+def test_random_policies_in_random_scenarios_keep_all_invariants(name):
     random = np.random.default_rng([11, IDS.index(name)])
     for _ in range(EVERYDAY // len(IDS)):
         play_one(name, random)
@@ -120,7 +120,7 @@ def test_random_policies_in_random_scenarios_do_no_harm(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", IDS)
-def test_a_thousand_random_episodes_do_no_harm(name):
+def test_a_thousand_random_episodes_keep_all_invariants(name):
     random = np.random.default_rng([12, IDS.index(name)])
     for _ in range(MANY // len(IDS)):
         play_one(name, random)

@@ -56,10 +56,10 @@ def test_lanes_add_up_to_the_simulators_own_sums(name: str) -> None:
     play(env, 400)
     state = env.unwrapped.simulation.state
     most_ps = 2 * s.PS_PER_S  # an iteration that is under way at the one or the other look
-    for place in range(state.instances.size):
+    for index in range(state.instances.size):
         for work, key in keys.items():
-            wanted = int(state.instances[key][place] - middle[key][place])
-            assert _sums(recording)[place][work] - seen[place][work] == pytest.approx(wanted, abs=most_ps), key
+            wanted = int(state.instances[key][index] - middle[key][index])
+            assert _sums(recording)[index][work] - seen[index][work] == pytest.approx(wanted, abs=most_ps), key
     for lane in range(len(recording.lanes)):
         slices = recording.slices(lane)
         assert all(one.end_ps <= after.start_ps for one, after in pairwise(slices))
@@ -120,7 +120,7 @@ def test_a_picture_shows_the_work_of_its_time() -> None:
         assert pixels * scale == pytest.approx(wanted, rel=0.15)  # lines are drawn over it
 
 
-def test_a_budget_of_nothing_is_the_line_at_the_bottom() -> None:
+def test_a_violation_budget_of_zero_is_drawn_at_the_bottom() -> None:
     env = make("Gating", trace=True)
     env.reset(seed=1, options={"window": 1})
     recording = env.unwrapped._watch.recorder.recording(0)
@@ -129,7 +129,7 @@ def test_a_budget_of_nothing_is_the_line_at_the_bottom() -> None:
     assert picture.shape == rendering.frame(recording, "Gating", 0, 0.03, 0.0).shape
 
 
-def test_colours_are_those_of_the_reports() -> None:
+def test_pictures_have_the_reports_colours() -> None:
     for name, colour in zip(WORK, rendering.COLOURS, strict=False):
         assert style.WORK_COLOURS.get(name, colour) == colour
     assert {"online prefill", "offline prefill", "decode"} <= set(WORK) & set(style.WORK_COLOURS)
@@ -143,7 +143,7 @@ def test_pillow_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) ->
         make("Gating", render_mode="rgb_array")
 
 
-def test_gymnasiums_wrappers_take_the_pictures() -> None:
+def test_gymnasiums_render_wrappers_accept_the_pictures() -> None:
     env = RenderCollection(make("Gating", render_mode="rgb_array"))
     env.reset(seed=1)
     env.step(1)
@@ -163,7 +163,7 @@ def test_a_video_is_written(tmp_path: Path) -> None:
     assert list(tmp_path.glob("*.mp4"))
 
 
-def test_a_vector_shows_each_of_its_places() -> None:
+def test_a_vector_renders_each_slot() -> None:
     env = gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point", render_mode="rgb_array",
                        **SHORT)
     alone = make("Gating", render_mode="rgb_array")
@@ -191,7 +191,7 @@ def test_a_pickled_environment_keeps_its_recording() -> None:
 
 
 # --- The live view --------------------------------------------------------------------------------------------------
-def test_the_live_view_says_what_is_going_on() -> None:
+def test_the_live_view_shows_instances_deadlines_and_misses() -> None:
     from rich.console import Console
 
     env = make("Colocation").unwrapped
@@ -239,7 +239,7 @@ def test_slack_is_that_of_the_nearest_deadline() -> None:
     assert seen
 
 
-def test_the_live_view_counts_the_steps_that_no_record_has_yet() -> None:
+def test_the_live_view_counts_steps_that_are_not_flushed_yet() -> None:
     env, behind = make("Gating").unwrapped, 0
     view = LiveView(env.episodes, "Gating", 4.0)
     env.reset(seed=1)
@@ -263,6 +263,6 @@ def test_mixed_instances_show_what_their_iterations_are_made_of() -> None:
     env.reset(seed=1)
     play(env, 25)
     lane = env.render()[rendering._TOP + rendering._MARKS + rendering._GAP:][:72, rendering.LEFT:-rendering.RIGHT]
-    colours = [rendering._rgb(rendering.COLOURS[place]) for place in range(len(WORK))]
-    found = {place for place, colour in enumerate(colours) if (lane == colour).all(axis=2).any()}
+    colours = [rendering._rgb(rendering.COLOURS[index]) for index in range(len(WORK))]
+    found = {index for index, colour in enumerate(colours) if (lane == colour).all(axis=2).any()}
     assert {ONLINE_PREFILL, DECODE_WORK} <= found

@@ -34,7 +34,7 @@ def asked_of(env: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("name", ["Gating", "Eviction", "Migration", "Preemption", "Routing", "Colocation", "Packing"])
-def test_without_error_it_is_the_truth(name: str) -> None:
+def test_a_predictor_without_error_gives_the_true_lengths(name: str) -> None:
     env = RevealLengths(make(name), error=0.0)
     observation: Any = env.reset(seed=2, options={"window": 1})[0]
     random, seen = np.random.default_rng(0), 0
@@ -60,7 +60,7 @@ def test_without_error_it_is_the_truth(name: str) -> None:
     assert seen or name == "Packing"
 
 
-def test_the_error_is_that_which_was_asked_for() -> None:
+def test_the_predictors_error_has_the_given_spread() -> None:
     env = RevealLengths(make("Gating"), error=0.5)
     env.reset(seed=2)
     factors = np.log(env._predictor._factors(0))
@@ -72,7 +72,7 @@ def test_the_error_is_that_which_was_asked_for() -> None:
     assert not np.array_equal(np.log(env._predictor._factors(0))[:100], first[:100])
 
 
-def test_a_vector_says_the_same_and_has_the_key_at_the_end() -> None:
+def test_the_vector_wrapper_predicts_the_same_and_has_the_key_in_final_obs() -> None:
     vector = RevealLengthsVector(gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point",
                                               autoreset_mode="SameStep", window_s=5.0, warmup_s=20.0), error=0.4)
     single = RevealLengths(make("Gating", window_s=5.0), error=0.4)
@@ -87,7 +87,7 @@ def test_a_vector_says_the_same_and_has_the_key_at_the_end() -> None:
     assert truncated[1] and KEY in infos["final_obs"][1]
 
 
-def test_a_vector_pickles_and_goes_on_alike() -> None:
+def test_a_pickled_wrapped_vector_goes_on_alike() -> None:
     vector: Any = RevealLengthsVector(gym.make_vec("ooco_gym/Gating-v0", 2, vectorization_mode="vector_entry_point",
                                                    **SHORT), error=0.4)
     vector.reset(seed=6)
@@ -97,7 +97,7 @@ def test_a_vector_pickles_and_goes_on_alike() -> None:
         assert np.array_equal(mine[KEY], other[KEY]) and mine[KEY].any()
 
 
-def test_it_flattens_and_pickles_and_its_spec_can_be_made_again() -> None:
+def test_the_wrapper_flattens_pickles_and_is_in_the_spec() -> None:
     env = RevealLengths(make("Gating"), error=0.2)
     other = pickle.loads(pickle.dumps(env))
     first: Any = env.reset(seed=1)[0]
@@ -110,7 +110,7 @@ def test_it_flattens_and_pickles_and_its_spec_can_be_made_again() -> None:
     assert np.array_equal(again.reset(seed=1)[0][KEY], first[KEY])
 
 
-def test_what_cannot_be_wrapped_is_refused() -> None:
+def test_wrapping_other_environments_is_refused() -> None:
     with pytest.raises(ooco_gym.UserError, match="no environment of ooco_gym"):
         RevealLengths(gym.make("CartPole-v1"))
     with pytest.raises(ooco_gym.UserError, match="FlattenObservation"):

@@ -69,7 +69,7 @@ def played(name, seed, choose, **changes):
 @pytest.mark.parametrize("name", IDS)
 @settings(**FEW)
 @given(seed=st.integers(0, 2**20), draws=st.integers(0, 2**20))
-def test_parts_are_the_reward_and_totals_the_protocols_figures(name, seed, draws):
+def test_terms_sum_to_the_reward_and_their_totals_to_the_protocols_figures(name, seed, draws):
     env, steps, expected = played(name, seed, at_random(draws))
     for step in steps[1:]:
         assert step.reward == pytest.approx(sum(step.info[f"reward/{term}"] for term in TERMS), abs=1e-9)
@@ -106,7 +106,7 @@ def test_overloaded_windows_have_misses_of_both_kinds(name):
     assert expected.misses(2) > 0
 
 
-def test_parts_do_not_hang_on_how_often_an_agent_is_asked():
+def test_terms_do_not_depend_on_how_often_an_agent_is_asked():
     """One run, its decisions taken by the partner, asked every few milliseconds, every five minutes, or never."""
     totals = {}
     for name, interval_s in (("Gating", 1.0), ("Preemption", 1.0), ("Packing", 0.25), ("Control", 300.0)):

@@ -16,13 +16,13 @@ ENV_OF = {"route": "Routing", "interrupt": "Preemption", "gate": "Gating", "evic
 
 @pytest.mark.parametrize("decision", ENV_OF)
 def test_each_distinct_rule_has_a_row_and_its_names_play(decision: str) -> None:
-    place = ("route", "interrupt", "gate", "compose", "evict", "pull").index(decision)
+    index = ("route", "interrupt", "gate", "compose", "evict", "pull").index(decision)
     rules = document.rules_for(decision)
     pools = [get_policy(name) for name in document.shipped_policies() if not get_policy(name).mixed]
-    assert len(rules) == len({policy.hooks()[place] for policy in pools})
+    assert len(rules) == len({policy.hooks()[index] for policy in pools})
     named = {name.partition(":")[0] for rule in rules for name in rule.policies}
     for policy in pools:
-        alike = {other.name for other in pools if other.hooks()[place] is policy.hooks()[place]}
+        alike = {other.name for other in pools if other.hooks()[index] is policy.hooks()[index]}
         assert named & alike, policy.name
     env: Any = gym.make(f"ooco_gym/{ENV_OF[decision]}-v0", window_s=5.0, warmup_s=5.0)
     env.reset(seed=1)

@@ -72,9 +72,9 @@ def test_snapshots_may_be_restored_in_any_order(order: list[int]) -> None:
     for _ in range(5):
         states.append(env.snapshot())
         told.append(walk(env, 25, 4))
-    for place in order:
-        env.restore(states[place])
-        assert walk(env, 25, 4) == told[place]
+    for index in order:
+        env.restore(states[index])
+        assert walk(env, 25, 4) == told[index]
 
 
 def test_a_snapshot_of_another_window_comes_back_over_this_one() -> None:
@@ -108,7 +108,7 @@ def test_the_end_and_its_summary_are_the_same_again() -> None:
         env.step(1)
 
 
-def test_memory_that_is_used_again_is_not_the_other_snapshots() -> None:
+def test_snapshot_into_does_not_change_other_snapshots() -> None:
     env = environment("Gating")
     env.reset(seed=16, options={"window": 0})
     kept, spare = env.snapshot(), env.snapshot()
@@ -121,7 +121,7 @@ def test_memory_that_is_used_again_is_not_the_other_snapshots() -> None:
     assert walk(env, 30, 9) == told
 
 
-def test_the_recording_goes_back_as_well() -> None:
+def test_restore_also_restores_the_recording() -> None:
     env = gym.make("ooco_gym/Gating-v0", trace=True, **SHORT).unwrapped
     env.reset(seed=17)
     walk(env, 40, 1)
@@ -136,7 +136,7 @@ def test_the_recording_goes_back_as_well() -> None:
     assert back.answers == recording.answers and back.lanes == recording.lanes and back.samples == recording.samples
 
 
-def test_what_cannot_be_restored_is_refused_in_a_sentence() -> None:
+def test_restoring_other_snapshots_is_refused() -> None:
     env = gym.make("ooco_gym/Gating-v0", **SHORT).unwrapped
     with pytest.raises(ooco_gym.UserError, match="reset"):
         env.snapshot()

@@ -42,7 +42,7 @@ def trace_of(env: Any, path: Path) -> dict[str, Any]:
 @pytest.mark.parametrize(("name", "arguments"), [
     ("Gating", {}), ("Eviction", {}), ("Colocation", {}), ("Control", {}), ("Routing", {"window_s": 3.0}),
     ("Packing", {"cluster": "mixed_7b", "partner": "hygen"})])
-def test_the_format_is_kept(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
+def test_a_trace_follows_the_trace_event_format(name: str, arguments: dict[str, Any], tmp_path: Path) -> None:
     events = trace_of(played(name, **arguments), tmp_path / "trace.json.gz")["traceEvents"]
     assert {event["ph"] for event in events} >= {"M", "X", "b", "e", "C", "i"}
     times = [event["ts"] for event in events]
@@ -62,7 +62,7 @@ def test_the_format_is_kept(name: str, arguments: dict[str, Any], tmp_path: Path
     assert not any(open_slices.values())
 
 
-def test_it_says_what_has_happened(tmp_path: Path) -> None:
+def test_a_trace_has_the_work_requests_and_decisions_of_the_episode(tmp_path: Path) -> None:
     env = played("Colocation", steps=2_000)
     content = trace_of(env, tmp_path / "trace.json")
     events, state = content["traceEvents"], env.simulation.state
@@ -85,7 +85,7 @@ def test_it_says_what_has_happened(tmp_path: Path) -> None:
     assert bool(evicted) == bool(state.totals.evictions)
 
 
-def test_a_step_with_more_events_than_are_kept_ends_where_it_would(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_event_log_does_not_change_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     summaries = []
     for entries in (65_536, 8_192):
         monkeypatch.setattr("ooco_gym.envs.recording.LOG_ENTRIES", entries)
@@ -99,7 +99,7 @@ def test_a_step_with_more_events_than_are_kept_ends_where_it_would(monkeypatch: 
     assert summaries[0] == summaries[1]
 
 
-def test_what_was_not_recorded_cannot_be_exported(tmp_path: Path) -> None:
+def test_export_trace_without_a_recording_is_refused(tmp_path: Path) -> None:
     env: Any = gym.make("ooco_gym/Gating-v0", **SHORT).unwrapped
     env.reset(seed=1)
     with pytest.raises(ooco_gym.UserError, match="trace=True"):

@@ -108,7 +108,7 @@ def test_asynchronous_processes_play_the_same(name):
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "vector_entry_point", None])
-def test_make_vec_knows_every_mode(mode):
+def test_make_vec_takes_every_autoreset_mode(mode):
     env: Any = gym.make_vec("ooco_gym/Gating-v0", num_envs=2, vectorization_mode=mode, **brief("ooco_gym/Gating-v0"))
     try:
         env.reset(seed=1)
@@ -119,7 +119,7 @@ def test_make_vec_knows_every_mode(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_most_steps_of_a_spec_truncate_as_the_wrapper_does(mode):
+def test_max_episode_steps_truncates_as_the_wrapper_does(mode):
     name = "ooco_gym/Gating-v0"
     spec = gym.spec(name)
     limited = gym.envs.registration.EnvSpec(id="ooco_gym/Limited-v0", entry_point=spec.entry_point,
@@ -145,7 +145,7 @@ def test_the_most_steps_of_a_spec_truncate_as_the_wrapper_does(mode):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_rules_and_masks_are_answered_for_all_at_once(name):
+def test_rule_actions_and_masks_are_those_of_single_environments(name):
     ours, singles = native(name, 3), [make(name, **{**BRIEF, **BRIEF_OF.get(name, {})}) for _ in range(3)]
     ours.reset(seed=5, options={"window": [4, 0, 2]})
     for place, (env, window) in enumerate(zip(singles, (4, 0, 2), strict=True)):
@@ -182,14 +182,14 @@ def test_episodes_of_a_vector_do_not_touch_each_other():
 @pytest.mark.parametrize(("given", "words"), [
     ({"num_envs": 0}, "at least 1"), ({"autoreset_mode": "Later"}, "must be one of"), ({"render_mode": "x"}, "ansi"),
     ({"candidates": 0}, "1 to 64")])
-def test_mistakes_are_named(given, words):
+def test_invalid_arguments_raise_user_errors(given, words):
     from ooco_gym.envs.gating import GatingVectorEnv
 
     with pytest.raises(UserError, match=words):
         GatingVectorEnv(**given)
 
 
-def test_what_is_no_batch_of_actions_is_refused():
+def test_batches_of_wrong_shape_are_refused():
     env = native("ooco_gym/Gating-v0", 2, AutoresetMode.DISABLED)
     with pytest.raises(UserError, match="before step"):
         env.step(np.zeros(2, int))
@@ -215,7 +215,7 @@ def arrays_of(result):
 
 
 @pytest.mark.parametrize("name", IDS)
-def test_what_a_step_returns_is_its_own(name):
+def test_a_step_returns_copies(name):
     """No array of a step is written to by a later one, nor can be by way of another array or of the next step."""
     env = native(name, 3)
     env.reset(seed=1)
@@ -231,7 +231,7 @@ def test_what_a_step_returns_is_its_own(name):
     assert set(again[4]["action_mask"].ravel()) <= {0, 1} and set(again[0]["action_mask"].ravel()) <= {0, 1}
 
 
-def test_masks_of_a_step_in_which_nothing_begins_or_ends_cannot_be_written_to():
+def test_info_masks_are_read_only_where_no_episode_begins_or_ends():
     """All steps share them."""
     env = native("ooco_gym/Gating-v0", 2)
     env.reset(seed=1)

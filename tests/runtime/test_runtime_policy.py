@@ -65,7 +65,7 @@ def good():
     return {"cluster": [0.5, 0.0], "candidates": [[0.1, 0], [0.9, 0], [0.7, 0]], "decision": [1.0, 0.0]}
 
 
-def test_decides_the_best_legal_action(policy):
+def test_decide_returns_the_preferred_legal_action(policy):
     assert policy.decide(good(), [1, 1, 1, 1, 1]) == 3
     assert policy.decide(good(), [1, 1, 1, 0, 1]) == 4
     assert policy.decide(good(), np.array([True, True, True, False, False])) == 0
@@ -120,12 +120,12 @@ def test_named_features_become_arrays_in_the_bundles_order(policy):
         policy.observation({"kv_free": 1, "load": 1}, [{"prompt_tokens": 1.0, "age_s": 1.0}] * 4)
 
 
-def test_what_is_no_vector_of_levels_sets_nothing(policy):
+def test_settings_refuses_what_is_no_vector_of_levels(policy):
     with pytest.raises(UserError, match="no vectors of levels"):
         policy.settings([0])
 
 
-def test_a_policy_of_several_decisions_must_be_told_which(tmp_path):
+def test_observation_needs_the_decision_where_a_policy_has_several(tmp_path):
     joint = Policy.load(write_bundle(tmp_path / "joint", decisions=["gate", "evict"]))
     with pytest.raises(UserError, match="decision is missing; this policy decides: gate, evict"):
         joint.observation({"kv_free": 1, "load": 1}, [])
@@ -143,13 +143,13 @@ def test_a_policy_of_several_decisions_must_be_told_which(tmp_path):
     ({}, [0, 0, 0, 0, 0], "mask allows no action"),
     ({}, None, "no mask given"),
 ])
-def test_a_wrong_observation_is_named(policy, change, mask, words):
+def test_an_invalid_observation_is_refused(policy, change, mask, words):
     with pytest.raises(UserError) as error:
         policy.decide({**good(), **change}, mask)
     assert words in str(error.value)
 
 
-def test_a_missing_part_is_named(policy):
+def test_a_missing_part_of_the_observation_is_refused(policy):
     with pytest.raises(UserError, match="observation lacks 'candidates'; it has: cluster, candidate, decision"):
         policy.decide({"cluster": [0, 0], "candidate": [], "decision": [1, 0]}, [1] * 5)
     with pytest.raises(UserError, match="must be a mapping"):
@@ -158,7 +158,7 @@ def test_a_missing_part_is_named(policy):
         policy.decide_batch(np.zeros(3), [1] * 5)
 
 
-def test_a_wrong_bundle_is_named(tmp_path):
+def test_an_invalid_bundle_is_refused(tmp_path):
     with pytest.raises(UserError, match="does not exist"):
         Policy.load(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
@@ -201,7 +201,7 @@ print(policy.decide({good()!r}, [1] * 5))
     assert done.stdout.strip() == "3"
 
 
-def test_without_onnxruntime_the_extra_is_named(tmp_path, monkeypatch):
+def test_a_missing_onnxruntime_is_said_with_its_extra(tmp_path, monkeypatch):
     folder = write_bundle(tmp_path / "bundle")
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(UserError, match=r"pip install 'ooco-gym\[export\]'"):
