@@ -24,9 +24,9 @@ from ooco_gym.metrics.crossed import (
     resampled,
 )
 from ooco_gym.metrics.statistics import ADVISED_SEEDS, interval_words
+from ooco_gym.protocol import VIOLATION_BUDGET as VIOLATION_LIMIT
 
 CONFIDENCE = 0.95
-VIOLATION_LIMIT = 0.03
 # metric -> (key of a record's summary; None: the record's own reward, True if more is better)
 METRICS: dict[str, tuple[str | None, bool]] = {
     "episode_reward": (None, True),

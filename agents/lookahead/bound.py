@@ -22,6 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ooco_gym.errors import UserError
+from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.sim import state as s
 
 _PS = s.PS_PER_S
@@ -37,7 +38,7 @@ class Work(NamedTuple):
     context: np.ndarray  # float64[n], the sum of the context lengths at these tokens
 
 
-def fluid_bound(state: s.State, end_ps: int, budget: float = 0.03) -> float:
+def fluid_bound(state: s.State, end_ps: int, budget: float = VIOLATION_BUDGET) -> float:
     """The most reference GPU-seconds of offline work that can be completed by `end_ps` in the measured window.
 
     Args:

@@ -34,6 +34,7 @@ from ooco_gym.errors import UserError, is_number
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.metrics.statistics import interval
+from ooco_gym.protocol import VIOLATION_BUDGET
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import Bar, progress, track
 from ooco_gym.scenario import DAY_S
@@ -137,7 +138,7 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
     return found
 
 
-def bound_of(env: Any, window: tuple[int, int], budget: float = 0.03) -> float:
+def bound_of(env: Any, window: tuple[int, int], budget: float = VIOLATION_BUDGET) -> float:
     """The fluid bound of a window, in reference GPU-seconds a second.
 
     Args:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
+from ooco_gym.protocol import KEPT_UP_ONE_RUN
 from ooco_gym.report import Table, duration, percent, show_notes
 from ooco_gym.scenario import Scenario
 
@@ -17,8 +18,7 @@ SCHEMA = "ooco-gym/simulate/1"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 THRASH_SHARE = 0.25  # evictions for each finished offline request from which memory is said to thrash
-KEPT_UP_SHARE = 0.95  # completed over arrived in the second half, below which the backlog is said to grow …
-STEADY_S = 3600.0  # … in a window long enough to tell
+STEADY_S = 3600.0  # a window long enough to tell whether the backlog grows
 WASTE_SHARE = 0.2  # wasted over served tokens from which waste is pointed out
 
 
@@ -138,7 +138,7 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     if offline["wasted_tokens_per_s"] > WASTE_SHARE * served > 0:
         lines.append(f"{percent(offline['wasted_tokens_per_s'] / served)} as many tokens were recomputed as served.")
     kept_up = offline["kept_up_share"]
-    if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_SHARE:
+    if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_ONE_RUN:
         lines.append(f"the offline backlog grows: of what arrived in the second half, only "
                      f"{percent(kept_up)} was completed in it.")
     if offline["finished"] > offline["arrived"]:

@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, paired_interval
 from ooco_gym.peak import short_name
+from ooco_gym.protocol import KEPT_UP
 from ooco_gym.render.figures import (
     WORK,
     Groups,
@@ -26,7 +27,6 @@ from ooco_gym.report import Table, percent
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.scenario import workload_name
 
-KEPT_UP = 0.98  # PROTOCOL, capacity: the backlog holds if this share of what arrived in the second half is completed
 THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
 EQUAL = 0.001  # of the offline output: differences below are not spelled out
 MUCH_WASTE = 0.2  # recomputed over served tokens
