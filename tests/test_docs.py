@@ -37,6 +37,7 @@ def test_the_site_is_built_strictly_and_fetches_nothing(tmp_path: Path) -> None:
     built = subprocess.run([sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
                            cwd=ROOT, capture_output=True, text=True, check=False)
     assert built.returncode == 0, built.stderr[-2000:]
+    assert "<svg xmlns" in (tmp_path / "index.html").read_text(encoding="utf-8"), "the picture of the first page"
     for page in tmp_path.rglob("*.html"):
         fetched = re.findall(r'<(?:script|img|link|iframe)[^>]*(?:src|href)="(https?:[^"]*)"',
                              page.read_text(encoding="utf-8"))
