@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
 
 from ooco_gym.protocol import KEPT_UP_ONE_RUN
+from ooco_gym.render.words import MUCH_WASTE, THRASH
 from ooco_gym.report import Table, duration, percent, show_notes
 from ooco_gym.scenario import Scenario
 
@@ -17,9 +18,7 @@ if TYPE_CHECKING:
 SCHEMA = "ooco-gym/simulate/1"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
-THRASH_SHARE = 0.25  # evictions for each finished offline request from which memory is said to thrash
 STEADY_S = 3600.0  # a window long enough to tell whether the backlog grows
-WASTE_SHARE = 0.2  # wasted over served tokens from which waste is pointed out
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -132,10 +131,10 @@ def warnings_of(summary: Mapping[str, Any], budget: float) -> list[str]:
     if (online["violation_rate"] or 0.0) > budget:
         lines.append(f"{percent(online['violation_rate'])} of the online requests violate, more than "
                      f"{percent(budget)}: this load is not sustainable under this policy.")
-    if offline["evictions"] > THRASH_SHARE * max(1, offline["finished"]):
+    if offline["evictions"] > THRASH * max(1, offline["finished"]):
         lines.append(f"memory thrashes: {offline['evictions']:,} evictions and {offline['migrations']:,} pulls for "
                      f"{offline['finished']:,} finished offline requests; each eviction recomputes a whole context.")
-    if offline["wasted_tokens_per_s"] > WASTE_SHARE * served > 0:
+    if offline["wasted_tokens_per_s"] > MUCH_WASTE * served > 0:
         lines.append(f"{percent(offline['wasted_tokens_per_s'] / served)} as many tokens were recomputed as served.")
     kept_up = offline["kept_up_share"]
     if summary["window_s"] >= STEADY_S and kept_up is not None and kept_up < KEPT_UP_ONE_RUN:
