@@ -248,8 +248,8 @@ class Scenario:
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
 
-        Under an SLO for which none is stored, the load is that of the cluster's own preset: a tighter promise does not
-        change who asks. A preset of which something was changed has the preset's load until `ooco-gym capacity` has
+        Under an SLO for which none is stored, the load is that of the cluster's own preset: a tighter SLO does not
+        change the arrivals. A preset of which something was changed has the preset's load until `ooco-gym capacity` has
         found its own (`scale_note` says so).
 
         Raises:

@@ -251,7 +251,7 @@ def _choices(name: str, options: Sequence[float], **fixed: float) -> list[dict[s
 
 
 def _decode_choices(rows: Rows, chip: ChipSpec) -> list[dict[str, float]]:
-    """With one head configuration, compute and memory cannot be told apart: decode is taken to be bound by memory."""
+    """With one head configuration, compute and memory are not distinguished: decode is taken to be bound by memory."""
     one = len(np.unique(rows.distinct("h_q", "h_kv"))) == 1
     return [{"flops_per_s": chip.peak_flops_per_s}] if one else [{}]
 
@@ -285,7 +285,7 @@ OPERATORS: dict[str, dict[str, Operator]] = {
         "all_reduce": Operator("all_reduce", "allreduce", _link_free, lambda *_: [{}], _allreduce_s),
     },
 }
-"""By form and operator; an operator that a form lacks is part of its overhead."""
+"""By form and operator; an operator that a form does not have is part of its overhead."""
 
 
 def canonical(op: str) -> str:

@@ -77,7 +77,7 @@ class Calibration:
 
 
 def device_rows(found: Found, device: str | None, also: list[str], source: str | None) -> tuple[str, Rows, list[str]]:
-    """The operators of one device, and from others those that it lacks.
+    """The operators of one device, and from others those that it does not have.
 
     Returns:
         The device's name, its rows, and notes.
@@ -113,11 +113,11 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
     parts = [mine]
     for name in also:
         other = with_bytes(complete(rows.select(rows["device"] == name)))[0]
-        lacking = [kind for kind in KINDS if kind in set(other.kind()) and not any(
+        missing = [kind for kind in KINDS if kind in set(other.kind()) and not any(
             kind in set(part.kind()) for part in parts)]
-        if lacking:
-            parts.append(other.select(np.isin(other.kind(), lacking)))
-            notes.append(f"{', '.join(lacking)}: measured on '{name}', since '{chosen}' has none")
+        if missing:
+            parts.append(other.select(np.isin(other.kind(), missing)))
+            notes.append(f"{', '.join(missing)}: measured on '{name}', since '{chosen}' has none")
     return chosen, Rows.join(parts), notes
 
 

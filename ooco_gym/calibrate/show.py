@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ooco_gym.calibrate.run import Calibration
 
 POOR_MEDIAN, POOR_P90 = 0.10, 0.30  # relative errors above which a fit is called poor
-FEW = 6  # points below which sizes are not told apart
+FEW = 6  # points below which sizes are not distinguished
 ALIKE = 1.5  # ratio of the errors at both ends of the sizes below which neither is called worse
 COUNTED = ("Relative errors |predicted / measured − 1|, each point predicted by a fit that has not seen its shape "
            "(iterations: by the final fit). Poor, and commented: a median over "

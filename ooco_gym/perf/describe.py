@@ -27,7 +27,7 @@ TABLE_6_TOKENS_PER_S = {"h800": 36_099.72, "ascend_910c": 12_083.43}
 
 @dataclass(frozen=True)
 class IterationReport:
-    """One prefill or decode iteration, taken apart (OOCO 3.3.3).
+    """One prefill or decode iteration, broken down by operator (OOCO 3.3.3).
 
     Attributes:
         latency_s: of the whole iteration, overhead included.
@@ -57,7 +57,7 @@ class IterationReport:
 
 def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float, float]] = (),
                        decode: Sequence[float] = ()) -> IterationReport:
-    """Takes one iteration apart.
+    """Breaks one iteration down by operator.
 
     Args:
         deployment: model, chips and timing form.
@@ -78,8 +78,8 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
         kinds[cost.kind] += float(cost.seconds) / latency
         resources[_resource(cost)] += float(cost.seconds) / latency
     kv_share = _kv_share(deployment, requests[:, 1].sum())
-    room = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
-    bottleneck = CAPACITY if room > 1 else max(resources, key=lambda name: resources[name])
+    kv_share = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
+    bottleneck = CAPACITY if kv_share > 1 else max(resources, key=lambda name: resources[name])
     shares = {cost.name: float(cost.seconds) / latency for cost in costs}
     return IterationReport(latency, shares, kinds, resources, bottleneck, float(requests[:, 0].sum()), kv_share)
 

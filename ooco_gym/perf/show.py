@@ -100,14 +100,14 @@ def _decode_table(figures: dict[str, Any]) -> Table:
 
 
 def _cell(row: dict[str, Any]) -> str:
-    return f"{1e3 * row['latency_s']:.1f} {_SHORT[row['bottleneck']]}" if row["fits"] else "no room"
+    return f"{1e3 * row['latency_s']:.1f} {_SHORT[row['bottleneck']]}" if row["fits"] else "does not fit"
 
 
 def _prefill_table(figures: dict[str, Any]) -> Table:
     columns = [
         Column("tokens", "prompt_tokens", ","), Column("ms", lambda row: 1e3 * row["latency_s"], ".1f"),
         Column("tokens/s", "tokens_per_s", ",.0f"),
-        Column("bound by", lambda row: _SHORT[row["bottleneck"]] if row["fits"] else "no room", align="l"),
+        Column("bound by", lambda row: _SHORT[row["bottleneck"]] if row["fits"] else "does not fit", align="l"),
         *(Column(_COLUMNS[kind], lambda row, kind=kind: row["kind_shares"][kind], ".0%")
           for kind in _shown_kinds(figures))]
     return Table.of(columns, figures["prefill"], f"Prefill of one prompt, with shares of its time\n{_title(figures)}")

@@ -1,4 +1,4 @@
-"""Who asks what, and when: traces, readers, generators, scaling. Knows nothing of the cluster.
+"""Requests and their arrivals: traces, readers, generators, scaling. It knows nothing of the cluster.
 
 Times are seconds, rates requests per second, lengths tokens. docs/traces.md and docs/workloads.md tell the rest.
 """

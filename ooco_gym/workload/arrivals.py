@@ -165,21 +165,21 @@ def _block_requests(mean_rate_per_s: float, rate: np.ndarray, seed: int, stream:
     cell_s = BLOCK_S / len(rate)
     total = np.concatenate([[0.0], np.cumsum(rate)])
     expected = mean_rate_per_s * total[-1] * cell_s
-    places, draws, numbers = [], [], []
+    positions, draws, numbers = [], [], []
     for layer, (low, high) in enumerate(_layers(rate_scale)):
         generator = keyed_generator(seed, f"{stream}/requests", block, layer)
         n = generator.poisson(expected * (high - low))
         uniform = generator.random((4, n))
         values = np.concatenate([uniform[2:], generator.standard_normal((2, n))])
-        place = uniform[0]
+        position = uniform[0]
         number = (block << 32) + (layer << 27) + np.arange(n)
         if high > rate_scale:
             kept = low + (high - low) * uniform[1] < rate_scale
-            place, values, number = place[kept], values[:, kept], number[kept]
-        places.append(place)
+            position, values, number = position[kept], values[:, kept], number[kept]
+        positions.append(position)
         draws.append(values)
         numbers.append(number)
-    target = np.concatenate(places) * total[-1]
+    target = np.concatenate(positions) * total[-1]
     order = np.argsort(target, kind="stable")
     target = target[order]
     cell = np.minimum(np.searchsorted(total, target, side="right") - 1, len(rate) - 1)

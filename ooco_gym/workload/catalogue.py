@@ -22,7 +22,7 @@ class Dataset:
     Attributes:
         name: in `conf/dataset`.
         description: one sentence.
-        publisher: who has it.
+        publisher: the person or group that offers it.
         licence: of the data.
         address: of the one file; None where it is not one file, `note` then says what to do.
         file: name under which the file is kept in `<data folder>/traces`.

@@ -234,9 +234,9 @@ def write_page(samples: Sequence[Sample], title: str, path: Path,
             values = known if known is not None else [dispersion(arrival_s, x) for x in DISPERSION_S]
             draw(DISPERSION_S[:len(values)], [np.nan if x is None else x for x in values], 2, 1, mode="lines+markers")
             draw(*_distribution(np.diff(arrival_s)), 2, 2)
-        for place, tokens in enumerate((sample.prompt_tokens, sample.output_tokens)):
+        for index, tokens in enumerate((sample.prompt_tokens, sample.output_tokens)):
             if tokens is not None:
-                draw(*_distribution(tokens), 3, 1 + place, legend=place == 1)
+                draw(*_distribution(tokens), 3, 1 + index, legend=index == 1)
     figure.update_xaxes(title_text="hours", row=1, col=1)
     figure.update_xaxes(title_text="window (s)", type="log", row=2, col=1)
     figure.update_yaxes(type="log", row=2, col=1)

@@ -194,8 +194,8 @@ def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, 
             break
         low = np.tile([0.0, np.log(SHORTEST_S)], count)
         high = np.tile([WIDEST, np.log(max(longest_s, 2 * SHORTEST_S))], count)
-        for places in ([0.35], [0.7]) if count == 1 else ([0.1, 0.8], [0.3, 0.6], [0.5, 0.95]):
-            taus = [low[1] + place * (high[1] - low[1]) for place in (places * count)[:count]]
+        for shares in ([0.35], [0.7]) if count == 1 else ([0.1, 0.8], [0.3, 0.6], [0.5, 0.95]):
+            taus = [low[1] + share * (high[1] - low[1]) for share in (shares * count)[:count]]
             start = np.concatenate([[0.2, tau] for tau in taus])
             fitted = least_squares(error, np.clip(start, low + 1e-6, high - 1e-6), bounds=(low, high))
             if _rms(fitted.fun) < best_error - 0.005:

@@ -16,7 +16,7 @@ from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
 from ooco_gym.workload.generate import WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
-from ooco_gym.workload.parts import scale, told_apart
+from ooco_gym.workload.parts import scale, with_own_numbers
 from ooco_gym.workload.pieces import ENDINGS, missing
 from ooco_gym.workload.reading import TraceFile, open_trace
 from ooco_gym.workload.trace import Trace, merge
@@ -175,7 +175,7 @@ class Workload:
         """The requests of a window; arguments, times and errors as `load_workload` has them."""
         rate_scale = number(rate_scale, "rate_scale", 0.0, 1e6) * self.factor
         traces = [part.draw(start_s, duration_s, seed, rate_scale * part.weight) for part in self.parts]
-        return traces[0] if len(traces) == 1 else merge(*told_apart(traces), name=self.name)
+        return traces[0] if len(traces) == 1 else merge(*with_own_numbers(traces), name=self.name)
 
     def mean_rate(self) -> float:
         """The mean rate in requests per second, over a day for generators, scales included."""

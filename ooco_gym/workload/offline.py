@@ -117,7 +117,7 @@ def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, A
     if own is not None and dataset_name(own) != dataset_name(chosen):
         raise UserError(f"two offline datasets: workload names '{dataset}', offline.dataset '{own}'; leave one out")
     given = {key: value for key, value in values.items() if value is not None}
-    if dataset is not None:  # OOC's figures are there by default, not because anybody asked for them
+    if dataset is not None:  # OOC's figures are there by default, not because the user asked for them
         name = given.get("name")
         if name not in (None, "ooc", dataset_name(dataset)):
             raise UserError(f"two offline datasets: workload names '{dataset}', offline '{name}'; leave one out")

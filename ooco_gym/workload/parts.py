@@ -82,10 +82,10 @@ def mix(traces: Sequence[Trace], weights: Sequence[float] | None = None, *, seed
     if len(factors) != len(traces):
         raise UserError(f"mix: found {len(factors)} weights for {len(traces)} traces; expected one for each")
     parts = [scale(trace, factor, seed + i) for i, (trace, factor) in enumerate(zip(traces, factors, strict=True))]
-    return merge(*told_apart(parts), name=name)
+    return merge(*with_own_numbers(parts), name=name)
 
 
-def told_apart(traces: Sequence[Trace]) -> list[Trace]:
+def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
     """Returns the traces with new numbers for sessions and prefix hashes, so that those of two never agree."""
     told = []
     for i, trace in enumerate(traces):
@@ -141,9 +141,9 @@ def split(trace: Trace, blocks: Sequence[TimeBlock]) -> dict[str, Trace]:
     starts = np.array([block.start_s for block in blocks])
     names = list(dict.fromkeys(block.part for block in blocks))
     part_of = np.array([names.index(block.part) for block in blocks])
-    place = np.searchsorted(starts, trace.arrival_s, side="right") - 1
-    inside = (place >= 0) & (trace.arrival_s < np.array([block.end_s for block in blocks])[np.maximum(place, 0)])
-    part = np.where(inside, part_of[np.maximum(place, 0)], -1)
+    index = np.searchsorted(starts, trace.arrival_s, side="right") - 1
+    inside = (index >= 0) & (trace.arrival_s < np.array([block.end_s for block in blocks])[np.maximum(index, 0)])
+    part = np.where(inside, part_of[np.maximum(index, 0)], -1)
     if trace.session is not None:
         _, first, number_of = np.unique(trace.session, return_index=True, return_inverse=True)
         part = np.where((trace.session == NO_SESSION) | (part == part[first][number_of]), part, -1)

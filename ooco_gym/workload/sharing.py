@@ -102,12 +102,12 @@ def hash_blocks(prompt_tokens: np.ndarray, shared_blocks: np.ndarray, group: np.
     """
     counts = -(-prompt_tokens.astype(np.int64) // BLOCK_TOKENS)
     offsets = np.concatenate([[0], np.cumsum(counts)])
-    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    owner = np.where(place < np.repeat(shared_blocks, counts), np.repeat(mixed(group, f"{salt}/group"), counts),
+    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    owner = np.where(position < np.repeat(shared_blocks, counts), np.repeat(mixed(group, f"{salt}/group"), counts),
                      np.repeat(mixed(own, f"{salt}/own"), counts))
-    whole = place < np.repeat(prompt_tokens.astype(np.int64) // BLOCK_TOKENS, counts)
-    owner = np.where((place < common_blocks) & whole, 0, owner)
-    return offsets, mixed(owner + place * 0x9E3779B9, salt)
+    whole = position < np.repeat(prompt_tokens.astype(np.int64) // BLOCK_TOKENS, counts)
+    owner = np.where((position < common_blocks) & whole, 0, owner)
+    return offsets, mixed(owner + position * 0x9E3779B9, salt)
 
 
 def sharing_ratio(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> float | None:
@@ -121,9 +121,9 @@ def sharing_ratio(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> float | Non
         return None
     offsets, values = trace.prefix_hashes
     counts = np.diff(offsets)
-    place = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
+    position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
     prompt = trace.prompt_tokens.astype(np.int64)
-    tokens = np.clip(np.repeat(prompt, counts) - place * block_tokens, 0, block_tokens)
+    tokens = np.clip(np.repeat(prompt, counts) - position * block_tokens, 0, block_tokens)
     seen = np.ones(len(values), bool)
     seen[np.unique(values, return_index=True)[1]] = False
     return float(tokens[seen].sum() / prompt.sum())
@@ -221,8 +221,8 @@ class Chat:
         uniform[2:] = ndtri(np.maximum(uniform[2:], 1e-300))
         prompt, output = lengths.draw(uniform)
         order = np.lexsort((prompt, session))
-        place = np.argsort(session, kind="stable")
-        prompt[place], output[place] = prompt[order], output[order]
+        slots = np.argsort(session, kind="stable")
+        prompt[slots], output[slots] = prompt[order], output[order]
         return prompt, output
 
 

@@ -1,4 +1,4 @@
-"""The request trace: who asks what, and when."""
+"""The request trace: arrival times, lengths and classes of requests."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ class Trace:
 def merge(*traces: Trace, name: str | None = None) -> Trace:
     """Returns all requests of the traces in order of arrival; at equal times the earlier argument goes first.
 
-    Optional columns that one trace has and another lacks are filled with NaN, no session, no prefix hashes.
+    Optional columns that one trace has and another does not have are filled with NaN, no session, no prefix hashes.
     Sessions and prefix hashes are taken as they are: equal numbers in two traces stay equal.
     """
     if not traces:

@@ -118,7 +118,7 @@ def _write_parquet(tables: Iterator[Any], path: Path) -> None:
 
 
 def trace_table(trace: Trace) -> Any:
-    """Returns the trace as a pyarrow table: the columns of docs/traces.md, those that the trace lacks left out."""
+    """Returns the trace as a pyarrow table: the columns of docs/traces.md, those that are missing left out."""
     import pyarrow as pa
 
     columns: dict[str, Any] = {

@@ -53,7 +53,7 @@ def test_names_instead_of_mappings_and_no_folder(capsys):
     assert figures["timing"] == "ooco_xllm"
     assert figures["comparison"] is None
     assert any(not row["fits"] for row in figures["decode"])
-    assert "no room" in capsys.readouterr().out
+    assert "does not fit" in capsys.readouterr().out
 
 
 def test_a_comparison_that_does_not_fit_is_a_note_and_no_error(capsys):

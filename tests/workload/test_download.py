@@ -238,8 +238,8 @@ def test_without_a_network_it_says_what_to_put_where(tmp_path: Path, monkeypatch
                                                      capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("OOCO_GYM_DATA", str(tmp_path))
     monkeypatch.setattr(module.time, "sleep", lambda pause_s: None)
-    with Server() as nobody:
-        closed = nobody.address
+    with Server() as stopped:
+        closed = stopped.address
     item = load_dataset("mooncake_conversation")
     assert fetch(item.name, f"address={closed}", f"out={tmp_path / 'out'}") == 2
     message = capsys.readouterr().err

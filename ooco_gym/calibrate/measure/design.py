@@ -55,7 +55,7 @@ def design(limits: Limits, plan: dict[str, Any], draws: np.random.Generator) -> 
         limits: of the engine.
         plan: `decode_factor`, `context_factor`, `prefill_factor` (steps of the grids), `first_context`,
             `first_prefill`, `decode_steps`, `fill_tokens` (most prompt tokens spent to reach one state), `spread`,
-            `stream_rounds` (requests a place), `stream_output` (longest output there).
+            `stream_rounds` (requests for each concurrent one), `stream_output` (longest output there).
         draws: random numbers.
 
     Returns:
@@ -87,16 +87,16 @@ def _decode_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
     """States of requests that decode, with pieces of prompts that come in between."""
     cases = []
     for decodes in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
-        room = min(limits.max_num_batched_tokens - decodes, limits.max_model_len - 1)
-        lengths = sizes(plan["first_prefill"], room, plan["prefill_factor"]) if decodes < limits.max_num_seqs else []
-        prefills = [[_varied(length, plan, draws, room)] for length in lengths]
+        space = min(limits.max_num_batched_tokens - decodes, limits.max_model_len - 1)
+        lengths = sizes(plan["first_prefill"], space, plan["prefill_factor"]) if decodes < limits.max_num_seqs else []
+        prefills = [[_varied(length, plan, draws, space)] for length in lengths]
         # The requests grow by a token in every iteration: while the state is filled, then here, then beside a prompt.
         filled = min(plan["fill_tokens"], decodes * limits.max_model_len)
         growth = -(-filled // limits.max_num_batched_tokens) + 2 + plan["decode_steps"] + len(prefills)
         longest = limits.max_model_len - growth
         for context in sizes(plan["first_context"], longest, plan["context_factor"]):
             context = _varied(context, plan, draws, longest)
-            held = decodes * _in_blocks(context + growth, limits) + _in_blocks(room if prefills else 0, limits)
+            held = decodes * _in_blocks(context + growth, limits) + _in_blocks(space if prefills else 0, limits)
             if decodes * context <= plan["fill_tokens"] and held <= limits.kv_tokens:
                 cases.append({"name": f"decode {decodes}x{context}", "decodes": decodes, "context": context,
                               "steps": plan["decode_steps"], "prefills": prefills})
@@ -130,9 +130,9 @@ def _stream_cases(limits: Limits, plan: dict[str, Any], draws: np.random.Generat
     longest = max(1, limits.max_model_len // 4)
     for concurrency in sizes(1, limits.max_num_seqs, plan["decode_factor"]):
         count = plan["stream_rounds"] * concurrency + 4
-        room = max(2, limits.kv_tokens // concurrency - limits.block_tokens)
-        lengths = [(min(_log_uniform(plan["first_prefill"], longest, draws), room // 2),
-                    min(_log_uniform(4, plan["stream_output"], draws), room // 2, longest)) for _ in range(count)]
+        space = max(2, limits.kv_tokens // concurrency - limits.block_tokens)
+        lengths = [(min(_log_uniform(plan["first_prefill"], longest, draws), space // 2),
+                    min(_log_uniform(4, plan["stream_output"], draws), space // 2, longest)) for _ in range(count)]
         if plan["stream_rounds"]:
             cases.append({"name": f"stream {concurrency}", "concurrency": concurrency, "requests": lengths})
     return cases

@@ -227,7 +227,7 @@ def iteration_rows(steps: list[dict[str, Any]], engine: dict[str, Any], repeat: 
 
 
 def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> None:
-    """Writes rows as Parquet; what a row has beyond the schema is left out, what it lacks is null."""
+    """Writes rows as Parquet; what a row has beyond the schema is left out, a missing one is null."""
     table = pa.Table.from_pylist(rows, schema=schema.with_metadata({"schema": VERSION}))
     with atomic_write(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")

@@ -187,7 +187,7 @@ def measurements(chip: ChipSpec) -> Measurements | None:
     """The measurements that a chip's `tables` names; None where it names none.
 
     Raises:
-        UserError: the file is missing, cannot be read, lacks a column, or holds a time that is not positive.
+        UserError: the file is missing, cannot be read, has a column missing, or holds a time that is not positive.
     """
     if not chip.tables:
         return None

@@ -153,7 +153,7 @@ class Form(TimingForm):
 
 @cache
 def complete(chip: ChipSpec) -> Kernels:
-    """The kernels of a chip, with the roofline's (`timing=ooco`) for those that it lacks.
+    """The kernels of a chip, with the roofline's (`timing=ooco`) for those that are missing.
 
     The overhead stays away where it was not fitted: the roofline's stands for launches, which kernels have themselves.
     """
