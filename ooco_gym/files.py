@@ -1,4 +1,4 @@
-"""Writing files so that nothing half-written is ever seen under the final name."""
+"""Writing files so that nothing half-written is ever seen under the final name. Apart: every package writes files."""
 
 from __future__ import annotations
 

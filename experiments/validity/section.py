@@ -238,7 +238,7 @@ def calibrated(data: Path, case: Case) -> dict[str, Any] | None:
     """
     from ooco_gym.calibrate import chip as chips
     from ooco_gym.calibrate import run, sources
-    from ooco_gym.calibrate.tables import is_table
+    from ooco_gym.calibrate.sources import is_table
 
     folder = data / case.folder
     if not any(is_table(path) for path in folder.glob("*")):

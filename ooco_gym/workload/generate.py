@@ -13,7 +13,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Arrivals, Bursts, OrnsteinUhlenbeck, draw_requests, peak_start_s
 from ooco_gym.workload.checks import Section, number, plain
-from ooco_gym.workload.keyed import check_seed, keyed_generator
+from ooco_gym.workload.keyed import check_seed, keyed_generator, scattered
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sharing import (
     BLOCK_TOKENS,
@@ -21,7 +21,6 @@ from ooco_gym.workload.sharing import (
     Groups,
     check_form,
     hash_blocks,
-    mixed,
     parse_chat,
     parse_groups,
 )
@@ -195,7 +194,8 @@ def play(workload: WorkloadSpec, *, start_s: float, duration_s: float, seed: int
     if isinstance(sharing, Chat):
         arrival_s, prompt, output, number, own = sharing.draw(workload.arrivals, workload.lengths, **window)
         hashes = hash_blocks(prompt, prompt // BLOCK_TOKENS, number, own, salt, sharing.common_blocks)
-        return Trace(arrival_s, prompt, output, session=mixed(number, salt), prefix_hashes=hashes, name=workload.name)
+        return Trace(arrival_s, prompt, output, session=scattered(number, salt), prefix_hashes=hashes,
+                     name=workload.name)
     columns: list[tuple[np.ndarray, ...]] = [(np.zeros(0), *(np.zeros(0, kind) for kind in (
         np.int32, np.int32, np.int64, np.int64, np.int64)))]
     for arrival_s, draws, numbers in draw_requests(workload.arrivals, **window):

@@ -10,6 +10,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 
 _MASK = (1 << 64) - 1
+_NUMBER_BITS = (1 << 63) - 1
 
 
 def check_seed(seed: object) -> int:
@@ -34,3 +35,18 @@ def keyed_generator(seed: int, stream: str, block: int = 0, layer: int = 0) -> n
     key = np.array([seed & _MASK, int.from_bytes(digest, "little")], dtype=np.uint64)
     counter = np.array([0, 0, layer & _MASK, block & _MASK], dtype=np.uint64)
     return np.random.Generator(np.random.Philox(key=key, counter=counter))
+
+
+def scattered(numbers: np.ndarray, salt: str) -> np.ndarray:
+    """Returns int64[n] >= 0, scattered: the same for the same numbers and salt (SplitMix64's finaliser)."""
+    key = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
+    x = np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return ((x ^ (x >> np.uint64(31))) & np.uint64(_NUMBER_BITS)).astype(np.int64)
+
+
+def keyed_uniform(numbers: np.ndarray, seed: int, stream: str) -> np.ndarray:
+    """Returns float64[n] in [0, 1): each depends on (its number int64, seed, stream) alone."""
+    key = int(keyed_generator(seed, stream).integers(1 << 62))
+    return (scattered(numbers, f"{stream}/{key}") >> 10) / float(1 << 53)

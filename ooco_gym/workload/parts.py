@@ -10,8 +10,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.workload.checks import number
-from ooco_gym.workload.keyed import check_seed, keyed_generator
-from ooco_gym.workload.sharing import keyed_uniform, mixed
+from ooco_gym.workload.keyed import check_seed, keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.trace import NO_SESSION, Trace, merge
 
 SHARES = {"train": 0.7, "validation": 0.15, "test": 0.15}
@@ -91,9 +90,9 @@ def with_own_numbers(traces: Sequence[Trace]) -> list[Trace]:
     for i, trace in enumerate(traces):
         session, hashes = trace.session, trace.prefix_hashes
         if session is not None and sum(item.session is not None for item in traces) > 1:
-            session = np.where(session == NO_SESSION, NO_SESSION, mixed(session, f"mix/{i}"))
+            session = np.where(session == NO_SESSION, NO_SESSION, scattered(session, f"mix/{i}"))
         if hashes is not None and sum(item.prefix_hashes is not None for item in traces) > 1:
-            hashes = hashes[0], mixed(hashes[1], f"mix/{i}")
+            hashes = hashes[0], scattered(hashes[1], f"mix/{i}")
         told.append(replace(trace, session=session, prefix_hashes=hashes))
     return told
 

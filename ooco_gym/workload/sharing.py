@@ -12,7 +12,6 @@ turns is geometric (40 at most), its mean such that the stated share of prompt t
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +19,7 @@ import numpy as np
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload.arrivals import BLOCK_S, Arrivals, draw_requests
 from ooco_gym.workload.checks import Section
-from ooco_gym.workload.keyed import keyed_generator
+from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.trace import Hashes, Trace
 
@@ -28,7 +27,6 @@ BLOCK_TOKENS = 512
 FORMS = ("chat", "documents", "few_shot")
 GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
-_NUMBER_BITS = (1 << 63) - 1
 MOST_TURNS = 40
 _LONGEST = 2.0 * MOST_TURNS     # of a session, in think times: 40 turns are longer once in ten million times
 _GRID = (np.arange(4000) + 0.5) / 4000
@@ -103,11 +101,11 @@ def hash_blocks(prompt_tokens: np.ndarray, shared_blocks: np.ndarray, group: np.
     counts = -(-prompt_tokens.astype(np.int64) // BLOCK_TOKENS)
     offsets = np.concatenate([[0], np.cumsum(counts)])
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    owner = np.where(position < np.repeat(shared_blocks, counts), np.repeat(mixed(group, f"{salt}/group"), counts),
-                     np.repeat(mixed(own, f"{salt}/own"), counts))
+    owner = np.where(position < np.repeat(shared_blocks, counts), np.repeat(scattered(group, f"{salt}/group"), counts),
+                     np.repeat(scattered(own, f"{salt}/own"), counts))
     whole = position < np.repeat(prompt_tokens.astype(np.int64) // BLOCK_TOKENS, counts)
     owner = np.where((position < common_blocks) & whole, 0, owner)
-    return offsets, mixed(owner + position * 0x9E3779B9, salt)
+    return offsets, scattered(owner + position * 0x9E3779B9, salt)
 
 
 def sharing_ratio(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> float | None:
@@ -127,21 +125,6 @@ def sharing_ratio(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> float | Non
     seen = np.ones(len(values), bool)
     seen[np.unique(values, return_index=True)[1]] = False
     return float(tokens[seen].sum() / prompt.sum())
-
-
-def mixed(numbers: np.ndarray, salt: str) -> np.ndarray:
-    """Returns int64[n] >= 0, scattered: the same for the same numbers and salt (SplitMix64's finaliser)."""
-    key = int.from_bytes(hashlib.blake2b(salt.encode(), digest_size=8).digest(), "little")
-    x = np.asarray(numbers).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return ((x ^ (x >> np.uint64(31))) & np.uint64(_NUMBER_BITS)).astype(np.int64)
-
-
-def keyed_uniform(numbers: np.ndarray, seed: int, stream: str) -> np.ndarray:
-    """Returns float64[n] in [0, 1): each depends on (its number int64, seed, stream) alone."""
-    key = int(keyed_generator(seed, stream).integers(1 << 62))
-    return (mixed(numbers, f"{stream}/{key}") >> 10) / float(1 << 53)
 
 
 @dataclass(frozen=True)

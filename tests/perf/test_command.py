@@ -12,8 +12,7 @@ from perf_chips import chip, measured_rows, write_tables
 from ooco_gym.cli import main as cli
 from ooco_gym.errors import UserError
 from ooco_gym.perf import Deployment, load_model
-from ooco_gym.perf.command import main, study
-from ooco_gym.perf.show import build_figure, summary_lines
+from ooco_gym.perf.command import build_figure, main, study, summary_lines
 from ooco_gym.resources import conf_root, load_yaml
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.calibrate.tables import Frame
+from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
-
-if TYPE_CHECKING:
-    from ooco_gym.calibrate.sources import Context, Found
 
 NAME = "aiconfigurator"
 SIXTEEN_BIT = ("bfloat16", "float16", "half", "bf16", "fp16")

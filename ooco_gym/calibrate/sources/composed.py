@@ -1,13 +1,11 @@
-"""Iterations composed of measured operators: attention (`tat`) and the layer's four GEMMs (`t0..t3`), in µs."""
+"""Iterations composed of measured operators: attention (`tat`) and the layer's four GEMMs (`t0..t3`), in µs.
+
+The file is short and stands apart because a layout is one file of this package.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from ooco_gym.calibrate.tables import Frame
-
-if TYPE_CHECKING:
-    from ooco_gym.calibrate.sources import Context, Found
+from ooco_gym.calibrate.sources import Context, Found, Frame
 
 NAME = "composed"
 NUMBERS = ("L", "hq", "hkv", "b", "q", "ctx", "m", "tat", "t0", "t1", "t2", "t3", "T")

@@ -5,17 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import plain
-from ooco_gym.calibrate.tables import Frame
+from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
-
-if TYPE_CHECKING:
-    from ooco_gym.calibrate.sources import Context, Found
 
 NAME = "iterations"
 _SIZES = {"layers": "num_hidden_layers", "hidden": "hidden_size", "heads": "num_attention_heads",

@@ -8,15 +8,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.calibrate.tables import Frame
+from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
 from ooco_gym.perf.specs import ModelSpec, list_models, load_model
-
-if TYPE_CHECKING:
-    from ooco_gym.calibrate.sources import Context, Found
 
 NAME = "llmservingsim"
 LINEARS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 2, "down_proj": 3}

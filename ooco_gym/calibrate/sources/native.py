@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import NUMBERS, TEXTS, Rows
-from ooco_gym.calibrate.tables import Frame
-
-if TYPE_CHECKING:
-    from ooco_gym.calibrate.sources import Context, Found
+from ooco_gym.calibrate.sources import Context, Found, Frame
 
 NAME = "ooco_gym"
 MODELS: dict[str, dict[str, Any]] = {

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ooco_gym.calibrate.rows import Rows
-from ooco_gym.calibrate.tables import Frame
-
-if TYPE_CHECKING:
-    from ooco_gym.calibrate.sources import Context, Found
+from ooco_gym.calibrate.sources import Context, Found, Frame
 
 NAME = "vidur"
 ELEMENTWISE = ("emb", "input_layernorm", "attn_rope", "post_attention_layernorm", "mlp_act", "add")

@@ -1,4 +1,7 @@
-"""`timing=ooco_xllm`: the roofline exactly as the open-source engine xLLM computes it (`perf_model.cpp`)."""
+"""`timing=ooco_xllm`: the roofline exactly as the open-source engine xLLM computes it (`perf_model.cpp`).
+
+The file is short and stands apart because a form is one file of this package.
+"""
 
 from __future__ import annotations
 
