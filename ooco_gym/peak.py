@@ -13,6 +13,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import yaml
 
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
-from ooco_gym.resources import conf_root, load_yaml, names
+from ooco_gym.resources import LOADER, Stamp, conf_root, load_yaml, names, stamp_of
 
 FILE_NAME = "peak_factors.yaml"
 _STORING = threading.Lock()  # a file is read, changed and written
@@ -145,11 +146,14 @@ def _usable(entry: Mapping[str, Any], conditions: str | None) -> bool:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Reads a file of factors; a file that is not there holds none."""
-    if not path.is_file():
-        return []
+    """Reads a file of factors, again only when it has changed; a file that is not there holds none."""
+    return [dict(entry) for entry in _entries(path, stamp_of(path))] if path.is_file() else []
+
+
+@lru_cache(maxsize=8)
+def _entries(path: Path, stamp: Stamp) -> list[dict[str, Any]]:
     try:
-        entries = (yaml.safe_load(path.read_text(encoding="utf-8")) or {}).get("factors") or []
+        entries = (yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER) or {}).get("factors") or []
         return [dict(entry) for entry in entries]
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"file of peak factors '{path}' must hold 'factors:', a list of mappings; "

@@ -17,10 +17,11 @@ from ooco_gym.errors import UserError, unknown
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file",)}
 """Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
 _SUFFIXES = (".yaml", ".yml")
-Stamp = tuple[int, int] | None
+Stamp = tuple[int, int, int] | None
 _KEPT: dict[tuple[str, Path], tuple[dict[Path, Stamp], dict[str, Any]]] = {}
 """By group and file: (the files that were read with their stamps, what they hold)."""
-_Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""Of YAML files: the compiled one where PyYAML has it."""
 
 
 @lru_cache(maxsize=1)
@@ -50,7 +51,7 @@ def _kept_until_changed(read: Callable[..., dict[str, Any]]) -> Callable[..., di
         path = _path(group, name)
         key = (group, path.absolute())
         files, value = _KEPT.get(key, ({}, {}))
-        if not files or any(_stamp(file) != stamp for file, stamp in files.items()):
+        if not files or any(stamp_of(file) != stamp for file, stamp in files.items()):
             files = {}
             value = read(group, path, files)
             _KEPT[key] = (files, value)
@@ -84,13 +85,13 @@ def _path(group: str, name: str | os.PathLike[str]) -> Path:
     raise unknown(group, text, names(group))
 
 
-def _stamp(path: Path) -> Stamp:
-    """Time of change in ns and size of a file; none where it is gone."""
+def stamp_of(path: Path) -> Stamp:
+    """Time of change in ns, size and inode of a file: another one tells another version; None where it is gone."""
     try:
         stat = path.stat()
     except OSError:
         return None
-    return stat.st_mtime_ns, stat.st_size
+    return stat.st_mtime_ns, stat.st_size, stat.st_ino
 
 
 def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any]:
@@ -99,9 +100,9 @@ def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any
         chain = [*files]
         raise UserError(f"{group} files extend each other: "
                         + " extends ".join(f"'{one}'" for one in (*chain[chain.index(path):], path)))
-    files[path] = _stamp(path)
+    files[path] = stamp_of(path)
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
     except yaml.YAMLError as error:
         raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):

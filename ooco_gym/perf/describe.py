@@ -78,8 +78,8 @@ def describe_iteration(deployment: Deployment, *, prefill: Sequence[tuple[float,
         kinds[cost.kind] += float(cost.seconds) / latency
         resources[_resource(cost)] += float(cost.seconds) / latency
     kv_share = _kv_share(deployment, requests[:, 1].sum())
-    kv_share = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
-    bottleneck = CAPACITY if kv_share > 1 else max(resources, key=lambda name: resources[name])
+    with_one_more = _kv_share(deployment, requests[:, 1].sum() + requests[:, 1].mean())
+    bottleneck = CAPACITY if with_one_more > 1 else max(resources, key=lambda name: resources[name])
     shares = {cost.name: float(cost.seconds) / latency for cost in costs}
     return IterationReport(latency, shares, kinds, resources, bottleneck, float(requests[:, 0].sum()), kv_share)
 
