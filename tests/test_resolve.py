@@ -52,9 +52,8 @@ def test_windows_after_the_first_load_nothing(monkeypatch: pytest.MonkeyPatch) -
 
     env = PreemptionEnv(window_s=30.0, warmup_s=0.0)
     env.reset(seed=1)
-    refused = [name for name in sys.modules if getattr(sys.modules[name], "load_yaml", None) is resources.load_yaml]
-    for name in refused:
-        monkeypatch.setattr(f"{name}.load_yaml", lambda *_: pytest.fail("a file is looked up"))
+    for module in [one for one in sys.modules.values() if getattr(one, "load_yaml", None) is resources.load_yaml]:
+        monkeypatch.setattr(module, "load_yaml", lambda *_: pytest.fail("a file is looked up"))
     for seed in (2, 3):
         env.reset(seed=seed)
 

@@ -116,7 +116,7 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert message in error and "Traceback" not in error
 
 
-def test_few_operators_are_enough_and_what_lacks_is_said(tmp_path: Path) -> None:
+def test_few_operators_are_enough_and_missing_ones_are_named(tmp_path: Path) -> None:
     gemms = [row for row in synthetic.rows() if row["op"] == "gemm"]
     data = synthetic.write(tmp_path / "rows.csv", gemms)
     assert main(["calibrate", f"data={data}", "base=a100_80g", "name=mine", f"out={tmp_path / 'out'}"]) == 0

@@ -101,7 +101,7 @@ def test_a_tide_comes_back() -> None:
     assert "midnight" in fitted.spec["assumed"]
 
 
-def test_a_tide_of_part_of_a_day_says_which_hours_it_lacks() -> None:
+def test_a_tide_of_part_of_a_day_names_the_missing_hours() -> None:
     trace = generate(STEADY, start_s=0.0, duration_s=21 * 3600, seed=2, rate_scale=0.05)
     fitted = fit(sample_of(trace), name="again", source="a test", arrivals="poisson")
     assert "hours 21, 22, 23 are not in the trace" in fitted.spec["assumed"]
