@@ -8,24 +8,25 @@ The batch size doubles until the time runs out, then starts again (4.2). Blocks 
 Where the paper is silent or says two things, the choice is ours and a parameter:
 - k_i, "tokens left in the current token", is 1 (token groups are not defined in it), so T_avg counts in (6) alone.
 - Line 4 subtracts the residual time from the SLO twice; the text (4.2) has the residual of "the one closest to its
-  deadline [that] does not fail". `failed` says who has failed: whose deadline has passed, or who would be late even
-  if it ran alone. `all_failed` and `no_online` say what bounds the iteration where nobody has a residual time.
-- Line 3 puts those first whose deadline has passed. They then take the memory of those who are in time, who fail in
-  turn: beyond saturation all are swapped in and out for a token each. `late=last` puts who has failed last.
-- The first real-time request runs even where it takes longer than the residual time: else nobody would.
-- Lines 26 to 32 as printed may strip every real-time request. `guard_replace` keeps (6) with x_i = 0 for whom they take
-  out: t_i + k_i T_avg + T <= T_SLO. Who is taken out keeps the blocks that it already has.
+  deadline [that] does not fail". `failed` says which requests have failed: those whose deadline has passed, or those
+  that would be late even alone. `all_failed` and `no_online` bound the iteration where no request has a residual time.
+- Line 3 puts requests first whose deadline has passed. They then take the memory of requests that are in time, which
+  fail in turn: beyond saturation all are swapped in and out for a token each. `late=last` puts failed requests last.
+- The first real-time request runs even where it takes longer than the residual time: else none would.
+- Lines 26 to 32 as printed may replace every real-time request. `guard_replace` keeps (6) with x_i = 0 for each that is
+  replaced: t_i + k_i T_avg + T <= T_SLO. A replaced request keeps the blocks that it already has.
 - The batch size has no cap in the paper (`batch_cap`).
 - Drops (5.2, "first BE, then RT, based on the remaining time"): best-effort requests, the last to arrive first, then
-  real-time ones with more time left than who needs the memory, the one with most first. With bidirectional blocks the
-  former give a real-time request nothing: what is theirs alone it takes anyway, and a block has one online owner.
+  real-time ones with more time left than the request that needs the memory, the one with most first. With
+  bidirectional blocks dropping a best-effort request frees nothing for a real-time one: it may take blocks that only
+  best-effort requests own anyway, and a block has one online owner.
 - Without bidirectional blocks "we simply perform recomputation for requests failing to acquire cache blocks" (7.4.1):
-  `without_blocks` says whether others are dropped for whom blocks fail (in the order above), or that one itself.
-- Line 20 stops at the first best-effort request without a block: those with slots in host memory come after all who
+  `without_blocks` says whether a request that lacks blocks drops others (in the order above), or itself.
+- Line 20 stops at the first best-effort request without a block: those with slots in host memory come after all that
   wait for their first prompt, and wait with them. `no_block=skip` lets them go on.
 - Best-effort requests may fill the memory so that none of them can go on, each with slots in host memory or a block
-  short; `gridlock` drops the one that arrived last then, one an iteration, and if nobody at all can run, until
-  somebody can.
+  short; `gridlock` then drops the one that arrived last, one an iteration, and if no request at all can run, until
+  one can.
 """
 
 import numpy as np
@@ -45,19 +46,17 @@ from baselines.bros_parts import (
     cost_with,
     drop,
     find_preempt_block,
+    fits,
     has_failed,
     is_fresh,
     last_best_effort,
     make_room,
-    needed,
     observe,
     order_ps,
     remaining_ps,
     residual_ps,
     run_request,
-    seat_for,
     sort_pending,
-    there,
 )
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
@@ -86,8 +85,8 @@ def _next_fresh(state, instance, slot, which):
 def schedule_online(state, instance, size, count, residual):
     """Lines 5 to 14. Writes the real-time batch to State.picks; returns (how many, whether the time ran out).
 
-    Who has run is in State.scratch in order; the others are pulled from the waiting queue, which is in order by itself
-    (4.2, request pulling).
+    Requests that have run are in State.scratch in order; the others are pulled from the waiting queue, which is in
+    order by itself (4.2, request pulling).
     """
     spec, ready, i, out_of_time = state.instances[instance], 0, 0, False
     which = IN_TIME if state.params[P.late] == 1 else ANY
@@ -126,7 +125,7 @@ def schedule_online(state, instance, size, count, residual):
 def _sort_best_effort(state, instance):
     """Sorts best-effort requests that have run into State.scratch by M^cpu, then arrival; returns how many.
 
-    Who never ran has nothing in host memory, and waits in the order of arrival behind all who did.
+    A request that never ran has nothing in host memory, and waits in the order of arrival behind all that did.
     """
     spec, keys, slots_, count = state.instances[instance], state.scratch[0], state.scratch[1], 0
     for i in range(spec.offline_members):
@@ -181,7 +180,7 @@ def _add_scheduled(state, instance, slot, sign):
 @inner
 def schedule_offline(state, instance, size, ready, residual):
     """Lines 15 to 32. Returns (size of the whole batch, whether all best-effort requests lack memory)."""
-    added, lacking_memory = 0, False
+    added, short_of_memory = 0, False
     count, i, total = _sort_best_effort(state, instance), 0, ready
     fresh = state.instances[instance].offline_head
     while fresh >= 0 and not is_fresh(state, fresh):
@@ -195,15 +194,15 @@ def schedule_offline(state, instance, size, ready, residual):
             fresh = state.requests[fresh].next
         else:
             break
-        if needed(state, instance, slot) > there(state, instance, slot) or not seat_for(state, instance, slot):
-            lacking_memory = True
+        if not fits(state, instance, slot):
+            short_of_memory = True
             if state.params[P.no_block] == 0:
                 break
-            if is_fresh(state, slot):  # of those who wait for their first prompt, the others wait with it
+            if is_fresh(state, slot):  # all others that never ran wait with it
                 fresh = np.int64(-1)
             continue
         if total == 0 or (total < size and cost_with(state, instance, slot) <= residual):
-            total += 1  # the first of all runs whatever it takes, else nobody would
+            total += 1  # the first request runs whatever it takes, else none would
         elif _replace(state, instance, slot, ready, total, size, residual):
             ready -= 1
         else:
@@ -211,7 +210,7 @@ def schedule_offline(state, instance, size, ready, residual):
         add_load(state, instance, slot, 1.0)
         run_request(state, instance, slot)
         added += 1
-    return total, lacking_memory and added == 0
+    return total, short_of_memory and added == 0
 
 
 @inner
@@ -230,7 +229,7 @@ def schedule_iteration(state, instance, size):
 
 
 @inner
-def _drop_somebody(state, instance):
+def _drop_one(state, instance):
     """Drops the best-effort request that arrived last, or, where there is none, the real-time one with most time."""
     victim = last_best_effort(state, instance)
     for place in range(state.instances[instance].running if victim < 0 else 0):
@@ -248,8 +247,8 @@ def compose(view):
     observe(state, instance)
     size = int(mine[SIZE]) if mine[SIZE] > 0 else int(state.params[P.batch_base])
     total, late = schedule_iteration(state, instance, size)
-    while total == 0 and spec.running > 0:  # all that hold memory lack some, so that nobody can go on
-        _drop_somebody(state, instance)
+    while total == 0 and spec.running > 0:  # all requests that hold memory lack some, so that none can go on
+        _drop_one(state, instance)
         total, late = schedule_iteration(state, instance, size)
     if total > 0:
         grown = min(2.0 * size, state.params[P.batch_cap])

@@ -33,14 +33,14 @@ PARAMS = (
     Param("batch_base", "B_base: batch size to begin with, and after the time has run out (4.2)", 1, 1_000_000),
     Param("batch_cap", "the batch size doubles no further (the paper states no cap)", 1, 1_000_000),
     Param("guard_replace", "a real-time request is replaced only if it can wait (constraint 6)", 0, 1),
-    Param("failed", "who has failed and sets no residual time", choices=("passed", "unreachable")),
-    Param("late", "line 3: who has failed goes first (as printed), or after all who may still be in time",
+    Param("failed", "which requests have failed and set no residual time", choices=("passed", "unreachable")),
+    Param("late", "line 3: failed requests go first (as printed), or after all that may still be in time",
           choices=("first", "last")),
     Param("all_failed", "bound of the iteration where all have failed", choices=("slo", "unbounded")),
     Param("no_online", "bound of the iteration without real-time requests", choices=("unbounded", "slo")),
     Param("bidirectional", "5: blocks with two owners; own: best-effort requests join no block of a real-time one",
           choices=("off", "on", "own")),
-    Param("without_blocks", "bidirectional=off: who computes again", choices=("others", "itself")),
+    Param("without_blocks", "bidirectional=off: which requests compute again", choices=("others", "itself")),
     Param("no_block", "line 20, FindBlock fails for a best-effort request: stop as printed, or go on with the next",
           choices=("stop", "skip")),
     Param("gridlock", "best-effort requests fill the memory and none can go on: the last is dropped", 0, 1),
@@ -57,8 +57,8 @@ PARAMS = (
     Param("decode_base", "cost model, ps", 0.0),
 )
 P = slots(PARAMS)
-SIZE, AVERAGE_PS, STEPS = 0, 1, 2  # places in State.memory: B_curr, T_avg, iterations that it has seen
-PROMPTS, PROMPT_PRODUCT, DECODES, CONTEXT, BACK = 0, 1, 2, 3, 4  # places after them: sums of the batch so far
+SIZE, AVERAGE_PS, STEPS = 0, 1, 2  # indices in State.memory: B_curr, T_avg, iterations that it has seen
+PROMPTS, PROMPT_PRODUCT, DECODES, CONTEXT, BACK = 0, 1, 2, 3, 4  # indices after them: sums of the batch so far
 SUMS = 3
 
 
@@ -163,7 +163,7 @@ def has_failed(state, instance, slot, rest):
 
 @inner
 def order_ps(state, instance, slot):
-    """What line 3 sorts by: the remaining time, far behind all others where those who have failed go last."""
+    """What line 3 sorts by: the remaining time, far behind all others where failed requests go last."""
     rest = remaining_ps(state, slot)
     if state.params[P.late] == 1 and has_failed(state, instance, slot, rest):
         return rest + s.NEVER
@@ -229,16 +229,16 @@ def least_target(state):
 
 # --- Memory: FindBlock, FindPreemptBlock, drops (5.2) ---------------------------------------------------------------
 @inner
-def needed(state, instance, slot):
-    """What a request lacks to compute all that it lacks: blocks, or (best-effort, bidirectional) slots."""
+def missing_memory(state, instance, slot):
+    """What a request lacks to compute its whole context: blocks, or (best-effort, bidirectional) slots."""
     if paired(state):
         return pair_need(state, instance, slot, length(state, slot))
     return max(0, blocks_for(state, length(state, slot)) - state.requests[slot].blocks)
 
 
 @inner
-def there(state, instance, slot):
-    """What is there of it."""
+def available_memory(state, instance, slot):
+    """Blocks, or slots, that are free for a request."""
     if paired(state):
         return available(state, instance, state.requests[slot].urgent)
     return state.instances[instance].free_blocks - state.config.reserved_blocks
@@ -250,9 +250,16 @@ def seat_for(state, instance, slot):
 
 
 @inner
+def fits(state, instance, slot):
+    """Whether a request may run with its whole context: blocks or slots, and a seat."""
+    return missing_memory(state, instance, slot) <= available_memory(state, instance, slot) and seat_for(
+        state, instance, slot)
+
+
+@inner
 def find_preempt_block(state, instance, slot, first, count):
-    """Whether a real-time request gets its memory if those are dropped who may be (scratch[1, first:count] for one)."""
-    need = needed(state, instance, slot) - there(state, instance, slot)
+    """Whether a real-time request fits if all are dropped that may be, scratch[1, first:count] among them."""
+    need = missing_memory(state, instance, slot) - available_memory(state, instance, slot)
     if need <= 0:
         return seat_for(state, instance, slot)
     if not paired(state):
@@ -291,9 +298,9 @@ def last_best_effort(state, instance):
 
 @inner
 def make_room(state, instance, slot, first, count):
-    """Drops whom `find_preempt_block` counted on, first best-effort, then real-time requests."""
+    """Drops the requests that `find_preempt_block` counted, first best-effort, then real-time ones."""
     last = count - 1
-    while needed(state, instance, slot) > there(state, instance, slot) or not seat_for(state, instance, slot):
+    while not fits(state, instance, slot):
         victim = -1 if paired(state) else last_best_effort(state, instance)
         while victim < 0 and last >= first:
             if state.requests[state.scratch[1, last]].status == s.RESIDENT:
@@ -307,7 +314,7 @@ def make_room(state, instance, slot, first, count):
 
 @inner
 def run_request(state, instance, slot):
-    """Schedules a request with all that it lacks; False where memory lacks after all."""
+    """Schedules all missing tokens of a request; False where memory is short after all."""
     if state.requests[slot].status == s.WAITING:
         admit(state, instance, slot, length(state, slot))
         return True

@@ -54,7 +54,7 @@ P = slots(PARAMS)
 
 @hook(ROUTE, flushes=True)
 def route(view):
-    """Online requests are pushed at once; offline ones while the batch is below its cap and nobody online waits."""
+    """Online requests are pushed at once; offline ones while the batch is below its cap and no online request waits."""
     state = view.state
     chosen = route_by_class(state, view.request, state.config.default_tpot_ps)
     if chosen != s.STAY:

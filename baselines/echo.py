@@ -1,8 +1,8 @@
 """Echo (arXiv 2504.03651) on one mixed instance, and the systems that it is compared with, by switching parts off.
 
 The scheduler (4.1, 6) starts from the last batch and changes little: online requests first, in the order of arrival,
-under the limits of memory and of the SLO; offline requests go on as far as the SLO has room; and only once nobody
-online waits do further offline ones join. What each part adds (7.1):
+under the limits of memory and of the SLO; offline requests go on as far as the SLO allows; and only once no
+online request waits do further offline ones join. What each part adds (7.1):
 
 * E, `estimator`: iterations are held to the batch's tightest deadline (`echo_estimator`);
 * S, `selection`: offline requests are chosen by (Benefit - Punish) / T (`echo_selection`) rather than in their order;

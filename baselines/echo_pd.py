@@ -25,7 +25,7 @@ from baselines.pools import (
     decode_instances,
     first_resident,
     load_with,
-    nobody_online,
+    no_online_request,
     route_online,
     stop_beyond,
 )
@@ -114,9 +114,9 @@ def burst_blocks(state, instance):
 
 # --- Admission ------------------------------------------------------------------------------------------------------
 @inner
-def room_for(state, slot):
+def decode_instance_for(state, slot):
     """The decode instance whose estimated step with one more offline request is shortest, within the SLO and the memory
-    that bursts leave; WAIT if none. An instance that has nobody takes anybody."""
+    that bursts leave; WAIT if none. An empty instance takes any request."""
     best, least = s.WAIT, float(s.NEVER)
     for instance in decode_instances(state):
         batch, context = load_with(state, instance, slot)
@@ -135,7 +135,7 @@ def room_for(state, slot):
 def route(view):
     """Online requests at once; offline ones where the estimator and the threshold on memory let them."""
     chosen = route_online(view.state, view.request)
-    return room_for(view.state, view.request) if chosen == s.STAY else chosen
+    return decode_instance_for(view.state, view.request) if chosen == s.STAY else chosen
 
 
 @inner
@@ -162,7 +162,7 @@ def choose(view):
     if state.push_queues[s.OFFLINE].head >= 0:
         return s.HOLD
     limit = state.params[P.prefill_share] * state.config.default_ttft_ps
-    whole = state.params[P.long_prefill] == 1 and not nobody_online(state)
+    whole = state.params[P.long_prefill] == 1 and not no_online_request(state)
     best, nearest, most = s.HOLD, 64, -1.0
     mean = mean_length(state)
     for i in range(view.candidates.size):
@@ -173,7 +173,7 @@ def choose(view):
         ratio = state.params[P.prefill_benefit] * tokens / time_ps
         if away > nearest or (away == nearest and ratio <= most) or (whole and time_ps > limit):
             continue
-        if room_for(state, slot) != s.WAIT:
+        if decode_instance_for(state, slot) != s.WAIT:
             best, nearest, most = i, away, ratio
     return best
 
@@ -251,7 +251,7 @@ def plan(view):
         count += 1
     context += tokens
     most = max(most, keys[kept - 1]) if kept > 0 else most
-    for i in range(stayed if kept == stayed else total, total):  # nobody joins where somebody had to go
+    for i in range(stayed if kept == stayed else total, total):  # no request joins where one had to go
         now, then = decode_ps(state, count, context, most), decode_ps(
             state, count + 1, context + keys[i], max(most, keys[i]))
         if then > limit or (state.params[P.stop] == 0 and count > 0 and (count + 1) * now < count * then):

@@ -88,7 +88,7 @@ def value(state, instance, load, punish):
     return (load.benefit - punish) / max(1.0, batch_time(state, instance, load))
 
 
-# --- Who gives way --------------------------------------------------------------------------------------------------
+# --- The victim -----------------------------------------------------------------------------------------------------
 @inner
 def punish_of(state, slot):
     """What it costs to take a running request's memory: its own tokens will be computed again."""
@@ -98,7 +98,7 @@ def punish_of(state, slot):
 
 @inner
 def yields(state, instance, load, scheduled, keeps):
-    """Place of the running offline request that gives way; -1 where there is none.
+    """Index in the batch of the running offline request that gives way; -1 where there is none.
 
     Args:
         state: the episode.
@@ -154,7 +154,7 @@ def matching_bucket(state, instance):
 
 @inner
 def propose_from_bucket(state, instance, count, most):
-    """Adds the first that waits in the bucket that matches the batch, else in the nearest one that holds somebody."""
+    """Adds the first that waits in the bucket that matches the batch, else in the nearest one that is not empty."""
     bucket = matching_bucket(state, instance)
     if bucket < 0:
         return count

@@ -8,7 +8,7 @@ Read otherwise than printed, each for a reason:
 
 - Algorithms 3 and 4, line 9, break where a decode *fits*; here where it does not. As printed that only leaves the loop
   over the running requests: what is too little for a decode then admits new ones in crumbs, ahead of prefills under
-  way. Here nobody enters after it.
+  way. Here no request enters after it.
 - Algorithm 1 retries a prefill after preempting, whichever budget was short; here only where it was memory.
 - Its victims are the running online requests that are not in the batch: memory that offline requests hold counts as
   free in the first phase (Algorithm 2, lines 11 and 14), so they go first, the last admitted of them.

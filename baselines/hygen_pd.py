@@ -19,7 +19,7 @@ from baselines.pools import (
     decode_instances,
     first_resident,
     load_with,
-    nobody_online,
+    no_online_request,
     route_online,
     stop_beyond,
 )
@@ -81,10 +81,10 @@ def prefill_budget(state):
 
 # --- Admission: Algorithm 1, lines 13 to 29, in the offline phase ---------------------------------------------------
 @inner
-def room_for(state, slot):
+def decode_instance_for(state, slot):
     """The decode instance with budget and memory for one more offline request, whose step stays shortest; WAIT if none.
 
-    An instance that has nobody takes anybody: a request that fits no budget would never run.
+    An empty instance takes any request: one that fits no budget would never run.
     """
     best, least = s.WAIT, float(s.NEVER)
     for instance in decode_instances(state):
@@ -99,16 +99,16 @@ def room_for(state, slot):
 
 @hook(ROUTE)
 def route(view):
-    """Online requests at once; offline ones where budget and memory are left, when nobody online waits for room."""
+    """Online requests at once; offline ones where budget and memory are left and no online one waits."""
     chosen = route_online(view.state, view.request)
-    return room_for(view.state, view.request) if chosen == s.STAY else chosen
+    return decode_instance_for(view.state, view.request) if chosen == s.STAY else chosen
 
 
 @inner
 def first_within_budget(state, instance, candidates):
-    """The first candidate whose prefill keeps the budget; HOLD if none. Where prompts go in chunks, or nobody online
-    waits for them, that is the head."""
-    if state.params[P.long_prefill] == 0 or nobody_online(state):
+    """The first candidate whose prefill keeps the budget; HOLD if none. Where prompts go in chunks, or no online
+    request is in the cluster, that is the head."""
+    if state.params[P.long_prefill] == 0 or no_online_request(state):
         return 0
     for i in range(candidates.size):
         size, tokens = batch_with(state, instance, candidates[i])
@@ -124,7 +124,7 @@ def gate(view):
     if state.push_queues[s.OFFLINE].head >= 0:
         return s.HOLD
     chosen = first_within_budget(state, view.instance, view.candidates)
-    if chosen == s.HOLD or room_for(state, view.candidates[chosen]) == s.WAIT:
+    if chosen == s.HOLD or decode_instance_for(state, view.candidates[chosen]) == s.WAIT:
         return s.HOLD
     return chosen
 

@@ -70,7 +70,7 @@ def excess(metric: str, shared: Mapping[str, Any], quiet: Mapping[str, Any]) -> 
     """By how much, as a share, a metric of one run's `online` figures exceeds another's.
 
     Infinite where it has none, or where fewer requests finish than keep their promise without offline work: figures
-    are of what was served, and starving somebody must not mend them. Those that miss it anyway may be left at the end,
+    are of what was served, and starving requests must not mend them. Those that miss it anyway may be left at the end,
     which a run comes to once all others are done.
 
     Raises:

@@ -2,10 +2,9 @@
 
 Section 3.4 in order: preemption and eviction (3.4.1), gating (3.4.2), migration (3.4.3, Algorithm 1) and mixed decoding
 selection (3.4.4, Algorithm 2). Where the paper is silent, the choice is ours and a parameter: the margins on the TPOT
-SLO, K, the number of requests in one pull, the gate's cost model (the paper gives none), who is deferred on overload,
-the rule that tells a compute bottleneck (batch size against `bs_sat`).
+SLO, K, the number of requests in one pull, the gate's cost model (the paper gives none), which requests are
+deferred on overload, the rule that tells a compute bottleneck (batch size against `bs_sat`).
 """
-
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
@@ -47,7 +46,7 @@ PARAMS = (
     Param("gate", "3.4.2: start an offline prefill", choices=("cost", "saturation", "always", "never")),
     Param("gate_gain", "gate=cost: weight of the latency reduction against the recompute overhead", 0.0, 1e6),
     Param("overload", "3.4.4: online requests alone exceed the SLO", choices=("best_effort", "sacrifice")),
-    Param("evict", "3.4.1: who gives way", choices=("bottleneck", "longest", "shortest")),
+    Param("evict", "3.4.1: which request is evicted", choices=("bottleneck", "longest", "shortest")),
     Param("gate_window", "waiting offline requests that the gate looks at", 1, 1024),
     Param("prefill_tokens", "token budget of one prefill batch", 1, 1_000_000),
     Param("layer_resume", "an interrupted prefill goes on at the layer reached (3.4.1 leaves it to the future)", 0, 1),
@@ -158,7 +157,7 @@ def fullest_relaxed(state):
 
 @inlined
 def preferred_length(state, instance, source, batch, context, bound):
-    """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: nobody fits)."""
+    """Lines 3 to 12 of Algorithm 1: the length preference in tokens (0: the shortest; -1: none fits)."""
     free_tokens = state.instances[instance].free_blocks * state.config.block_tokens
     saturated = saturated_batch(state, instance)
     if batch >= saturated:  # compute is saturated: fill the memory with the longest that fits

@@ -2,12 +2,12 @@
 
 `random` and `least_urgent` answer one decision, for comparison. `slack` spends slack where there is some: ours, not a
 paper's. An online arrival stops offline work only where its first token would be late otherwise (`interrupt=slack` of
-`baselines/ooco.py`), and a strict instance pulls only whom it will have memory for: Algorithm 1 looks at the memory
-that is free now, while its residents grow with each step, so that pulls are followed by evictions. Here a pull must
-fit when everybody has grown by what requests of their class generate on average, which for lengths without memory is
+`baselines/ooco.py`), and a strict instance pulls only requests that it will have memory for: Algorithm 1 looks at the
+memory that is free now, while its residents grow with each step, so that pulls are followed by evictions. Here a pull
+must fit when all requests have grown by what their class generates on average, which for lengths without memory is
 also what they still generate. Algorithm 2 bounds each step by the TPOT SLO; the promise is one on the mean, so a step
 may also take what every online request of its batch is ahead of its own deadlines (Echo, arXiv 2504.03651, 5.1), as
-long as nobody is known to join after it, who would wait for its end.
+long as no request is known to join after it that would wait for its end.
 """
 
 from dataclasses import replace
@@ -60,7 +60,7 @@ least_urgent = replace(ooco, name="least_urgent", evict=last_arrived)
 
 @inner
 def growing_blocks(state, instance, horizon):
-    """Blocks by which residents, and who is on the way, grow in so many steps, each as far as its class's mean."""
+    """Blocks by which residents, and arriving requests, grow in so many steps, each as far as its class's mean."""
     spec = state.instances[instance]
     offline = spec.decodable - spec.urgent_decodable + spec.arriving_pulls
     online = spec.urgent_decodable + spec.arriving - spec.arriving_pulls
@@ -110,7 +110,7 @@ def ahead_ps(state, instance):
 
 
 @inner
-def somebody_joins(state, instance):
+def online_request_joins(state, instance):
     """Whether an online request is on its way here, or waits to be sent."""
     spec = state.instances[instance]
     return spec.arriving > spec.arriving_pulls or state.push_queues[s.URGENT].head >= 0
@@ -127,12 +127,12 @@ def spend_what_is_ahead(view):
     if all_fit(state, instance, plain):
         return s.ALL
     bound = plain
-    if state.params[P.shorten] == 1.0 or not somebody_joins(state, instance):
+    if state.params[P.shorten] == 1.0 or not online_request_joins(state, instance):
         flush(state, instance)
         bound = max(plain, int(state.params[P.slo_margin] * min(
             state.params[P.bank] * limit, ahead_ps(state, instance))))
     answer = mix_within(state, instance, bound)
-    spec.bound_ps = 0  # what is ahead, and who is to join, is another matter at the next step
+    spec.bound_ps = 0  # the time ahead and the requests about to join differ at the next step
     return answer
 
 

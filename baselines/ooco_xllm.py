@@ -8,7 +8,6 @@ The engine passes the SLO in milliseconds where seconds are meant, so that its p
 `slo_unit_bug` brings that back.
 """
 
-
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, PULL, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
@@ -116,7 +115,7 @@ def fill_in_order(view):
 
 @inner
 def next_source(state):
-    """The next relaxed instance with somebody to pull, round robin; -1 where there is none."""
+    """The next relaxed instance with a request to pull, round robin; -1 where there is none."""
     relaxed = state.config.relaxed_count
     for step in range(relaxed):
         source = (state.pending.route_step + step) % relaxed

@@ -3,7 +3,7 @@
 Both are made for one instance that prefills in chunks beside its decodes. Here prompts are prefilled whole, on
 instances of their own. What chunks are for, that online work waits no longer than one iteration's budget, is kept by
 stopping a longer offline prefill at a layer and going on there later (`long_prefill=chunks`, with `layer_resume=1`);
-or such prompts wait until nothing online is about (`idle`).
+or such prompts wait until no online request is in the cluster (`idle`).
 """
 
 from ooco_gym.compile import inner
@@ -20,7 +20,7 @@ PREFILL_PARAMS = (  # of prefill instances: what the simulator itself reads
 @inner
 def route_online(state, slot):
     """Where an arrival is prefilled and an online request decodes; WAIT for offline ones while online ones wait; STAY
-    where an offline request may look for room."""
+    where an offline request may look for an instance."""
     chosen = route_by_class(state, slot, state.config.default_tpot_ps)
     if chosen == s.STAY and state.push_queues[s.URGENT].head >= 0:
         return s.WAIT
@@ -37,7 +37,7 @@ def load_with(state, instance, slot):
 
 
 @inner
-def nobody_online(state):
+def no_online_request(state):
     """Whether no online request is in the cluster."""
     for instance in range(state.instances.size):
         spec = state.instances[instance]

@@ -1,12 +1,12 @@
 """Round robin, BROS's second baseline (arXiv 2504.09590, 2.2 and 7.1): two queues in turn, an iteration each.
 
 Real-time (online) and best-effort (offline) requests wait in a queue each, first come first served; an iteration serves
-one queue, the next one the other, and a queue of which nobody can run gives its turn away. A batch goes on until its
+one queue, the next one the other, and a queue of which no request can run passes its turn on. A batch goes on until its
 requests leave it; prompts are computed whole; blocks have one owner.
 
 Ours, as the paper says no more: `batch_size` requests of a class run at a time; an iteration computes at most
-`max_num_batched_tokens` tokens of prompts (a longer prompt runs with no other); who lacks a block takes it from the
-request that was admitted last, of either class, which computes its context again.
+`max_num_batched_tokens` tokens of prompts (a longer prompt runs alone); for a request that lacks a block the one that
+was admitted last, of either class, is preempted and computes its context again.
 """
 
 from ooco_gym.compile import inner
@@ -22,12 +22,12 @@ PARAMS = (
     Param("max_num_seqs", "requests that hold memory at a time", 1, 1_000_000),
 )
 P = slots(PARAMS)
-TURN = 0  # place in State.memory: whether the last iteration served online requests
+TURN = 0  # index in State.memory: whether the last iteration served online requests
 
 
 @inner
 def _continue(state, instance, online):
-    """Running requests of a class get all that they lack. Returns how many tokens, and whether somebody lost memory."""
+    """Schedules all missing tokens of a class's running requests. Returns (tokens, whether one was preempted)."""
     spec, batch, place, given, lost = state.instances[instance], state.members[BATCH, instance], 0, 0, False
     while place < spec.running:
         slot = batch[place]
@@ -70,11 +70,11 @@ def serve(state, instance, online):
 
 @hook(COMPOSE)
 def compose(view):
-    """The other class than in the last iteration, or the same again where nobody of the other can run."""
+    """The other class than in the last iteration, or the same again where no request of the other can run."""
     state, instance = view.state, view.instance
     turn = 0 if state.memory[instance, TURN] == 1.0 else 1
     for _ in range(2):
-        for _again in range(2):  # where all it did was to take memory, it is asked again
+        for _again in range(2):  # where all it did was to preempt, it is asked again
             given = serve(state, instance, turn)
             if given > 0:
                 state.memory[instance, TURN] = float(turn)

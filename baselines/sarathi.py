@@ -36,7 +36,7 @@ from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.sim.state import BATCH, NEVER, RESIDENT
 
-OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # whom a pass over the requests serves: request.urgent, or all
+OFFLINE_CLASS, ONLINE_CLASS, BOTH = 0, 1, 2  # the requests of a pass: request.urgent, or all
 
 # What all of the family share, in these places of State.params.
 FAMILY = (

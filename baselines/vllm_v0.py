@@ -1,15 +1,15 @@
 """vLLM's V0 scheduler as of 0.6.3, which Echo and BROS measured against: prompts first, whole, then decodes.
 
 An iteration either prefills waiting requests, each whole, as far as tokens, seats and memory go (a share of the blocks,
-the watermark, stays free); or, where none can start, it decodes all that run. A decode that finds no free block takes
-the memory of the last in order, which computes its context again (V0's default for single sequences) or is swapped to
-host memory. While somebody is swapped out nobody starts; they come back in the order in which they left, after an
-iteration's decodes, where nobody lost memory in it.
+the watermark, stays free); or, where none can start, it decodes all that run. A decode without a free block preempts
+the request that is last in order, which computes its context again (V0's default for single sequences) or is swapped
+to host memory. While requests are swapped out none starts; they come back in the order in which they left, after an
+iteration's decodes, where none was preempted in it.
 
 `vllm_v0` serves in order of arrival whatever the class; in `vllm_v0_priority` a waiting online request, once it is at
 the head, takes the memory of running offline ones, the last arrived first, until it fits (the engine's
 priority-preemption; always by recomputation). As in the engine, waiting requests are put into the order of their
-priorities only where an iteration starts no prompt: what has arrived since then stands behind, what lost its memory
+priorities only where an iteration starts no prompt: requests that arrived since then stand behind, those preempted
 for want of a block before all others.
 
 Ours: a prompt longer than `max_num_batched_tokens` is prefilled alone, and one that only the watermark keeps out starts
@@ -43,12 +43,12 @@ PARAMS = (
     Param("swap_overlap", "swapping beside the computation instead of before it", 0, 1),
 )
 P = slots(PARAMS)
-# Places in State.memory: arrivals so far when the waiting were last sorted; how many online and offline requests stand
+# Indices in State.memory: arrivals so far when the waiting were last sorted; how many online and offline requests stand
 # before all others, having lost their memory since; requests ever swapped out, and those that are.
 SORTED, FRONT_ONLINE, FRONT_OFFLINE, SWAPS, SWAPPED = range(5)
 
 
-# --- Who is next ----------------------------------------------------------------------------------------------------
+# --- The queue ------------------------------------------------------------------------------------------------------
 @inner
 def first_on_device(state, slot):
     """The first request of a waiting queue, from `slot` on, that is not swapped out; or -1."""
@@ -151,7 +151,7 @@ def lose(state, instance, slot):
     else:
         preempt(state, instance, place, how)
     if request.host_tokens > 0:
-        request.target_context = int(memory[SWAPS])  # not in use on mixed instances: its place in the swapped queue
+        request.target_context = int(memory[SWAPS])  # not in use on mixed instances: its index in the swapped queue
         memory[SWAPS] += 1
         memory[SWAPPED] += 1
     else:

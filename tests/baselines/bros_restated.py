@@ -46,7 +46,7 @@ class Request:
 
 @dataclass
 class Counted:
-    """Plain blocks, counted; those who are dropped compute again."""
+    """Plain blocks, counted; dropped requests compute again."""
 
     free: int
     size: int = 16
@@ -76,7 +76,7 @@ class Counted:
 
 
 class TwoWay:
-    """Bidirectional blocks; those who are dropped are swapped out."""
+    """Bidirectional blocks; dropped requests are swapped out."""
 
     swaps = True
 
@@ -127,7 +127,7 @@ class Scheduler:
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.now = 0
-        self.sunk = 0  # swapped in for who was replaced after all
+        self.sunk = 0  # swapped in for requests that were replaced after all
 
     def arrive(self, one: Request) -> None:
         self.waiting.append(one)
@@ -230,8 +230,8 @@ class Scheduler:
     # --- Algorithm 1 ------------------------------------------------------------------------------------------------
     def schedule(self) -> tuple[dict[int, int], bool]:
         """One pass. Returns (tokens by request, whether lines 11 and 12 ended the loop)."""
-        everybody, self.sunk = self.running + self.waiting, 0
-        queue = sorted((one for one in everybody if one.online), key=self.key)
+        present, self.sunk = self.running + self.waiting, 0
+        queue = sorted((one for one in present if one.online), key=self.key)
         residual, given, late = self.residual(queue), {}, False
         batch: list[tuple[Request, int]] = []
         for place, one in enumerate(queue):

@@ -214,7 +214,7 @@ class Schedule:
         return not self._estimates or grown.time <= self.limit
 
     def _candidates(self, pool: list[Request]) -> list[Request]:
-        """The head, the neighbours of who was admitted last, one of the bucket, the neighbours of who runs."""
+        """The head, the neighbours of the request admitted last, one of the bucket, those of running ones."""
         found: list[Request] = pool[:1]
         by_rank = sorted(pool, key=lambda one: one.rank)
 

@@ -116,7 +116,7 @@ def test_no_slot_is_leaked_or_owned_twice(rows: Any, kv_tokens: int, values: Any
         free = (pairs["online"] < 0) & (pairs["offline"] < 0)
         assert free.sum() == state.instances["free_blocks"][0]
         lying = state.requests["num_scheduled_tokens"] > 0
-        assert (state.requests["host_tokens"][lying] == 0).all(), "who runs has everything on the device"
+        assert (state.requests["host_tokens"][lying] == 0).all(), "a running request has everything on the device"
     episode.play(10**15)
     if (state.requests["status"] >= s.FINISHED).all():
         assert state.instances["free_blocks"][0] == state.instances["total_blocks"][0]
@@ -179,7 +179,7 @@ def test_best_effort_goes_by_what_it_has_to_swap_in() -> None:
         if (away > 0).sum() == 1 and state.requests["generated_tokens"][2]:
             assert sorted(found) == [int(np.argmin(away)), 2]
             return
-    pytest.fail("nobody lost a slot")
+    pytest.fail("no request lost a slot")
 
 
 # --- Cost model -----------------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def test_online_requests_keep_their_times_and_finish(requests: np.ndarray) -> No
 
 def test_changes_are_paired_and_averaged_over_rates() -> None:
     names = ("normalized_latency_s", "best_effort_per_s", "ttft_attainment", "tpot_attainment")
-    found = {(rate, who): [dict.fromkeys(names, value * factor) for factor in (1.0, 3.0)]
-             for rate, who, value in ((1.0, "bros", 1.0), (1.0, "other", 2.0), (2.0, "bros", 3.0), (2.0, "other", 4.0))}
+    values = {(1.0, "bros"): 1.0, (1.0, "other"): 2.0, (2.0, "bros"): 3.0, (2.0, "other"): 4.0}
+    found = {key: [dict.fromkeys(names, value * factor) for factor in (1.0, 3.0)] for key, value in values.items()}
     row = change_of(found, "bros", "other", [1.0, 2.0])["normalized_latency_s"]
     assert row["mean_of_changes"][0] == pytest.approx((0.5 + 0.75) / 2 - 1)
     assert row["change_of_means"][0] == pytest.approx((1.0 + 3.0) / (2.0 + 4.0) - 1)
@@ -57,8 +57,8 @@ def test_changes_are_paired_and_averaged_over_rates() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 3])
 def test_one_seed_has_no_interval(seeds: int, capsys: pytest.CaptureFixture[str]) -> None:
-    found = {(1.0, who): [dict.fromkeys(METRICS, factor * (seed + 1)) for seed in range(seeds)]
-             for who, factor in (("bros", 1.0), ("vllm_v0", 2.0))}
+    found = {(1.0, policy): [dict.fromkeys(METRICS, factor * (seed + 1)) for seed in range(seeds)]
+             for policy, factor in (("bros", 1.0), ("vllm_v0", 2.0))}
     rows = [row_of(("bros_opt_13b", "bros_sharegpt", *key), one) for key, one in found.items()]
     rows.append({**rows[0], "policy": "idle", **dict.fromkeys(
         (f"{name}{end}" for name in METRICS for end in ("", "_low", "_high")), float("nan"))})

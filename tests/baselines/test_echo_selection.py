@@ -52,7 +52,7 @@ def test_counting_computed_tokens_alone_shuns_the_cache() -> None:
 
 
 def test_online_requests_take_memory_from_the_offline_ones() -> None:
-    """A burst that finds the memory full preempts offline work, and nobody offline joins while one online waits."""
+    """A burst that finds the memory full preempts offline work; no offline request joins while an online one waits."""
     rows: list[Row] = [*[(0.0, 1000, 400, False, [i, 100 + i]) for i in range(4)],
                        *[(0.5, 1000, 4, True, [i, 100 + i]) for i in range(10, 13)]]
     setup = Setup(tuple(row[:4] for row in rows), relaxed=(), strict=(), mixed=(("ascend_910c", 1),), policy="echo",
@@ -68,8 +68,8 @@ def test_online_requests_take_memory_from_the_offline_ones() -> None:
 def test_blocks_go_in_the_order_of_their_worth() -> None:
     """4.2, conformance (d): finished offline, then finished online, then by how many offline requests want them.
 
-    Documents of 512 and 1,024 tokens are wanted by two requests and by one; one of 1,536 by nobody; an online request
-    of 2,048 has finished, two others run and keep everybody else waiting.
+    Documents of 512 and 1,024 tokens are wanted by two requests and by one; one of 1,536 by none; an online request
+    of 2,048 has finished, two others run and keep all others waiting.
     """
     a, b, c, d = [1], [2, 3], [4, 5, 6], [7, 8, 9, 10]
     rows: list[Row] = [(0.0, 512, 2, False, a), (0.0, 1024, 2, False, b), (0.0, 1536, 2, False, c),

@@ -91,8 +91,8 @@ def test_without_random_tries_the_shortest_prefix_is_taken() -> None:
         picked = one.picked(count)
         assert picked[:20] == one.slots["online"]
         assert sorted(offline[slot - 20] for slot in picked[20:]) == ordered[:taken]
-    everybody = Desk("ooco", lengths, tpot_s=1.05 * desk.latency_s([1000] * 20 + offline) / 0.9)
-    assert everybody.ask("compose") == s.ALL
+    all_fit = Desk("ooco", lengths, tpot_s=1.05 * desk.latency_s([1000] * 20 + offline) / 0.9)
+    assert all_fit.ask("compose") == s.ALL
 
 
 def test_random_tries_keep_the_long_ones_from_starving() -> None:

@@ -71,7 +71,7 @@ def test_hygen_holds_prefill_back_where_the_request_could_not_go_on() -> None:
         assert desk.ask("gate", desk.slots["waiting"], RELAXED) == answer
     queued = Desk("hygen_pd", lengths)
     queued.state.push_queues[s.OFFLINE]["head"] = queued.slots["waiting"][1]
-    assert queued.ask("gate", queued.slots["waiting"][:1], RELAXED) == s.HOLD, "somebody prefilled waits already"
+    assert queued.ask("gate", queued.slots["waiting"][:1], RELAXED) == s.HOLD, "a prefilled request waits already"
 
 
 def test_hygen_starts_no_prefill_beyond_its_budget_beside_online_work() -> None:
@@ -79,13 +79,13 @@ def test_hygen_starts_no_prefill_beyond_its_budget_beside_online_work() -> None:
     desk = Desk("hygen_pd", lengths, long_prefill="idle", prefill_share=0.1, gate_window=8)
     assert desk.ask("gate", desk.slots["waiting"], RELAXED) == 1, "0.2 s: the second one's turn"
     alone = Desk("hygen_pd", {"waiting": [12_000, 300]}, long_prefill="idle", prefill_share=0.1)
-    assert alone.ask("gate", alone.slots["waiting"], RELAXED) == 0, "nobody online: first come, first served"
+    assert alone.ask("gate", alone.slots["waiting"], RELAXED) == 0, "no online request: first come, first served"
     chunked = Desk("hygen_pd", lengths, long_prefill="chunks", prefill_share=0.1)
     assert chunked.ask("gate", chunked.slots["waiting"], RELAXED) == 0
 
 
 def test_hygen_asks_whether_the_prefill_that_it_would_start_can_go_on() -> None:
-    """The head is too long beside online work: its lack of room stops nobody, the next one's does."""
+    """The head is too long beside online work: its lack of room stops no other, the next one's does."""
     lengths = {"online": [MEAN], "waiting": [12_000, 300]}
     for free_tokens, answer in ((640, 1), (160, s.HOLD)):
         desk = Desk("hygen_pd", lengths, long_prefill="idle", prefill_share=0.1, gate_window=8,
@@ -130,7 +130,7 @@ def echo_ps(desk: Desk, lengths: list[int]) -> float:
 
 
 def greedy(desk: Desk, online: list[int], last: list[int], others: list[int], limit_ps: float) -> list[int]:
-    """4.1 by trying everybody: edits of the last batch, the best ratio of tokens to time each; lengths of offline ones.
+    """4.1 by trying all: edits of the last batch, the best ratio of tokens to time each; lengths of offline ones.
 
     Slots are told apart by their lengths, which differ.
     """

@@ -1,4 +1,4 @@
-"""`slack` pulls only what fits when all have grown; `least_urgent` evicts who arrived last."""
+"""`slack` pulls only what fits when all have grown; `least_urgent` evicts the request that arrived last."""
 
 from __future__ import annotations
 
