@@ -22,8 +22,7 @@ from agents.evaluation.heuristics import heuristics_of, play_heuristic
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, check_fit, load_learned, play
 from agents.evaluation.scoring import METRICS, score, values
 from agents.evaluation.tables import TITLES, cell
-from agents.explaining.distill import agreement, distilled, labels
-from agents.explaining.recording import UNKNOWN, Importance, Recording, importances, record
+from agents.explaining.analysis import UNKNOWN, Importance, Recording, agreement, distilled, importances, labels, record
 from agents.explaining.rules import ANOTHER, BESIDE, NO, PARTNER, TREE_FILE, Tree, answer, names_of
 from agents.explaining.rules import SCHEMA as TREE_SCHEMA
 from agents.settings import plain, require, whole

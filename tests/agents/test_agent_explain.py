@@ -11,15 +11,20 @@ from hypothesis import strategies as st
 from agents.environments import Window, make_env, windows
 from agents.evaluation.players import BatchPlayer, LearnedPolicy, load_learned, play
 from agents.explaining import command as explain
-from agents.explaining.command import markdown
-from agents.explaining.distill import agreement, canonical, distilled, fewest, labels, merged
-from agents.explaining.recording import (
+from agents.explaining.analysis import (
     UNKNOWN,
     Recording,
+    agreement,
+    canonical,
+    distilled,
+    fewest,
     importances,
+    labels,
     log_probabilities,
+    merged,
     record,
 )
+from agents.explaining.command import markdown
 from agents.explaining.rules import ANOTHER, NO, PARTNER, Tree, best_candidate, load_tree, whether_names, words
 from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISIONS
