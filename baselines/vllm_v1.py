@@ -7,6 +7,8 @@ context again (`ooco_gym/policy/mixed.py` has the rules step by step). Not in it
 last. `vllm_priority` orders waiting requests by class first, each class by arrival, and preempts the running offline
 request that arrived last (where none is offline, the online one). A waiting online request never takes memory from a
 running offline one: that is how the engine is, and why priority alone does not protect the online promises.
+
+The schedule itself is in `ooco_gym/policy/mixed.py`, as other rules build on it; what is vLLM's alone is here.
 """
 
 from ooco_gym.policy.mixed import schedule_v1
