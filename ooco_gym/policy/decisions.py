@@ -34,7 +34,7 @@ class Point:
 
 ROUTE = Point("route", s.ROUTE, "a request arrives, or has been prefilled and needs a place to decode",
               "none: view.request is the request",
-              "the index of an instance; after a prefill also WAIT (queue for room) or STAY (decode where it is)")
+              "the index of an instance; after a prefill also WAIT (queue for memory) or STAY (decode where it is)")
 INTERRUPT = Point("interrupt", s.INTERRUPT, "an online request meets an instance that runs offline work",
                   "none: view.request is the online request", "KEEP, or STOP at the next layer boundary")
 GATE = Point("gate", s.GATE, "a relaxed instance without online work could start an offline prefill",

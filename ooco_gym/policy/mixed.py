@@ -73,26 +73,26 @@ def least_important(state, instance):
     if state.config.class_blind:
         return spec.running - 1
     worst = 0
-    for place in range(1, spec.running):
-        a, b = state.requests[batch[place]], state.requests[batch[worst]]
+    for index in range(1, spec.running):
+        a, b = state.requests[batch[index]], state.requests[batch[worst]]
         if a.urgent < b.urgent or (a.urgent == b.urgent and a.arrival_ps > b.arrival_ps):
-            worst = place
+            worst = index
     return worst
 
 
 @inner
 def preempt_least(state, instance):
-    """Preempts the least important running request by recomputation. Returns (its place, the tokens that it had).
+    """Preempts the least important running request by recomputation. Returns (its index, the tokens that it had).
 
     Blocks that these tokens would have filled stay findable, as in the engine.
     """
-    place = least_important(state, instance)
-    tokens = np.int64(state.requests[state.members[BATCH, instance, place]].num_scheduled_tokens)
+    index = least_important(state, instance)
+    tokens = np.int64(state.requests[state.members[BATCH, instance, index]].num_scheduled_tokens)
     if state.config.class_blind:
-        preempt_to_head(state, instance, place, RECOMPUTE)
+        preempt_to_head(state, instance, index, RECOMPUTE)
     else:
-        preempt(state, instance, place, RECOMPUTE)
-    return place, tokens
+        preempt(state, instance, index, RECOMPUTE)
+    return index, tokens
 
 
 @inner
@@ -101,20 +101,20 @@ def continue_running(state, instance, budget):
 
     One without a free block takes it from the least important. Returns (budget left, how many were preempted).
     """
-    spec, batch, place, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
-    while place < spec.running and budget > 0:
-        slot = batch[place]
+    spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
+    while index < spec.running and budget > 0:
+        slot = batch[index]
         tokens = min(missing(state, slot), budget)
         while not allocate_slots(state, instance, slot, tokens):
             victim, freed = preempt_least(state, instance)
             budget += freed
             preempted += 1
-            if victim == place:
+            if victim == index:
                 return budget, preempted
-            if victim < place:
-                place -= 1
+            if victim < index:
+                index -= 1
         budget -= tokens
-        place += 1
+        index += 1
     return budget, preempted
 
 

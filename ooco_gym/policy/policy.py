@@ -149,10 +149,10 @@ class Policy:
     @cached_property
     def _vector(self) -> np.ndarray:
         vector = np.zeros(s.PARAMS)
-        for place, param in enumerate(self.params):
+        for index, param in enumerate(self.params):
             if param.name not in self.values:
                 raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}'")
-            vector[place] = param.number(self.values[param.name], f"policy {self.name}")
+            vector[index] = param.number(self.values[param.name], f"policy {self.name}")
         return vector
 
     def settings(self) -> dict[str, int]:

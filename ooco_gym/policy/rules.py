@@ -163,7 +163,7 @@ def sort_ascending(keys, values, count):
 
 @inlined
 def sum_of_smallest(keys, count, few):
-    """The sum of the `few` smallest of the first `count` keys, which change places: Hoare's selection."""
+    """The sum of the `few` smallest of the first `count` keys, which are reordered: Hoare's selection."""
     low, high = 0, count - 1
     while low < high and few < count:
         pivot, i, j = keys[(low + high) // 2], low, high

@@ -35,7 +35,7 @@ from ooco_gym.sim.queues import number_members
 def _fill_picked(state, instance, picks):
     """Writes the picked slots that are residents here to the batch row, each once; returns how many."""
     spec, count = state.instances[instance], 0
-    seen = state.scratch  # by place in the member lists
+    seen = state.scratch  # by index in the member lists
     seen[s.URGENT, : spec.urgent_members] = 0
     seen[s.OFFLINE, : spec.offline_members] = 0
     number_members(state, instance)
@@ -190,7 +190,7 @@ def begin_records(state, batch, size):
     context, urgent, left, miss_ps, taken = 0, 0, MAX_STEPS, s.NEVER, 0
     now, block_tokens = state.clock.now_ps, state.config.block_tokens
     for i in range(size):
-        request = state.requests[np.uint64(batch[i])]  # unsigned: no look at negative places
+        request = state.requests[np.uint64(batch[i])]  # unsigned: no test for negative indices
         generated = np.int64(request.generated_tokens)
         tokens = request.prompt_tokens + generated
         context += tokens
@@ -213,14 +213,14 @@ def begin_lanes(state, instance):
         open_lanes(state, instance)
     taken = hold_until(state, instance, spec.lane_steps + 1)
     for row in (s.URGENT, s.OFFLINE):
-        for place in range(laned(spec, row), member_count(spec, row)):
-            slot = state.members[row, instance, place]
+        for index in range(laned(spec, row), member_count(spec, row)):
+            slot = state.members[row, instance, index]
             request = state.requests[slot]
             if request.first_decode_ps == 0:
                 first_step(state, slot, now)
             taken += hold_tokens(request, request.prompt_tokens + np.int64(request.generated_tokens) + 1,
                                  state.config.block_tokens)
-            lay(state, instance, row, place, slot)
+            lay(state, instance, row, index, slot)
     spec.laned_urgent, spec.laned_offline = spec.urgent_members, spec.offline_members
     return min(MAX_STEPS, fewest_left(state, instance)), first_miss(state, instance), taken
 
@@ -275,13 +275,13 @@ def _advance_lanes(state, instance, steps, end_ps, ahead, first, last):
     usual = continuing if gap == first else 0
     if 0 < continuing != usual:
         state.itl[itl_bin(gap)] += continuing
-    for place in range(spec.seasoned_urgent, spec.laned_urgent):  # whose last token is one of its own
-        request = state.requests[state.members[s.URGENT, instance, place]]
+    for index in range(spec.seasoned_urgent, spec.laned_urgent):  # whose last token is one of its own
+        request = state.requests[state.members[s.URGENT, instance, index]]
         if not request.online:
             continue
         gap = first_ps - request.last_token_ps
-        gaps[place] = max(gaps[place], gap, last)
-        spec.lane_gap_ps = min(spec.lane_gap_ps, gaps[place])
+        gaps[index] = max(gaps[index], gap, last)
+        spec.lane_gap_ps = min(spec.lane_gap_ps, gaps[index])
         if request.counted:
             continuing += 1
             if gap == first:
@@ -338,8 +338,8 @@ def _check_tokens(state, instance, time_ps):
         if request.online and request.generated_tokens < request.output_tokens:
             check_token(state, slot, time_ps)
     if spec.lanes:
-        for place in range(spec.laned_urgent):
-            state.gaps[instance, LATEST, place] = state.requests[state.members[s.URGENT, instance, place]].latest_ps
+        for index in range(spec.laned_urgent):
+            state.gaps[instance, LATEST, index] = state.requests[state.members[s.URGENT, instance, index]].latest_ps
         spec.lane_miss_ps = UNKNOWN
 
 

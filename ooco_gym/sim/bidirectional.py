@@ -97,13 +97,13 @@ def _list(state, instance, block):
         return
     empty = empty_slots(state, instance, block)
     _note(state, instance, kind, empty, 1)
-    place = _list_place(state, kind, empty)
-    head = lists[place]
+    index = _list_place(state, kind, empty)
+    head = lists[index]
     pairs[block].before = NONE
     pairs[block].after = head
     if head >= 0:
         pairs[head].before = block
-    lists[place] = block
+    lists[index] = block
 
 
 @inner
@@ -156,8 +156,8 @@ def pair_need(state, instance, slot, reach):
     if more <= 0:
         return np.int64(0)
     if state.requests[slot].urgent:
-        room = size - state.pairs[instance, last].online_used if last >= 0 else 0
-        return max(np.int64(0), (more - room + size - 1) // size)
+        capacity = size - state.pairs[instance, last].online_used if last >= 0 else 0
+        return max(np.int64(0), (more - capacity + size - 1) // size)
     if last >= 0:
         more -= _room_at_home(state, instance, slot)
     return max(np.int64(0), np.int64(more))
@@ -169,15 +169,15 @@ def _room_at_home(state, instance, slot):
     pairs, block = state.pairs[instance], state.owned[slot, LAST]
     if state.requests[slot].host_tokens == 0:
         return empty_slots(state, instance, block)
-    room, rest, block = 0, 0, state.owned[slot, FIRST]
+    capacity, rest, block = 0, 0, state.owned[slot, FIRST]
     while block >= 0:
         empty = empty_slots(state, instance, block)
         back = min(empty, pairs[block].preempted)
-        room += back
+        capacity += back
         if pairs[block].offline_used + back > 0:  # else it is left to the online request (`_restore`)
             rest = empty - back
         block = pairs[block].offline_next
-    return room + rest
+    return capacity + rest
 
 
 @inner

@@ -21,17 +21,17 @@ FINISHED_OFFLINE, FINISHED_ONLINE = 0, 1  # levels of content that no request in
 
 # --- Places in a row of State.kv ------------------------------------------------------------------------------------
 @inner
-def _queue_place(state, level):
+def _queue_index(state, level):
     return state.config.index_size + 2 * level
 
 
 @inner
-def _spare_place(state):
+def _spare_index(state):
     return state.config.index_size + 2 * LEVELS
 
 
 @inner
-def _table_place(state, row):
+def _table_index(state, row):
     return state.config.index_size + 2 * LEVELS + state.config.block_tables + row * state.config.blocks_per_table
 
 
@@ -43,25 +43,25 @@ def tracked(state):
 
 # --- Keys -----------------------------------------------------------------------------------------------------------
 @inner
-def hash_place(state, slot, block):
+def hash_index(state, slot, block):
     """Place in State.hash_ids of the prefix hash that covers a request's `block`; -1 where its content is its own."""
     size = state.config.block_tokens
     end = (block + 1) * size
     if end > state.requests[slot].prompt_tokens or state.hash_ids.size == 0:
         return -1
-    place = state.hash_ids[slot] + (end - 1) // HASH_TOKENS
-    return place if place < state.hash_ids[slot + 1] else -1
+    index = state.hash_ids[slot] + (end - 1) // HASH_TOKENS
+    return index if index < state.hash_ids[slot + 1] else -1
 
 
 @inner
 def key_of(state, slot, block):
     """Key of a request's full block, never 0: the same for the same tokens from the prompt's beginning on."""
-    place = hash_place(state, slot, block)
-    if place < 0:
+    index = hash_index(state, slot, block)
+    if index < 0:
         return -((np.int64(slot) << 24) | block) - 1
     size = state.config.block_tokens
-    first = (place - state.hash_ids[slot]) * HASH_TOKENS // size
-    return np.int64(state.hash_ids[place]) * (HASH_TOKENS // size + 2) + (block - first) + 1
+    first = (index - state.hash_ids[slot]) * HASH_TOKENS // size
+    return np.int64(state.hash_ids[index]) * (HASH_TOKENS // size + 2) + (block - first) + 1
 
 
 # --- The index: from a key to the first block that holds it ---------------------------------------------------------
@@ -75,10 +75,10 @@ def _home(state, key):
 @inner
 def _probe(state, instance, key):
     """Place of a key in the index, or of the empty entry where it belongs."""
-    place, last, kv = _home(state, key), state.config.index_size - 1, state.kv[instance]
-    while kv[place] > 0 and state.blocks[instance, kv[place] - 1].key != key:
-        place = (place + 1) & last
-    return place
+    index, last, kv = _home(state, key), state.config.index_size - 1, state.kv[instance]
+    while kv[index] > 0 and state.blocks[instance, kv[index] - 1].key != key:
+        index = (index + 1) & last
+    return index
 
 
 @inner
@@ -90,13 +90,13 @@ def get_cached_block(state, instance, key):
 @inner
 def _insert(state, instance, block, key):
     blocks, kv = state.blocks[instance], state.kv[instance]
-    place = _probe(state, instance, key)
+    index = _probe(state, instance, key)
     blocks[block].key = key
     blocks[block].twin = NONE
-    if kv[place] == 0:
-        kv[place] = block + 1
+    if kv[index] == 0:
+        kv[index] = block + 1
         return
-    last = kv[place] - 1
+    last = kv[index] - 1
     while blocks[last].twin >= 0:
         last = blocks[last].twin
     blocks[last].twin = block
@@ -109,8 +109,8 @@ def _forget(state, instance, block):
     key = blocks[block].key
     if key == 0:
         return
-    place = _probe(state, instance, key)
-    first, after = kv[place] - 1, blocks[block].twin
+    index = _probe(state, instance, key)
+    first, after = kv[index] - 1, blocks[block].twin
     blocks[block].key = 0
     blocks[block].twin = NONE
     if first != block:
@@ -118,55 +118,55 @@ def _forget(state, instance, block):
             first = blocks[first].twin
         blocks[first].twin = after
     elif after >= 0:
-        kv[place] = after + 1
+        kv[index] = after + 1
     else:
-        _close_gap(state, instance, place)
+        _close_gap(state, instance, index)
 
 
 @inner
-def _close_gap(state, instance, place):
+def _close_gap(state, instance, index):
     """Empties an entry; those behind it that belong further ahead move up, so that probing still finds them."""
     kv, last = state.kv[instance], state.config.index_size - 1
-    kv[place] = 0
-    ahead = (place + 1) & last
+    kv[index] = 0
+    ahead = (index + 1) & last
     while kv[ahead] > 0:
         home = _home(state, state.blocks[instance, kv[ahead] - 1].key)
-        if ((ahead - home) & last) >= ((ahead - place) & last):
-            kv[place] = kv[ahead]
+        if ((ahead - home) & last) >= ((ahead - index) & last):
+            kv[index] = kv[ahead]
             kv[ahead] = 0
-            place = ahead
+            index = ahead
         ahead = (ahead + 1) & last
 
 
 # --- Queues of blocks that may be taken -----------------------------------------------------------------------------
 @inner
 def _push(state, instance, block, level, at_head):
-    blocks, kv, place = state.blocks[instance], state.kv[instance], _queue_place(state, level)
-    head, tail = kv[place], kv[place + 1]
+    blocks, kv, index = state.blocks[instance], state.kv[instance], _queue_index(state, level)
+    head, tail = kv[index], kv[index + 1]
     one = blocks[block]
     one.level = level
     one.previous, one.next = (NONE, head) if at_head else (tail, NONE)
     if head < 0:
-        kv[place], kv[place + 1] = block, block
+        kv[index], kv[index + 1] = block, block
     elif at_head:
         blocks[head].previous = block
-        kv[place] = block
+        kv[index] = block
     else:
         blocks[tail].next = block
-        kv[place + 1] = block
+        kv[index + 1] = block
 
 
 @inner
 def _unlink(state, instance, block):
     blocks, kv = state.blocks[instance], state.kv[instance]
     one = blocks[block]
-    place = _queue_place(state, one.level)
+    index = _queue_index(state, one.level)
     if one.previous < 0:
-        kv[place] = one.next
+        kv[index] = one.next
     else:
         blocks[one.previous].next = one.next
     if one.next < 0:
-        kv[place + 1] = one.previous
+        kv[index + 1] = one.previous
     else:
         blocks[one.next].previous = one.previous
 
@@ -175,9 +175,9 @@ def _unlink(state, instance, block):
 def _get_new_block(state, instance):
     """Takes the block whose content is worth least; its content is forgotten."""
     kv, level = state.kv[instance], 0
-    while kv[_queue_place(state, level)] < 0:  # callers have counted: there is one
+    while kv[_queue_index(state, level)] < 0:  # callers have counted: there is one
         level += 1
-    block = kv[_queue_place(state, level)]
+    block = kv[_queue_index(state, level)]
     _unlink(state, instance, block)
     _forget(state, instance, block)
     return block
@@ -199,7 +199,7 @@ def worthless(state, instance, most):
     """How many of the blocks that would be taken next, at most `most`, hold nothing that is known to be wanted."""
     blocks, by_task, count = state.blocks[instance], state.config.kv_priority, 0
     for level in range(FINISHED_ONLINE + 1):
-        block = state.kv[instance, _queue_place(state, level)]
+        block = state.kv[instance, _queue_index(state, level)]
         while block >= 0 and count < most and (by_task or blocks[block].key == 0):
             count += 1
             block = blocks[block].next
@@ -212,18 +212,18 @@ def new_table(state, instance, slot):
     """Gives a request that starts running a block table, empty."""
     spec = state.instances[instance]
     spec.rows_free -= 1
-    state.requests[slot].row = state.kv[instance, _spare_place(state) + spec.rows_free]
+    state.requests[slot].row = state.kv[instance, _spare_index(state) + spec.rows_free]
 
 
 @inner
 def append_new_blocks(state, instance, slot, more):
     """Takes `more` blocks for a request, at the end of its table."""
     request = state.requests[slot]
-    place = _table_place(state, request.row) + request.blocks
+    index = _table_index(state, request.row) + request.blocks
     for i in range(more):
         block = _get_new_block(state, instance)
         state.blocks[instance, block].references = 1
-        state.kv[instance, place + i] = block
+        state.kv[instance, index + i] = block
 
 
 @inner
@@ -242,22 +242,22 @@ def find_longest_cache_hit(state, instance, slot, most):
 @inner
 def touch(state, instance, slot, count):
     """Puts the first `count` blocks of a request, all of them there, into its empty table."""
-    place = _table_place(state, state.requests[slot].row)
+    index = _table_index(state, state.requests[slot].row)
     for i in range(count):
         block = get_cached_block(state, instance, key_of(state, slot, i))
         one = state.blocks[instance, block]
         if one.references == 0:
             _unlink(state, instance, block)
         one.references += 1
-        state.kv[instance, place + i] = block
+        state.kv[instance, index + i] = block
 
 
 @inner
 def cache_full_blocks(state, instance, slot, first, end):
     """Makes a request's blocks `first` to `end` - 1, full with this iteration, findable."""
-    place = _table_place(state, state.requests[slot].row)
+    index = _table_index(state, state.requests[slot].row)
     for i in range(first, end):
-        block = state.kv[instance, place + i]
+        block = state.kv[instance, index + i]
         if state.blocks[instance, block].key == 0:
             _insert(state, instance, block, key_of(state, slot, i))
 
@@ -265,9 +265,9 @@ def cache_full_blocks(state, instance, slot, first, end):
 @inner
 def uncache_blocks(state, instance, slot, first, end):
     """Takes the names of blocks that a request will not fill now, except those that other requests read."""
-    place = _table_place(state, state.requests[slot].row)
+    index = _table_index(state, state.requests[slot].row)
     for i in range(first, end):
-        block = state.kv[instance, place + i]
+        block = state.kv[instance, index + i]
         if state.blocks[instance, block].references == 1:
             _forget(state, instance, block)
 
@@ -279,9 +279,9 @@ def free_table(state, instance, slot, wanted):
     Returns how many of the blocks no request reads any more.
     """
     spec, request = state.instances[instance], state.requests[slot]
-    place, idle = _table_place(state, request.row), 0
+    index, idle = _table_index(state, request.row), 0
     for i in range(request.blocks - 1, -1, -1):
-        block = state.kv[instance, place + i]
+        block = state.kv[instance, index + i]
         one = state.blocks[instance, block]
         one.references -= 1
         if one.references > 0:
@@ -289,16 +289,16 @@ def free_table(state, instance, slot, wanted):
         idle += 1
         one.online = request.online
         if one.key != 0:
-            where = hash_place(state, slot, i)
+            where = hash_index(state, slot, i)
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
             if wanted and state.config.kv_priority:
                 level = max(level, 2) if not request.online else LEVELS - 1
             _push(state, instance, block, level, False)
     for i in range(request.blocks):
-        block = state.kv[instance, place + i]
+        block = state.kv[instance, index + i]
         if state.blocks[instance, block].references == 0 and state.blocks[instance, block].key == 0:
             _push(state, instance, block, 0, True)
-    state.kv[instance, _spare_place(state) + spec.rows_free] = request.row
+    state.kv[instance, _spare_index(state) + spec.rows_free] = request.row
     spec.rows_free += 1
     request.row = NONE
     return idle
@@ -311,8 +311,8 @@ def note_demand(state, slot, change):
     if state.config.kv_priority == 0 or state.hash_ids.size == 0 or not tracked(state):
         return
     sub_blocks = HASH_TOKENS // state.config.block_tokens + 2
-    for place in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
-        shared = state.hash_ids[place]
+    for index in range(state.hash_ids[slot], state.hash_ids[slot + 1]):
+        shared = state.hash_ids[index]
         state.reuse[shared] += change
         for instance in range(state.instances.size):
             for i in range(sub_blocks):

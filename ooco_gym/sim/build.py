@@ -119,7 +119,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         settings: fields of `State.config` that the policy sets (`Policy.settings()`).
         class_blind: offline requests are scheduled as online ones.
         bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
-        log_capacity: room for logged events; 0 is off.
+        log_capacity: logged events that are kept; 0 is off.
 
     Raises:
         UserError: the SLO cannot be met even by one token.
@@ -332,7 +332,7 @@ def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch:
 
 
 def fill_pool(state: s.State, trace: Trace, max_batch: int) -> None:
-    """Fills the arrays that `pool_for` made room for; settings are in State.config by now."""
+    """Fills the arrays that `pool_for` sized; settings are in State.config by now."""
     state.requests["row"] = -1
     state.requests["cached_tokens"] = -1
     first_seen = None

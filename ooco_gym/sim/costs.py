@@ -77,12 +77,12 @@ def steps_within(state, table, batch_size, context, bound_ps):
     """How many steps in a row stay within `bound_ps` each, at most MAX_STEPS (0: not even the first)."""
     most, lines = np.int64(MAX_STEPS), state.decode_lines[table, batch_size]
     for line in (0, 2):
-        room = bound_ps - lines[line] - lines[line + 1] * context
-        if room < 0:
+        capacity = bound_ps - lines[line] - lines[line + 1] * context
+        if capacity < 0:
             return np.int64(0)
         growth = lines[line + 1] * batch_size
         if growth > 0:
-            most = min(most, room // growth + 1)
+            most = min(most, capacity // growth + 1)
     return most
 
 

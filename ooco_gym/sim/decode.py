@@ -198,10 +198,10 @@ def _finished_on_lanes(state, instance):
     spec, found = state.instances[instance], 0
     for row in (s.URGENT, s.OFFLINE):
         finish_at = state.lanes[instance, FINISH + row]
-        for place in range(laned(spec, row)):
-            if finish_at[place] <= spec.lane_steps:
-                write_record(state, instance, row, place)
-                state.picks[found] = state.members[row, instance, place]
+        for index in range(laned(spec, row)):
+            if finish_at[index] <= spec.lane_steps:
+                write_record(state, instance, row, index)
+                state.picks[found] = state.members[row, instance, index]
                 found += 1
     return found
 

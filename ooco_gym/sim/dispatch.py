@@ -54,12 +54,12 @@ def gather_waiting(state, instance):
     most = spec.free_blocks * state.config.block_tokens - 1  # tokens, with space for the next one
     size = spec.window_size
     if size > 0 and window[SHORTEST_LENGTH, size - 1] <= most:  # the longest fits, and so do all
-        for place in range(size):
-            picks[place] = slots[place]
+        for index in range(size):
+            picks[index] = slots[index]
         return size
-    for place in range(size):
-        picks[found] = slots[place]
-        found += lengths[place] <= most
+    for index in range(size):
+        picks[found] = slots[index]
+        found += lengths[index] <= most
     return found
 
 
@@ -282,7 +282,7 @@ def _make_room(state, instance, evict_hook):
 # --- A prefilled request --------------------------------------------------------------------------------------------
 @inlined
 def place(state, slot, queued, route, evict_hook):
-    """Finds a prefilled request its place to decode. Returns UNANSWERED, DONE, or -1 where it must wait.
+    """Finds a prefilled request an instance to decode on. Returns UNANSWERED, DONE, or -1 where it must wait.
 
     `queued` says whether it is in the queue for a decode instance, which it then leaves.
     """

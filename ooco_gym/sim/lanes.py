@@ -5,7 +5,7 @@ it is one number for the whole instance (`lane_steps`), and what depends on the 
 in the order of the member lists: at which step it has all its tokens, how long it was at step 0, the longest time
 between two of its tokens, when its TPOT miss becomes certain. A processor takes many entries of a lane at once, where
 the loop over them changes nothing else. How many need a block at a step depends on where in its last block each one
-stands: so many are counted for each place.
+stands: they are counted by that.
 
 Lanes hold while every member takes part in every run. The first `laned` members of a list have them, the first
 `seasoned` of these have made a step on them: members join at the end of their list and keep their order. A record is
@@ -63,19 +63,19 @@ def open_lanes(state, instance):
 
 
 @inlined
-def lay(state, instance, row, place, slot):
+def lay(state, instance, row, index, slot):
     """Lays the lanes of a member whose record is up to date and has the blocks that its next token needs, no more."""
     spec, request, lanes = state.instances[instance], state.requests[slot], state.lanes[instance]
     generated = np.int64(request.generated_tokens)
     finish = spec.lane_steps + request.output_tokens - generated
-    lanes[FINISH + row, place] = finish
+    lanes[FINISH + row, index] = finish
     base = request.prompt_tokens + generated - spec.lane_steps
-    lanes[BASE + row, place] = base
+    lanes[BASE + row, index] = base
     state.ends[instance, base % state.config.block_tokens] += 1
     spec.lane_first = min(spec.lane_first, finish)
     if row == s.URGENT:
-        state.gaps[instance, GAP, place] = request.max_gap_ps
-        state.gaps[instance, LATEST, place] = request.latest_ps
+        state.gaps[instance, GAP, index] = request.max_gap_ps
+        state.gaps[instance, LATEST, index] = request.latest_ps
         spec.lane_gap_ps = min(spec.lane_gap_ps, request.max_gap_ps)
         spec.lane_miss_ps = min(spec.lane_miss_ps, request.latest_ps)
 
@@ -90,10 +90,10 @@ def hold_until(state, instance, step):
     if steps >= size:  # each of them as many more as there are whole blocks in it
         taken = steps // size * (spec.laned_urgent + spec.laned_offline)
         steps %= size
-    place = -spec.lane_held % size  # of the members with full blocks so far
+    index = -spec.lane_held % size  # of the members with full blocks so far
     for _ in range(steps):
-        taken += ends[place]
-        place = place - 1 if place > 0 else size - 1
+        taken += ends[index]
+        index = index - 1 if index > 0 else size - 1
     spec.lane_held, spec.stale = step, 1
     return taken
 
@@ -118,10 +118,10 @@ def fewest_left(state, instance):
 
 @inlined
 def _first_of(values):
-    """The least of some numbers, times 2**32, plus the place of the first that has it."""
+    """The least of some numbers, times 2**32, plus the index of the first that has it."""
     least = np.int64(values[0]) << 32
-    for place in range(values.size):
-        least = min(least, (np.int64(values[place]) << 32) | place)
+    for index in range(values.size):
+        least = min(least, (np.int64(values[index]) << 32) | index)
     return least
 
 
@@ -131,8 +131,8 @@ def first_miss(state, instance):
     spec = state.instances[instance]
     if spec.lane_miss_ps == UNKNOWN:
         first, latest = np.int64(s.NEVER), state.gaps[instance, LATEST, : spec.laned_urgent]
-        for place in range(latest.size):
-            first = min(first, latest[place])
+        for index in range(latest.size):
+            first = min(first, latest[index])
         spec.lane_miss_ps = first
     return spec.lane_miss_ps
 
@@ -156,16 +156,16 @@ def gather_lengths(state, instance, row, lengths, slots):
     if spec.lanes and spec.decodable == spec.urgent_members + spec.offline_members:
         first = count = np.int64(laned(spec, row))
         base, steps = state.lanes[instance, BASE + row, :count], spec.lane_steps
-        for place in range(base.size):
-            lengths[place] = base[place] + steps
-        for place in range(base.size):
-            slots[place] = members[place]
+        for index in range(base.size):
+            lengths[index] = base[index] + steps
+        for index in range(base.size):
+            slots[index] = members[index]
     else:
         write_down(state, instance)
-    for place in range(first, size):
-        request = state.requests[members[place]]
+    for index in range(first, size):
+        request = state.requests[members[index]]
         if request.status == s.RESIDENT:
-            lengths[count], slots[count] = request.prompt_tokens + request.generated_tokens, members[place]
+            lengths[count], slots[count] = request.prompt_tokens + request.generated_tokens, members[index]
             count += 1
     return count
 
@@ -178,22 +178,22 @@ def stretch_gaps(state, instance, gap_ps):
     if gap_ps <= spec.lane_gap_ps:
         return
     spec.lane_gap_ps, gaps = gap_ps, state.gaps[instance, GAP, : spec.seasoned_urgent]
-    for place in range(gaps.size):
-        gaps[place] = max(gaps[place], gap_ps)
+    for index in range(gaps.size):
+        gaps[index] = max(gaps[index], gap_ps)
 
 
 @inlined
-def write_record(state, instance, row, place):
+def write_record(state, instance, row, index):
     """Brings the record of a member with lanes up to date."""
     spec, lanes = state.instances[instance], state.lanes[instance]
-    request = state.requests[state.members[row, instance, place]]
-    finish = np.int64(lanes[FINISH + row, place])
+    request = state.requests[state.members[row, instance, index]]
+    finish = np.int64(lanes[FINISH + row, index])
     request.generated_tokens = request.output_tokens - (finish - spec.lane_steps)
-    request.blocks = blocks_for(state, lanes[BASE + row, place] + spec.lane_held)
-    if place < seasoned(spec, row):
+    request.blocks = blocks_for(state, lanes[BASE + row, index] + spec.lane_held)
+    if index < seasoned(spec, row):
         request.last_token_ps = spec.lane_token_ps
     if request.online:
-        request.max_gap_ps = state.gaps[instance, GAP, place]
+        request.max_gap_ps = state.gaps[instance, GAP, index]
 
 
 @inlined
@@ -203,9 +203,9 @@ def write_slot(state, instance, slot):
     if spec.stale == 0:
         return
     members = state.members[row, instance, : laned(spec, row)]
-    for place in range(members.size):
-        if members[place] == slot:
-            write_record(state, instance, row, place)
+    for index in range(members.size):
+        if members[index] == slot:
+            write_record(state, instance, row, index)
             return
 
 
@@ -222,8 +222,8 @@ def write_batch(state, instance):
         size = np.int64(laned(spec, row))
         if composed:
             size = member_count(spec, row)
-        for place in range(size):
-            batch[count] = state.members[row, instance, place]
+        for index in range(size):
+            batch[count] = state.members[row, instance, index]
             count += 1
     batch[count : max(count, spec.running)] = -1
 
@@ -236,8 +236,8 @@ def write_down(state, instance):
     if spec.stale == 0:
         return
     for row in (s.URGENT, s.OFFLINE):
-        for place in range(laned(spec, row)):
-            write_record(state, instance, row, place)
+        for index in range(laned(spec, row)):
+            write_record(state, instance, row, index)
     spec.stale = 0
 
 
@@ -249,27 +249,27 @@ def drop_lanes(state, instance):
 
 
 @inlined
-def leave_lanes(state, instance, row, place, request):
+def leave_lanes(state, instance, row, index, request):
     """A member leaves its list: those behind it move up, in the lanes too."""
     spec, lanes = state.instances[instance], state.lanes[instance]
-    if spec.lanes == 0 or place >= laned(spec, row):
+    if spec.lanes == 0 or index >= laned(spec, row):
         return
     last = laned(spec, row) - 1
-    if lanes[FINISH + row, place] == spec.lane_first:
+    if lanes[FINISH + row, index] == spec.lane_first:
         spec.lane_first = UNKNOWN
-    state.ends[instance, lanes[BASE + row, place] % state.config.block_tokens] -= 1
-    close_gap(lanes[FINISH + row], place, last)
-    close_gap(lanes[BASE + row], place, last)
+    state.ends[instance, lanes[BASE + row, index] % state.config.block_tokens] -= 1
+    close_gap(lanes[FINISH + row], index, last)
+    close_gap(lanes[BASE + row], index, last)
     if row == s.OFFLINE:
         spec.laned_offline = last
-        spec.seasoned_offline -= place < spec.seasoned_offline
+        spec.seasoned_offline -= index < spec.seasoned_offline
         return
-    if state.gaps[instance, LATEST, place] == spec.lane_miss_ps:
+    if state.gaps[instance, LATEST, index] == spec.lane_miss_ps:
         spec.lane_miss_ps = UNKNOWN
-    close_gap(state.gaps[instance, GAP], place, last)
-    close_gap(state.gaps[instance, LATEST], place, last)
+    close_gap(state.gaps[instance, GAP], index, last)
+    close_gap(state.gaps[instance, LATEST], index, last)
     spec.laned_urgent = last
-    if place < spec.seasoned_urgent:
+    if index < spec.seasoned_urgent:
         spec.seasoned_urgent -= 1
         spec.lane_counted -= request.online & request.counted
 

@@ -202,7 +202,7 @@ def finish(state, slot):
 def evict(state, slot):
     """Takes the KV memory of a resident request; it is recomputed later, what it generated is kept.
 
-    It goes back to the head of the queue of the instance that it came from (OOCO leaves the place open).
+    It goes back to the head of the queue of the instance that it came from (OOCO leaves the position open).
     """
     request = state.requests[slot]
     instance = request.instance

@@ -113,9 +113,9 @@ def end_mixed(state, instance):
     begun, now, batch = spec.start_ps, state.clock.now_ps, state.members[s.BATCH, instance]
     gap_ps = now - begun
     spec.online_tokens, spec.offline_tokens = 0, 0
-    usual, place = 0, 0
-    while place < spec.running:
-        slot = batch[np.uint64(place)]
+    usual, index = 0, 0
+    while index < spec.running:
+        slot = batch[np.uint64(index)]
         request = state.requests[np.uint64(slot)]
         new = request.num_scheduled_tokens
         generated = request.generated_tokens + 1
@@ -131,10 +131,10 @@ def end_mixed(state, instance):
                 if gap_ps > request.max_gap_ps:  # noqa: PLR1730 (a store that changes nothing costs time too)
                     request.max_gap_ps = gap_ps
         elif new > 0 and _computed(state, instance, slot):
-            leave_running(state, instance, place)
+            leave_running(state, instance, index)
             finish(state, slot)
             continue
-        place += 1
+        index += 1
     if usual > 0:
         state.itl[itl_bin(gap_ps)] += usual
     if gap_ps > state.config.inter_token_slo_ps:

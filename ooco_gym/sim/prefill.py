@@ -24,7 +24,7 @@ from ooco_gym.sim.queues import (
 
 @inlined
 def prompt_blocks(state, slot):
-    """Blocks that a prefill of this request takes, room for its next token included."""
+    """Blocks that a prefill of this request takes, that of its next token included."""
     return blocks_for(state, length(state, slot) + 1)
 
 
@@ -35,13 +35,13 @@ def prefill_fits(state, instance, slot):
 
 
 @inlined
-def _admit(state, instance, slot, place):
+def _admit(state, instance, slot, index):
     request = state.requests[slot]
     dequeue(state, instance, slot)
     request.blocks = prompt_blocks(state, slot)
     take_blocks(state, instance, request.blocks)
     request.status = s.PREFILLING
-    state.members[s.BATCH, instance, place] = slot
+    state.members[s.BATCH, instance, index] = slot
 
 
 @inlined
@@ -201,7 +201,7 @@ def charge_waste(state, slot, tokens, time_ps):
 
 @inlined
 def end_prefill(state, instance):
-    """A prefill is over, or stopped: first tokens, and a place to decode is asked for."""
+    """A prefill is over, or stopped: first tokens, and the rule is asked where to decode."""
     spec = state.instances[instance]
     now, online = state.clock.now_ps, spec.activity == s.PREFILL_ONLINE
     spec.activity = s.IDLE

@@ -99,7 +99,7 @@ def enqueue_by_arrival(state, instance, slot):
     if after < 0 or before < 0:
         enqueue(state, instance, slot, after >= 0)
         return
-    enqueue(state, instance, slot, True)  # counts it; then it moves to its place
+    enqueue(state, instance, slot, True)  # counts it; then it moves to its position
     head, tail = (spec.online_head, spec.online_tail) if request.urgent else (spec.offline_head, spec.offline_tail)
     head, tail = unlink(requests, head, tail, slot)
     if request.urgent:
@@ -153,8 +153,8 @@ def leave_push_queue(state, slot):
 def number_members(state, instance):
     """Writes to each member's record its index in its list: indices change whenever a member leaves."""
     for row in range(2):
-        for place in range(member_count(state.instances[instance], row)):
-            state.requests[state.members[row, instance, place]].position = place
+        for index in range(member_count(state.instances[instance], row)):
+            state.requests[state.members[row, instance, index]].position = index
 
 
 @inlined
@@ -162,8 +162,8 @@ def add_member(state, instance, slot):
     """Adds a request at the end of its class's member list."""
     spec, request = state.instances[instance], state.requests[slot]
     row = 0 if request.urgent else 1
-    place = member_count(spec, row)
-    state.members[row, instance, place] = slot
+    index = member_count(spec, row)
+    state.members[row, instance, index] = slot
     if row == 0:
         spec.urgent_members += 1
     else:
@@ -220,7 +220,7 @@ def has_capacity(state, instance):
 
 
 # --- The event heap: one entry for each source (an instance or a link) ----------------------------------------------
-# heap[0, source] is the time, heap[1, place] the source there, heap[2, source] the place (-1: not in the heap).
+# heap[0, source] is the time, heap[1, index] the source there, heap[2, source] the index (-1: not in the heap).
 @inner
 def _before(heap, a, b):
     return heap[0, a] < heap[0, b] or (heap[0, a] == heap[0, b] and a < b)
@@ -234,20 +234,20 @@ def _swap(heap, i, j):
 
 
 @inlined
-def _sift(heap, size, place):
-    while place > 0 and _before(heap, heap[1, place], heap[1, (place - 1) // 2]):
-        _swap(heap, place, (place - 1) // 2)
-        place = (place - 1) // 2
+def _sift(heap, size, index):
+    while index > 0 and _before(heap, heap[1, index], heap[1, (index - 1) // 2]):
+        _swap(heap, index, (index - 1) // 2)
+        index = (index - 1) // 2
     while True:
-        child = 2 * place + 1
+        child = 2 * index + 1
         if child >= size:
             return
         if child + 1 < size and _before(heap, heap[1, child + 1], heap[1, child]):
             child += 1
-        if not _before(heap, heap[1, child], heap[1, place]):
+        if not _before(heap, heap[1, child], heap[1, index]):
             return
-        _swap(heap, place, child)
-        place = child
+        _swap(heap, index, child)
+        index = child
 
 
 @inlined
@@ -256,10 +256,10 @@ def schedule(state, source, time_ps):
     heap = state.heap
     heap[0, source] = time_ps
     if heap[2, source] < 0:
-        place = state.queues.heap_size
+        index = state.queues.heap_size
         state.queues.heap_size += 1
-        heap[1, place] = source
-        heap[2, source] = place
+        heap[1, index] = source
+        heap[2, source] = index
     _sift(heap, state.queues.heap_size, heap[2, source])
 
 
@@ -267,15 +267,15 @@ def schedule(state, source, time_ps):
 def cancel(state, source):
     """Removes the event of `source`, if it has one."""
     heap = state.heap
-    place = heap[2, source]
-    if place < 0:
+    index = heap[2, source]
+    if index < 0:
         return
     last = state.queues.heap_size - 1
-    _swap(heap, place, last)
+    _swap(heap, index, last)
     state.queues.heap_size = last
     heap[2, source] = NONE
-    if place < last:
-        _sift(heap, last, place)
+    if index < last:
+        _sift(heap, last, index)
 
 
 @inner

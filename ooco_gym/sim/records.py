@@ -17,9 +17,9 @@ CACHE_LINE = 64
 def aligned_zeros(shape: int | tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Zeros that begin with a line of the processor's cache."""
     size = int(np.prod(shape)) * dtype.itemsize
-    room = np.zeros(size + CACHE_LINE, np.uint8)
-    start = -room.ctypes.data % CACHE_LINE
-    return room[start : start + size].view(dtype).reshape(shape)
+    capacity = np.zeros(size + CACHE_LINE, np.uint8)
+    start = -capacity.ctypes.data % CACHE_LINE
+    return capacity[start : start + size].view(dtype).reshape(shape)
 
 
 def bytes_of(array: np.ndarray) -> np.ndarray:

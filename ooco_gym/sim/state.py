@@ -185,7 +185,7 @@ def share_tables(state: State, other: State) -> State:
 
 def copy_state(state: State) -> State:
     """Copies an episode: every array but those of `SHARED`."""
-    return State(*(value if name in SHARED else copy_of(value) for name, value in state._asdict().items()))
+    return State._make(value if name in SHARED else copy_of(value) for name, value in state._asdict().items())
 
 
 STATE_TYPE = typeof(empty_state(1, 1, 1, 1, 1, 1, 2))

@@ -10,12 +10,10 @@ one above them that says whether any is set, and so on: next and previous are fo
 levels.
 """
 
-from typing import Any
 
 import numpy as np
-from numba.cpython.unsafe import numbers
 
-from ooco_gym.compile import inlined, inner
+from ooco_gym.compile import inlined, inner, leading_zeros, trailing_zeros
 from ooco_gym.sim.state import BUCKETS
 
 FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH, WINDOW_ROWS = range(5)  # rows of State.waiting_window
@@ -25,18 +23,18 @@ FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH, WINDOW_ROWS = range(5)  # rows o
 def join_window(state, instance, slot, tokens, first):
     """Adds a request that joins the queue at its head, or at its end: there, if none waits beyond the window."""
     spec, window = state.instances[instance], state.waiting_window[instance]
-    size, room = spec.window_size, window.shape[1]
-    if room == 0 or (size == room and not first):
+    size, capacity = spec.window_size, window.shape[1]
+    if capacity == 0 or (size == capacity and not first):
         return
-    if first and size == room:
+    if first and size == capacity:
         size -= 1
         _leave_order(window, window[FIRST, size], size + 1)
-    place = size
+    index = size
     if first:
-        place = 0
+        index = 0
         open_gap(window[FIRST], 0, size)
         open_gap(window[FIRST_LENGTH], 0, size)
-    window[FIRST, place], window[FIRST_LENGTH, place] = slot, tokens
+    window[FIRST, index], window[FIRST_LENGTH, index] = slot, tokens
     _join_order(window, slot, tokens, size, first)
     spec.window_size = size + 1
 
@@ -45,13 +43,13 @@ def join_window(state, instance, slot, tokens, first):
 def leave_window(state, instance, slot):
     """Takes out a request that has left the queue; the first one beyond the window, if there is one, moves up."""
     spec, window = state.instances[instance], state.waiting_window[instance]
-    last, place = spec.window_size - 1, 0
-    while place <= last and window[FIRST, place] != slot:
-        place += 1
-    if place > last:
+    last, index = spec.window_size - 1, 0
+    while index <= last and window[FIRST, index] != slot:
+        index += 1
+    if index > last:
         return
-    close_gap(window[FIRST], place, last)
-    close_gap(window[FIRST_LENGTH], place, last)
+    close_gap(window[FIRST], index, last)
+    close_gap(window[FIRST_LENGTH], index, last)
     _leave_order(window, slot, last + 1)
     spec.window_size = last
     if spec.offline_waiting > last:
@@ -77,41 +75,38 @@ def _tokens(state, slot):
 @inlined
 def _join_order(window, slot, tokens, size, first):
     """Of equals, the first in the queue goes first."""
-    lengths, place = window[SHORTEST_LENGTH, :size], 0
+    lengths, index = window[SHORTEST_LENGTH, :size], 0
     for other in range(lengths.size):
-        place += (lengths[other] < tokens) | ((lengths[other] == tokens) & (not first))
-    open_gap(window[SHORTEST], place, size)
-    open_gap(window[SHORTEST_LENGTH], place, size)
-    window[SHORTEST, place], window[SHORTEST_LENGTH, place] = slot, tokens
+        index += (lengths[other] < tokens) | ((lengths[other] == tokens) & (not first))
+    open_gap(window[SHORTEST], index, size)
+    open_gap(window[SHORTEST_LENGTH], index, size)
+    window[SHORTEST, index], window[SHORTEST_LENGTH, index] = slot, tokens
 
 
 @inlined
 def _leave_order(window, slot, size):
-    place = 0
-    while window[SHORTEST, place] != slot:
-        place += 1
-    close_gap(window[SHORTEST], place, size - 1)
-    close_gap(window[SHORTEST_LENGTH], place, size - 1)
+    index = 0
+    while window[SHORTEST, index] != slot:
+        index += 1
+    close_gap(window[SHORTEST], index, size - 1)
+    close_gap(window[SHORTEST_LENGTH], index, size - 1)
 
 
 @inlined
-def close_gap(values, place, last):
-    """Moves what stands behind `place`, up to `last`, one to the window."""
-    part = values[place : last + 1]  # from here on no place is negative: a processor moves many at once
+def close_gap(values, index, last):
+    """Moves what stands behind `index`, up to `last`, one to the window."""
+    part = values[index : last + 1]  # from here on no index is negative: a processor moves many at once
     for other in range(part.size - 1):
         part[other] = part[other + 1]
 
 
 @inlined
-def open_gap(values, place, size):
-    """Moves what stands from `place` on, of `size` entries, one back."""
-    part = values[place : size + 1]
+def open_gap(values, index, size):
+    """Moves what stands from `index` on, of `size` entries, one back."""
+    part = values[index : size + 1]
     for other in range(part.size - 1, 0, -1):
         part[other] = part[other - 1]
 
-
-leading_zeros: Any = numbers.leading_zeros
-trailing_zeros: Any = numbers.trailing_zeros
 
 NONE = -1
 ONE, ALL_BITS = np.uint64(1), np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -159,10 +154,10 @@ def bucket_of(tokens):
 @inner
 def set_waiting(state, instance, slot, on):
     """Notes that a request waits on an instance, or does so no longer."""
-    bits, place, offset, size = state.waiting[instance], np.int64(rank_of(state, slot)), 0, state.requests.size
+    bits, index, offset, size = state.waiting[instance], np.int64(rank_of(state, slot)), 0, state.requests.size
     while True:
         size = (size + 63) // 64
-        word, bit = offset + (place >> 6), ONE << np.uint64(place & 63)
+        word, bit = offset + (index >> 6), ONE << np.uint64(index & 63)
         if on:
             bits[word] |= bit
         else:
@@ -172,52 +167,52 @@ def set_waiting(state, instance, slot, on):
         if size <= 1:
             return
         offset += size
-        place >>= 6
+        index >>= 6
 
 
 @inner
 def next_in_order(state, instance, rank):
     """The waiting offline request of the smallest rank from `rank` on, or -1."""
-    bits, place, offset, size, depth = state.waiting[instance], np.int64(rank), 0, state.requests.size, 0
-    if place >= size:
+    bits, index, offset, size, depth = state.waiting[instance], np.int64(rank), 0, state.requests.size, 0
+    if index >= size:
         return NONE
-    while True:  # up, until something is set at or behind the place
+    while True:  # up, until something is set at or behind the index
         size = (size + 63) // 64
         rest = np.uint64(0)
-        if place >> 6 < size:
-            rest = bits[offset + (place >> 6)] & (ALL_BITS << np.uint64(place & 63))
+        if index >> 6 < size:
+            rest = bits[offset + (index >> 6)] & (ALL_BITS << np.uint64(index & 63))
         if rest != 0:
-            place = (place >> 6 << 6) + np.int64(trailing_zeros(rest))
+            index = (index >> 6 << 6) + np.int64(trailing_zeros(rest))
             break
         if size <= 1:
             return NONE
         offset += size
-        place = (place >> 6) + 1
+        index = (index >> 6) + 1
         depth += 1
-    return slot_at(state, _descend(state, instance, place, depth, False))
+    return slot_at(state, _descend(state, instance, index, depth, False))
 
 
 @inner
 def previous_in_order(state, instance, rank):
     """The waiting offline request of the largest rank up to `rank`, or -1."""
-    bits, place, offset, size, depth = state.waiting[instance], np.int64(rank), 0, state.requests.size, 0
-    place = min(place, size - 1)
-    while place >= 0:
+    bits, index, offset, size, depth = state.waiting[instance], np.int64(rank), 0, state.requests.size, 0
+    index = min(index, size - 1)
+    while index >= 0:
         size = (size + 63) // 64
-        rest = bits[offset + (place >> 6)] & (ALL_BITS >> np.uint64(63 - (place & 63)))
+        rest = bits[offset + (index >> 6)] & (ALL_BITS >> np.uint64(63 - (index & 63)))
         if rest != 0:
-            place = (place >> 6 << 6) + 63 - np.int64(leading_zeros(rest))
-            return slot_at(state, _descend(state, instance, place, depth, True))
+            index = (index >> 6 << 6) + 63 - np.int64(leading_zeros(rest))
+            return slot_at(state, _descend(state, instance, index, depth, True))
         if size <= 1:
             return NONE
         offset += size
-        place = (place >> 6) - 1
+        index = (index >> 6) - 1
         depth += 1
     return NONE
 
 
 @inner
-def _descend(state, instance, place, depth, last):
+def _descend(state, instance, index, depth, last):
     """From a set bit `depth` levels up, the rank of the first (or last) request below it."""
     bits = state.waiting[instance]
     for level in range(depth - 1, -1, -1):
@@ -225,6 +220,6 @@ def _descend(state, instance, place, depth, last):
         for _ in range(level):
             size = (size + 63) // 64
             offset += size
-        word = bits[offset + place]
-        place = place * 64 + (63 - np.int64(leading_zeros(word)) if last else np.int64(trailing_zeros(word)))
-    return place
+        word = bits[offset + index]
+        index = index * 64 + (63 - np.int64(leading_zeros(word)) if last else np.int64(trailing_zeros(word)))
+    return index

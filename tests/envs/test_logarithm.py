@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.compile import jit
-from ooco_gym.envs.filling import count_below, log1p, scale_log, stack_floats
+from ooco_gym.compile import count_below, jit, stack_floats
+from ooco_gym.envs.filling import log1p, scale_log
 
 _room = stack_floats(16)
 
