@@ -26,7 +26,7 @@ from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import cache_folder
 from ooco_gym.perf import cost_table
-from ooco_gym.report import Column, Table, as_text, console, layout, percent, with_interval, write_figure
+from ooco_gym.report import Column, Table, as_text, console, layout, minus, percent, with_interval, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.report.tables import TO, Form
 from ooco_gym.resources import load_yaml
@@ -208,7 +208,7 @@ def _mean(head: str, key: str, form: Form) -> Column:
 
 
 def _error(kind: str) -> Column:
-    return Column(kind, lambda row: f"{SHARE(row[f'{kind}_mape'])} ({100 * row[f'{kind}_bias']:+.1f} %)")
+    return Column(kind, lambda row: minus(f"{SHARE(row[f'{kind}_mape'])} ({100 * row[f'{kind}_bias']:+.1f} %)"))
 
 
 SHARE = partial(percent, digits=1)

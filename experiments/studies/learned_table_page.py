@@ -26,7 +26,7 @@ from experiments.common.output import merged, write_texts
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.metrics.crossed import estimate, iqm, optimality_gap, probability_of_improvement
-from ooco_gym.report import Table, with_interval
+from ooco_gym.report import Table, minus, percent, with_interval
 
 METRICS = {"service": HEADLINE, "reward": "episode_reward", "violation_rate": "violation_rate",
            "waste": "wasted_tokens_per_s"}
@@ -223,7 +223,7 @@ def rows(one: Mapping[str, Any]) -> list[list[str]]:
     for row in order:
         rate = row.get("violation_rate")
         upper = None if rate is None else rate["upper_limit"]
-        limit = "" if rate is None else "–" if upper is None else f"{upper:.2%}" + ("" if row["feasible"] else " ✗")
+        limit = "" if rate is None else "–" if upper is None else percent(upper) + ("" if row["feasible"] else " ✗")
         name = f"`{row['policy']}`" if row["kind"] in ("heuristic", "tuned") else row["policy"]
         if row["kind"] == "learned":
             name = f"**learned** ({row['runs']} runs)"
@@ -300,8 +300,8 @@ def _intro() -> str:
     return ("Service is offline work in reference GPU-seconds a second. All policies of an environment play the same "
             "held-out windows; differences are taken window by window. Intervals (95 %) resample the windows and, of "
             "the learned policy, its training runs crossed with them. *At most* is the upper limit of the violation "
-            f"rate; ✗ where it is over {VIOLATION_LIMIT:.0%}. The best tuned heuristic is chosen on validation windows "
-            "among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* is the "
+            f"rate; ✗ where it is over {percent(VIOLATION_LIMIT, 0)}. The best tuned heuristic is chosen on validation "
+            "windows among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* is the "
             "best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant rollout "
             "has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. The aim "
             "is to be better by an interval clear of zero, within the budget, and to close a third of the gap. The "
@@ -344,4 +344,5 @@ def by_themselves(runs: Sequence[Mapping[str, Any]]) -> str:
 def _cell(figure: Mapping[str, Any] | None, form: str = ".4f") -> str:
     """`mean [low, high]`; a dash where there is none."""
     found = figure or {}
-    return with_interval(found.get("mean"), found.get("ci_low"), found.get("ci_high"), form)
+    text = with_interval(found.get("mean"), found.get("ci_low"), found.get("ci_high"), form)
+    return minus(text.replace("%", " %"))
