@@ -301,10 +301,10 @@ def _intro() -> str:
             "held-out windows; differences are taken window by window. Intervals (95 %) resample the windows and, of "
             "the learned policy, its training runs crossed with them. *At most* is the upper limit of the violation "
             f"rate; ✗ where it is over {percent(VIOLATION_LIMIT, 0)}. The best tuned heuristic is chosen on validation "
-            "windows among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* is the "
-            "best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant rollout "
-            "has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. The aim "
-            "is to be better by an interval clear of zero, within the budget, and to close a third of the gap. The "
+            "windows among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* "
+            "is the best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant "
+            "rollout has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. "
+            "The aim is to be better by an interval clear of zero, within the budget, and to close a third of the gap. The "
             "verdict is of the mean over the training runs; what each comes to by itself stands below.")
 
 
