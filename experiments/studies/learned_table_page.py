@@ -304,8 +304,8 @@ def _intro() -> str:
             "windows among all heuristics and the tuned ones, constants beside the tuned partner included; *searched* "
             "is the best of those alone that `ooco-gym tune` came to. *Of the gap*: how much of what the clairvoyant "
             "rollout has beyond it the learned policy has, too; *no headroom* where that gain's interval touches zero. "
-            "The aim is to be better by an interval clear of zero, within the budget, and to close a third of the gap. The "
-            "verdict is of the mean over the training runs; what each comes to by itself stands below.")
+            "The aim is to be better by an interval clear of zero, within the budget, and to close a third of the gap. "
+            "The verdict is of the mean over the training runs; what each comes to by itself stands below.")
 
 
 def _words(one: Mapping[str, Any]) -> str:
