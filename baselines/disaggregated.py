@@ -96,7 +96,7 @@ def capped(view):
 
 
 def prepare(policy, facts):
-    """Sets `batch_cap` from the SLO where it is left open (PROTOCOL: the largest with L <= 0.9 S at mean context)."""
+    """Sets `batch_cap` from the SLO where open: the largest with L <= 0.9 S at mean context (docs/protocol.md)."""
     if policy.values["batch_cap"] > 0:
         return {}
     return {"batch_cap": facts.largest_batch(policy.values["cap_share"])}

@@ -146,7 +146,7 @@ def bucket(tokens):
 
 @inner
 def mean_length(state):
-    """Mean context of what decodes on the decode instances, as far as settled; 0: nothing decodes."""
+    """Mean context of what decodes on the decode instances, as far as flushed; 0: nothing decodes."""
     batch, context = 0, 0
     for instance in decode_instances(state):
         spec = state.instances[instance]

@@ -1,4 +1,4 @@
-"""`ooco-gym capacity`: how much offline work a policy sustains beside online requests (OOCO 5.2, PROTOCOL).
+"""`ooco-gym capacity`: how much offline work a policy sustains beside online requests (OOCO 5.2, docs/protocol.md).
 
 For one workload on one cluster: the peak factor once, then each policy's offline rate raised on paired seeds to the
 first rate that does not hold, under both TPOT definitions, against the better of base P/D and online priority (tuned).

@@ -1,4 +1,4 @@
-"""`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (PROTOCOL).
+"""`ooco-gym compare`: policies on the same seeds, and what differs between them beyond chance (docs/protocol.md).
 
 Each policy runs on the cluster of its kind: the one that is given, or its twin of equal hardware. With `sustain=true`
 each runs at the highest offline rate that it sustains (`experiments.studies.field`).

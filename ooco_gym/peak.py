@@ -1,4 +1,4 @@
-"""Peak factors: how much of a workload a cluster carries by itself (PROTOCOL, comparing policies; OOCO 5.2).
+"""Peak factors: how much of a workload a cluster carries by itself (docs/protocol.md, comparing policies; OOCO 5.2).
 
 For each (workload, cluster, SLO) the online load is scaled once, by base P/D with no offline work, and every policy is
 then measured at that load. The presets' factors are shipped in `conf/peak_factors.yaml`; `ooco-gym capacity` finds
@@ -169,7 +169,7 @@ def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) ->
 def _store(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
     others = [old for old in read_entries(path) if any(old.get(name) != value for name, value in key.items())]
     entries = sorted([*others, dict(entry)], key=lambda item: tuple(str(item.get(name)) for name in key))
-    head = ("# How much of each workload's own rate a cluster carries by itself (PROTOCOL: peak factor), as found by\n"
+    head = ("# How much of each workload's own rate a cluster carries by itself (its peak factor), as found by\n"
             "# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by hand.\n")
     with atomic_write(path) as temporary:
         temporary.write_text(head + yaml.safe_dump({"factors": entries}, sort_keys=False), encoding="utf-8")

@@ -31,7 +31,7 @@ PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
 
 @dataclass(frozen=True)
 class Slo:
-    """The promises to online requests (PROTOCOL, online quality). Times in seconds."""
+    """The promises to online requests (docs/protocol.md, online quality). Times in seconds."""
 
     ttft_s: float
     tpot_s: float
@@ -261,7 +261,7 @@ class Scenario:
         """A sentence where the load is that of a preset from which workload or cluster differ; else empty."""
         return self._scale()[1]
 
-    def load_bearer(self) -> Scenario:
+    def peak_factor_scenario(self) -> Scenario:
         """The scenario whose peak factor sets the online load: with mixed instances, that of the twin, if any."""
         cluster = self.load_cluster()
         return self.on_kind(mixed=False) if cluster.mixed and cluster.twin is not None else self
@@ -273,7 +273,7 @@ class Scenario:
             return self._scale_for(self.online_rate), ""
         if _is_file(self.workload):
             return 1.0, ""
-        bearer = self.load_bearer()
+        bearer = self.peak_factor_scenario()
         if bearer is not self:
             return bearer._scale()
         mine = (label("workload", self.workload), label("cluster", self.cluster))

@@ -43,7 +43,7 @@ def fluid_bound(state: s.State, end_ps: int, budget: float = VIOLATION_BUDGET) -
 
     Args:
         state: where an episode stands, at its window's start or later, its books brought up to then
-            (`sim.look`); what was completed by then counts as it is.
+            (`sim.loop.look`); what was completed by then counts as it is.
         end_ps: the window's end, in the simulation's time.
         budget: share of the window's online requests that may miss an SLO.
 

@@ -226,7 +226,7 @@ class Clones:
             i: which of them.
             state: its state, or another future of the same sizes as the copies.
             actions: int64[n, parts]; the first is the partner's.
-            bases: int64[n], what decides after each (`lookahead.BASES`).
+            bases: int64[n], what decides after each (`ooco_gym.envs.stepping.BASES`).
         """
         count = len(actions)
         for name, copies in self._pairs:

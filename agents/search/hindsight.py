@@ -37,7 +37,7 @@ class Hindsight:
 
     Args:
         env: the environment, bare, with one decision at a time (no vector of controls).
-        base: the rule that decides after the action, a name of `lookahead.BASES`.
+        base: the rule that decides after the action, a name of `ooco_gym.envs.stepping.BASES`.
         horizon_s: seconds of simulated time that are played out; what is unfinished then is credited with what has been
             computed for it. The end of the episode and of its drain, where that comes before.
         weight: factor on the reward's parts that are SLO misses.

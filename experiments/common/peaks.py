@@ -1,4 +1,4 @@
-"""Finding a peak factor: the idle floor, then the largest load that a cluster carries alone (PROTOCOL; OOCO 5.2).
+"""Finds a peak factor: the idle floor, then the largest load that a cluster carries alone (OOCO 5.2).
 
 The load is what base P/D carries without offline work: on the cluster itself, or, of mixed instances, on the twin that
 they name. Mixed instances without a twin carry what vLLM's own scheduler does on them.
@@ -40,7 +40,7 @@ class PeakPlan:
     """How a peak factor is searched.
 
     Attributes:
-        over_floor: violations may be this much above the idle floor (PROTOCOL: 0.5 points).
+        over_floor: violations may be this much above the idle floor (docs/protocol.md: 0.5 points).
         budget: the violations that policies are allowed later (OOCO: 3 %); a floor over a third of it stops.
         sample: requests that the floor is measured on.
         first_rate: online requests per second to begin with, on one instance of each kind.
@@ -81,7 +81,7 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     """
     if scenario.online_rate is not None:
         scenario = scenario.with_(rate_scale=scenario.online_scale())
-    scenario = scenario.load_bearer()
+    scenario = scenario.peak_factor_scenario()
     slo = scenario.load_slo()
     key = key_of(label("workload", scenario.workload), label("cluster", scenario.cluster), asdict(slo), slo.tpot_from)
     if scenario.rate_scale is not None:

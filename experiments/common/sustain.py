@@ -1,4 +1,4 @@
-"""The highest offline rate that a policy sustains: a grid to the first crossing, then bisection (PROTOCOL; OOCO 5.2).
+"""The highest offline rate that a policy sustains: a grid to the first crossing, then bisection (OOCO 5.2).
 
 What a paper leaves open is tuned for its policy by the same search, on validation seeds and with a stated budget.
 """

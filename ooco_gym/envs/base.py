@@ -281,7 +281,7 @@ class DecisionEnv(gym.Env):
 
     @property
     def simulation(self) -> Any:
-        """The simulation under way; None before the first reset. Its records may be behind: read `sim.look.look`."""
+        """The simulation under way; None before the first reset. Its records may be behind: read `sim.loop.look`."""
         return self.episodes.simulations[0]
 
     def _observation(self) -> dict[str, np.ndarray]:

@@ -107,7 +107,7 @@ def fill_cluster(state, instance, day_s, out):
     """Writes the CLUSTER features of a decision on `instance`, but for those that the episode keeps (the last four).
 
     Args:
-        state: settled where it matters: at a decision.
+        state: at a decision, with what is read here flushed.
         instance: where the decision is taken.
         day_s: the time of day, in seconds.
         out: float32[CLUSTER_SIZE].

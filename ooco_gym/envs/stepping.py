@@ -378,7 +378,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
 def change_lengths(handle):
     """Output lengths have been changed: runs end with the step in progress, and none counts on the old ones.
 
-    Before they are changed, all records must be up to date (`sim.look.bring_up`).
+    Before they are changed, all records must be up to date (`sim.loop.flush_handle`).
     """
     state = state_at(handle)
     for slot in range(state.clock.next_arrival):

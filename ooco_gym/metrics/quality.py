@@ -1,4 +1,4 @@
-"""Online service quality, request by request: TTFT, TPOT in both definitions, deadlines, violations (PROTOCOL).
+"""Online service quality, request by request: TTFT, TPOT in both definitions, deadlines, violations (docs/protocol.md).
 
 Everything is recomputed from the times in the request table, never read from what the event loop charged; a test holds
 the two against each other.

@@ -162,7 +162,7 @@ def kept_up_figures(offline: np.ndarray, window_s: tuple[float, float]) -> dict[
 
     What was completed in that half over what arrived in it, by requests and by reference GPU time (which shows hard
     requests left lying, but jumps with each long request that ends just before or after the edge). None where nothing
-    arrived in it (PROTOCOL, capacity).
+    arrived in it (docs/protocol.md, capacity).
     """
     half = (0.5 * (window_s[0] + window_s[1]), window_s[1])
     arrival_s = offline["arrival_ps"] / PS_PER_S

@@ -172,7 +172,7 @@ def one_seed(groups: Mapping[str, Sequence[RunRecord]]) -> list[RunRecord]:
 
 
 def _day_start_s(run: Run) -> float:
-    begin_s = max(0.0, run.scenario.start_s - float(run.scenario.protocol.warmup_s))  # as in driver.py: requests_of
+    begin_s = max(0.0, run.scenario.start_s - float(run.scenario.protocol.warmup_s))  # as in requests_of
     return begin_s + run.window_s[0]
 
 

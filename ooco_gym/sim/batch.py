@@ -205,7 +205,7 @@ def begin_records(state, batch, size):
 
 @inlined
 def begin_lanes(state, instance):
-    """Every member gets lanes, and the memory of its next token. Returns as `look_at`, from the third on."""
+    """Every member gets lanes, and the memory of its next token. Returns as `begin_records`, from the third on."""
     spec, now = state.instances[instance], state.clock.now_ps
     if spec.lanes and spec.lane_steps > MOST_LANE_STEPS:
         drop_lanes(state, instance)

@@ -91,7 +91,7 @@ def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
 
 @lru_cache(maxsize=32)
 def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTable:
-    """A cost table with all latencies times `factor` (PROTOCOL: truth and belief are two things)."""
+    """A cost table with all latencies times `factor` (docs/protocol.md: truth and belief are two things)."""
     table = _table(deployment, max_batch)
     if factor == 1.0:
         return table
@@ -246,7 +246,7 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
 
 
 def _price_requests(state: s.State, prefill: CostTable, decode: CostTable) -> None:
-    """Reference GPU time of each request (PROTOCOL, offline service): its prefill alone on the first relaxed instance,
+    """Reference GPU time of each request (docs/protocol.md): its prefill alone on the first relaxed instance,
     and its output tokens' share of a decode step of 64 at its mean context on the first strict one."""
     requests = state.requests
     output = requests["output_tokens"].astype(np.float64)
@@ -297,7 +297,7 @@ BY_PREFIX, BY_BUCKET = 1, 2  # values of the setting WAITING_ORDER; 0: by arriva
 
 
 def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], max_batch: int,
-             block_tokens: int) -> s.Pool:
+             block_tokens: int) -> s.OptionalSizes:
     """Sizes of the arrays that a policy's settings ask for; all 0 where they ask for none."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
@@ -319,7 +319,7 @@ def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, i
                             "bidirectional=off")
         sizes |= {"pairs": max(table.kv_blocks for table in tables), "pair_entries": pair_entries(block_tokens),
                   "owners": n}
-    return s.Pool(**sizes)
+    return s.OptionalSizes(**sizes)
 
 
 def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch: int,

@@ -95,7 +95,7 @@ def prompt_rows(state, table, tokens):
 
 @inlined
 def prompt_work(state, table, tokens, context):
-    """What a prompt of `tokens` new tokens and `context` in all adds to the work of attention (`perf.Attention`)."""
+    """What a prompt of `tokens` new tokens and `context` in all adds to attention (`perf.timing.Attention`)."""
     return float(prompt_rows(state, table, tokens)) * (context - state.tables[table].causal * tokens)
 
 

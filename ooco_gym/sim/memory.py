@@ -104,7 +104,7 @@ def cancel_reservation(state, slot):
 
 @inlined
 def finish_deadline(state, slot, first_decode):
-    """Latest finish that meets the TPOT SLO (PROTOCOL, online quality), in ps; `first_decode` picks its definition."""
+    """Latest finish that meets the TPOT SLO (docs/protocol.md), in ps; `first_decode` picks its definition."""
     request = state.requests[slot]
     tokens = request.output_tokens - 1
     if request.output_tokens < state.config.tpot_min_tokens:

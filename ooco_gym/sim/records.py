@@ -66,7 +66,7 @@ REQUEST = np.dtype(
         ("evictions", np.int32),
         ("migrations", np.int32),
         ("interruptions", np.int32),
-        ("service_ps", np.int64),  # reference GPU time of the whole request (PROTOCOL: offline service)
+        ("service_ps", np.int64),  # reference GPU time of the whole request (docs/protocol.md: offline service)
         ("finish_ps", np.int64),
         ("wasted_tokens", np.int64),  # recomputed: by eviction and by interruption
         ("wasted_ps", np.int64),  # instance time spent on them, in proportion
@@ -193,7 +193,7 @@ TABLE = np.dtype(
     [
         ("prefill_slope_ps", np.int64),
         ("prefill_floor_ps", np.int64),
-        # attention of a prefill, as `perf.Attention` but in ps
+        # attention of a prefill, as `perf.timing.Attention` but in ps
         ("roofs", np.float64, (2, 4)),
         ("linear", np.float64, (4,)),
         ("launch", np.float64),
@@ -316,7 +316,7 @@ class Config(Record):
     reserved_blocks: int
     prefix_caching: int
     kv_priority: int
-    waiting_order: int  # `sim.pool`: 0 by arrival, BY_PREFIX, BY_BUCKET
+    waiting_order: int  # `sim.build`: 0 by arrival, BY_PREFIX, BY_BUCKET
     swap_overlap: int
     host_bytes_per_s: int
     index_size: int  # of the index of keys of blocks (`sim.blocks`)

@@ -113,7 +113,7 @@ class State(NamedTuple):
     hash_ids: np.ndarray  # int32[n + 1 + …], where each request's prefix hashes begin and end, then all of them
     reuse: np.ndarray  # int32[prefix hashes], offline requests in the system that share each
     order: np.ndarray  # int32[2 n + BUCKETS + 1] or empty: rank by slot, slot by rank, first rank of each bucket
-    waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.order`)
+    waiting: np.ndarray  # uint64[m, …] or empty: waiting offline requests by rank, as a tree of bits (`sim.waiting`)
     pairs: np.ndarray  # PAIR[m, blocks], where blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
@@ -128,7 +128,7 @@ class State(NamedTuple):
     tables: np.ndarray  # TABLE[t]
 
 
-class Pool(NamedTuple):
+class OptionalSizes(NamedTuple):
     """Sizes of what only some policies need: tracked blocks, prefix hashes, an order of the waiting, their window."""
 
     blocks: int = 0
@@ -143,11 +143,12 @@ class Pool(NamedTuple):
     waiting_window: int = 0
 
 
-NO_POOL = Pool()
+NO_OPTIONAL_SIZES = OptionalSizes()
 
 
 def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, n_tables: int, max_batch: int,
-                prefill_entries: int, log_capacity: int = 0, pool: Pool = NO_POOL, block_tokens: int = 16) -> State:
+                prefill_entries: int, log_capacity: int = 0, pool: OptionalSizes = NO_OPTIONAL_SIZES,
+                block_tokens: int = 16) -> State:
     """Allocates a state of the given sizes, zeroed; `sim.build` fills it."""
     return State(
         Clock.zeros(), Config.zeros(), Pending.zeros(), Queues.zeros(), Gauges.zeros(), Totals.zeros(),

@@ -213,7 +213,7 @@ def wake_at(state, instance, time_ps):
 # --- Sums and records -----------------------------------------------------------------------------------------------
 @inner
 def _note_start(state, instance, slot, start):
-    """Hits count at the first admission: what comes back after a preemption is no gain (PROTOCOL)."""
+    """Hits count at the first admission: what comes back after a preemption is no gain (docs/protocol.md)."""
     spec, request = state.instances[instance], state.requests[slot]
     if request.host_tokens > 0:
         spec.swap_tokens += start

@@ -139,7 +139,7 @@ def dataset_name(source: str | os.PathLike[str]) -> str:
 def offline_load(mode: str, *, duration_s: float, seed: int, rate: float | None = None, jobs: int | None = None,
                  lengths: LengthModel | Mapping[str, Any] | str | os.PathLike[str] = "ooc_offline",
                  start_s: float = 0.0) -> Trace:
-    """Generates offline requests that share nothing (PROTOCOL: `offline.mode`).
+    """Generates offline requests that share nothing (docs/protocol.md: `offline.mode`).
 
     Request i's lengths depend on (lengths, seed, i) only, in every mode and at every rate, so that rates are paired.
 

@@ -79,7 +79,7 @@ def test_every_iteration_is_the_restated_one(setup: Setup) -> None:
 @settings(deadline=None, max_examples=30)
 @given(setups(slo_yields="preempt"))
 def test_parts_switched_off_are_the_baseline(setup: Setup) -> None:
-    """ALGORITHMS, conformance (g): Echo without M, S and E is BS, bit for bit; so is each ablation without its own."""
+    """Echo without M, S and E is BS, bit for bit; so is each ablation without its own."""
     off = {"estimator": "off", "selection": "fcfs", "waiting_order": "arrival", "reserve": "off", "kv_priority": "lru"}
     base = play(setup.with_(policy="echo_bs", values=tuple(sorted((dict(setup.values) | off).items())))).state
     for name in POLICIES[:1] + POLICIES[2:]:

@@ -45,7 +45,7 @@ def test_those_that_share_a_prefix_follow_each_other(policy: str, order: list[in
 
 
 def test_counting_computed_tokens_alone_shuns_the_cache() -> None:
-    """ALGORITHMS 5b: of two that lack the same time, the one that must compute more is worth more."""
+    """Of two that lack the same time, the one that must compute more is worth more."""
     rows: list[Row] = [(0.0, 600, 3, False, [1, 2]), (0.0, 600, 3, False, [3, 4]), (0.0, 600, 3, False, [1, 5])]
     assert order_of(episode(rows, "echo", max_num_seqs=1)) == [0, 2, 1]
     assert order_of(episode(rows, "echo", max_num_seqs=1, benefit_counts="computed")) == [0, 1, 2]

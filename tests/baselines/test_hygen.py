@@ -139,7 +139,7 @@ def test_the_square_of_a_chunk_counts() -> None:
     assert first(setup, 1) == [{0: 100}]
 
 
-# --- Conformance (ALGORITHMS 5 e and g) -----------------------------------------------------------------------------
+# --- Conformance with the paper ---------------------------------------------------------------------------------------
 VALUES = st.fixed_dictionaries({
     "chunk_size": st.sampled_from((16, 128, 512, 2048)), "decodes_use_chunk": st.integers(0, 1),
     "reserve": st.sampled_from(("prompt", "chunk")), "preempted": st.sampled_from(("recompute", "retain", "swap")),

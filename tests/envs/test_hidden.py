@@ -106,7 +106,7 @@ def test_lengths_are_hidden_from_rules(name):
 
 
 def play_apart(name, change, most):
-    """Two episodes alike but for the outputs of those who arrive after the decisions compared; what they see."""
+    """Two episodes alike but for the outputs of requests that arrive after the compared decisions; what they see."""
     random, pair = np.random.default_rng(3), [make(name) for _ in range(2)]
     for env in pair:
         env.reset(seed=1, options={"window": 0})
@@ -122,7 +122,7 @@ def play_apart(name, change, most):
 
 @pytest.mark.parametrize("name", IDS)
 def test_requests_that_have_not_arrived_are_hidden(name):
-    """Who has not arrived yet may as well be another."""
+    """A request that has not arrived yet may as well be another."""
 
     def change(state):
         future = np.flatnonzero(state.requests["status"] == s.FUTURE)

@@ -1,4 +1,4 @@
-"""The files of `docs/envs`, which are written from the environments (`tests/envs/test_document.py`)."""
+"""The files of `docs/envs`, which are written from the environments (`tests/envs/test_pages.py`)."""
 
 from __future__ import annotations
 

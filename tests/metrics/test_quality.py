@@ -1,4 +1,4 @@
-"""Violations and when they happen: PROTOCOL's definitions on hand-made requests."""
+"""Violations and when they happen: docs/protocol.md's definitions on hand-made requests."""
 
 from __future__ import annotations
 

@@ -34,8 +34,8 @@ def act(episode, what, slot, reach):
 
 def empty(blocks: int, size: int, join: bool) -> s.State:
     """One instance of so many free blocks, and requests that hold nothing."""
-    state = s.empty_state(REQUESTS, 0, 1, 0, 1, 4, 2, pool=s.Pool(pairs=blocks, pair_entries=pair_entries(size),
-                                                                  owners=REQUESTS))
+    state = s.empty_state(REQUESTS, 0, 1, 0, 1, 4, 2, pool=s.OptionalSizes(
+        pairs=blocks, pair_entries=pair_entries(size), owners=REQUESTS))
     state.config.block_tokens, state.config.bidirectional = size, 1 if join else 2
     state.instances["total_blocks"] = state.instances["free_blocks"] = blocks
     state.instances["host_free_blocks"] = 1 << 30

@@ -1,7 +1,8 @@
 """Layouts of measurements that `ooco-gym calibrate` reads; a new one is a file of this package.
 
 A source is a module with `NAME`, `claims(frame)` (whether a file is in its layout, by its columns) and `read(frame,
-context)`, which returns what is in it. It is found by being here; the schema's own layout is `native`.
+context, found)`, which adds what is in the file to `found`. It is found by being here. Modules are asked in the order
+of their names, and the first that claims a file reads it. The schema's own layout is `native`.
 """
 
 from __future__ import annotations
