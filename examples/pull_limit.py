@@ -12,7 +12,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CLOCK, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.decision import Decision
-from ooco_gym.envs.features import Feature
+from ooco_gym.envs.features import COLUMN, Feature
 from ooco_gym.envs.filling import share
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError
@@ -30,9 +30,9 @@ def offer_limits(state, buffers, i):
     """One candidate a limit, ascending."""
     for k in range(buffers.levels.shape[1]):
         limit, out = buffers.levels[0, k], buffers.candidates[i, k]
-        out[0] = 1.0
-        out[14] = share(limit, MOST)
-        out[15] = limit == _TUNED
+        out[COLUMN.present] = 1.0
+        out[COLUMN.level] = share(limit, MOST)
+        out[COLUMN.partner] = limit == _TUNED
         buffers.chosen[i, k] = k
         buffers.mask[i, FIXED + k] = 1
     buffers.mask[i, PARTNER_ACTION] = 1

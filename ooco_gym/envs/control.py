@@ -11,6 +11,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import CONTROL, step_kernel
 from ooco_gym.envs.config import EpisodeConfig
 from ooco_gym.envs.decision import Controls, Decision
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.stepping import end_runs
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, is_number, nearest
@@ -27,10 +28,10 @@ def offer_controls(state, buffers, i):
     last = buffers.levels.shape[1] - 1
     for index in range(buffers.params.size):
         out = buffers.candidates[i, index]
-        out[0] = 1.0
+        out[COLUMN.present] = 1.0
         for level in range(last + 1):
             if state.params[buffers.params[index]] == buffers.levels[index, level]:
-                out[14] = level / last
+                out[COLUMN.level] = level / last
                 break
     buffers.mask[i, :] = 1
     return 2

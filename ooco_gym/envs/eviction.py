@@ -7,6 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick, pending_view
 from ooco_gym.envs.vector import register
@@ -38,9 +39,9 @@ def offer_victims(state, buffers, i):
     for k in range(offered):
         slot, out = view.candidates[chosen[k]], buffers.candidates[i, k]
         fill_request(state, instance, slot, spec.total_blocks, rate, logs, k, out)
-        out[10] = running(state, instance, slot)
+        out[COLUMN.running] = running(state, instance, slot)
         fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
-        out[15] = chosen[k] == wanted
+        out[COLUMN.partner] = chosen[k] == wanted
         buffers.mask[i, FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
     buffers.mask[i, PARTNER_ACTION] = 1

@@ -6,6 +6,7 @@ bounds. Nothing here knows more than a scheduler would: output lengths of unfini
 
 from __future__ import annotations
 
+from collections import namedtuple
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -94,6 +95,14 @@ CANDIDATES = (
     _share("partner", 1.0, "1 where it is what the partner would choose"),
     _share("shorter", 1.0, "share of the other candidates that are shorter"),
 )
+
+
+def columns(table: tuple[Feature, ...]) -> Any:
+    """The index of each feature by its name, as a named tuple: compiled code reads `COLUMN.tokens` as a constant."""
+    return namedtuple("Columns", [feature.name for feature in table])(*range(len(table)))
+
+
+CLUSTER_COLUMN, COLUMN = columns(CLUSTER), columns(CANDIDATES)
 # Kinds of decisions that have a slot in the one-hot `decision` of every observation. Trained policies depend on them,
 # so they do not change. Other kinds have slots after them, in the observations of their environments alone.
 DECISIONS = ("route", "interrupt", "gate", "evict", "pull", "pack", "control")

@@ -10,7 +10,7 @@ import numpy as np
 
 from ooco_gym.compile import LANES, bits_of, count_below, float_of, inlined, inner, quotient, stack_floats
 from ooco_gym.envs.config import MOST_CANDIDATES
-from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_SIZE
+from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_COLUMN, CLUSTER_SIZE, COLUMN
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import flush_totals
@@ -127,35 +127,35 @@ def _fill_row(state, instance, day_s, out):
     now = state.clock.now_ps
     flush_totals(state, instance)
     context = spec.urgent_context + spec.offline_context
-    out[0] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
-    out[1] = context / max(1, spec.decodable)
-    out[2] = spec.free_blocks / spec.total_blocks
-    out[3] = predict_decode(state, instance, spec.decodable, context) / 1e9
+    out[CLUSTER_COLUMN.resident_decodes] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
+    out[CLUSTER_COLUMN.resident_context] = context / max(1, spec.decodable)
+    out[CLUSTER_COLUMN.kv_free] = spec.free_blocks / spec.total_blocks
+    out[CLUSTER_COLUMN.decode_step] = predict_decode(state, instance, spec.decodable, context) / 1e9
     _fill_queues(state, instance, out)
-    out[10] = 0.0
-    out[11] = 0.0
+    out[CLUSTER_COLUMN.busy] = 0.0
+    out[CLUSTER_COLUMN.progress] = 0.0
     if spec.activity != s.IDLE:
         end_ps = spec.end_ps
         if spec.activity == s.DECODE and spec.steps > 1:  # when its run ends would tell how long the shortest output is
             end_ps = spec.start_ps + decode_sum(state, spec.table, spec.batch_size, spec.context, 1)
-        out[10] = (end_ps - now) / 1e9
-        out[11] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
-    out[12] = fast_rate(state)
-    out[13] = online_rate(state, observed.online_rate_minute, MINUTE_S)
-    out[14] = online_rate(state, observed.online_rate_slow, SLOW_S)
-    out[15] = online_rate(state, observed.online_rate_half_hour, HALF_HOUR_S)
-    out[16] = (now - state.clock.last_online_arrival_ps) / s.PS_PER_S
+        out[CLUSTER_COLUMN.busy] = (end_ps - now) / 1e9
+        out[CLUSTER_COLUMN.progress] = share((now - spec.start_ps) / max(1, end_ps - spec.start_ps), 1.0)
+    out[CLUSTER_COLUMN.online_rate_10s] = fast_rate(state)
+    out[CLUSTER_COLUMN.online_rate_60s] = online_rate(state, observed.online_rate_minute, MINUTE_S)
+    out[CLUSTER_COLUMN.online_rate_300s] = online_rate(state, observed.online_rate_slow, SLOW_S)
+    out[CLUSTER_COLUMN.online_rate_1800s] = online_rate(state, observed.online_rate_half_hour, HALF_HOUR_S)
+    out[CLUSTER_COLUMN.since_online_arrival] = (now - state.clock.last_online_arrival_ps) / s.PS_PER_S
     angle = 2.0 * math.pi * day_s / DAY_S
-    out[17] = math.sin(angle)
-    out[18] = math.cos(angle)
-    out[19] = observed.offline_evicted_share
-    out[20] = observed.offline_output_mean
-    out[21] = observed.online_output_mean
+    out[CLUSTER_COLUMN.time_of_day_sin] = math.sin(angle)
+    out[CLUSTER_COLUMN.time_of_day_cos] = math.cos(angle)
+    out[CLUSTER_COLUMN.evicted_share] = observed.offline_evicted_share
+    out[CLUSTER_COLUMN.offline_output_mean] = observed.offline_output_mean
+    out[CLUSTER_COLUMN.online_output_mean] = observed.online_output_mean
     _fill_strict(state, out)
-    out[30] = 1.0 if state.push_queues[s.URGENT].head >= 0 else 0.0
-    out[31] = _guard(state, instance)
-    out[33] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
-    out[32] = out[34] = 0.0
+    out[CLUSTER_COLUMN.push_waiting] = 1.0 if state.push_queues[s.URGENT].head >= 0 else 0.0
+    out[CLUSTER_COLUMN.pull_guard] = _guard(state, instance)
+    out[CLUSTER_COLUMN.violations] = share(state.totals.violations / max(1, state.totals.online_arrived), 0.06)
+    out[CLUSTER_COLUMN.packing] = out[CLUSTER_COLUMN.recent_violations] = 0.0
     for index in range(35, ROW):
         out[index] = 0.0
 
@@ -163,18 +163,18 @@ def _fill_row(state, instance, day_s, out):
 @inlined
 def _fill_queues(state, instance, out):
     spec, now = state.instances[instance], state.clock.now_ps
-    out[4] = float(spec.offline_waiting)
-    out[5] = float(spec.offline_waiting_tokens)
-    out[6] = 0.0
+    out[CLUSTER_COLUMN.offline_waiting] = float(spec.offline_waiting)
+    out[CLUSTER_COLUMN.offline_waiting_tokens] = float(spec.offline_waiting_tokens)
+    out[CLUSTER_COLUMN.oldest_wait] = 0.0
     if spec.offline_head >= 0:
-        out[6] = (now - state.requests[spec.offline_head].arrival_ps) / s.PS_PER_S
-    out[7] = float(spec.online_waiting)
-    out[8] = 0.0
-    out[9] = 1.0
+        out[CLUSTER_COLUMN.oldest_wait] = (now - state.requests[spec.offline_head].arrival_ps) / s.PS_PER_S
+    out[CLUSTER_COLUMN.online_waiting] = float(spec.online_waiting)
+    out[CLUSTER_COLUMN.online_waiting_prefill] = 0.0
+    out[CLUSTER_COLUMN.online_slack] = 1.0
     if spec.online_head >= 0:
         first = state.requests[spec.online_head]
-        out[8] = predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9
-        out[9] = signed((first.arrival_ps + first.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
+        out[CLUSTER_COLUMN.online_waiting_prefill] = predict_prefill(state, instance, spec.online_waiting_tokens) / 1e9
+        out[CLUSTER_COLUMN.online_slack] = signed((first.arrival_ps + first.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
 
 
 @inlined
@@ -194,17 +194,17 @@ def _fill_strict(state, out):
         arriving += spec.arriving
         context += spec.arriving_context
     size = max(1, total - first)
-    out[22] = share(latency / size, 2.0)
-    out[23] = share(online / size, 1.0)
-    out[24] = share(offline / size, 1.0)
-    out[25] = share(free / size, 1.0)
-    out[26] = hungry / size
-    out[27] = arriving
-    out[28] = context
+    out[CLUSTER_COLUMN.strict_latency] = share(latency / size, 2.0)
+    out[CLUSTER_COLUMN.strict_online] = share(online / size, 1.0)
+    out[CLUSTER_COLUMN.strict_offline] = share(offline / size, 1.0)
+    out[CLUSTER_COLUMN.strict_kv_free] = share(free / size, 1.0)
+    out[CLUSTER_COLUMN.strict_hungry] = hungry / size
+    out[CLUSTER_COLUMN.arriving] = arriving
+    out[CLUSTER_COLUMN.arriving_context] = context
     busy = 0
     for link in range(state.links.size):
         busy += state.links[link].current >= 0
-    out[29] = busy / max(1, state.links.size)
+    out[CLUSTER_COLUMN.links_busy] = busy / max(1, state.links.size)
 
 
 @inlined
@@ -237,22 +237,22 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
     request, now = state.requests[slot], state.clock.now_ps
     tokens = length(state, slot)
     prefill_ps = predict_prefill(state, instance, tokens)
-    out[0] = 1.0
+    out[COLUMN.present] = 1.0
     at = LOG_COUNT * k
     logs[at] = tokens
     logs[at + 1] = request.generated_tokens
     logs[at + 2] = prefill_ps
     logs[at + 3] = now - request.arrival_ps
-    out[5] = share(float(request.evictions), 4.0)
-    out[6] = share(float(request.interruptions), 8.0)
-    out[7] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
-    out[8] = 1.0 - math.exp(-rate * prefill_ps / s.PS_PER_S)
+    out[COLUMN.evictions] = share(float(request.evictions), 4.0)
+    out[COLUMN.interruptions] = share(float(request.interruptions), 8.0)
+    out[COLUMN.memory] = share(blocks_for(state, tokens + 1) / max(1, blocks_of), 1.0)
+    out[COLUMN.interrupt_risk] = 1.0 - math.exp(-rate * prefill_ps / s.PS_PER_S)
     if request.online:
         if request.first_token_ps == 0:
-            out[9] = signed((request.arrival_ps + request.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
+            out[COLUMN.slack] = signed((request.arrival_ps + request.ttft_slo_ps - now) / s.PS_PER_S, 5.0)
         else:
             due_ps = request.first_token_ps + request.generated_tokens * request.tpot_slo_ps
-            out[9] = signed((due_ps - now) / s.PS_PER_S, 5.0)
+            out[COLUMN.slack] = signed((due_ps - now) / s.PS_PER_S, 5.0)
 
 
 @inlined
@@ -280,7 +280,7 @@ def take_logs(logs, count, candidates):
 @inner
 def fill_step(state, instance, requests, context, out):
     """Writes the believed latency of the decode step of an instance that results, over the TPOT SLO."""
-    out[11] = share(predict_decode(state, instance, requests, context) / state.config.default_tpot_ps, 2.0)
+    out[COLUMN.step] = share(predict_decode(state, instance, requests, context) / state.config.default_tpot_ps, 2.0)
 
 
 @inner
@@ -289,11 +289,11 @@ def fill_instance(state, instance, slot, decodes, out):
     flush_totals(state, instance)
     spec, now = state.instances[instance], state.clock.now_ps
     tokens = length(state, slot)
-    out[0] = 1.0
-    out[1] = log_scale(float(tokens), _SHORT)
-    out[2] = log_scale(float(state.requests[slot].generated_tokens), _LONG)
-    out[3] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
-    out[7] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
+    out[COLUMN.present] = 1.0
+    out[COLUMN.tokens] = log_scale(float(tokens), _SHORT)
+    out[COLUMN.generated] = log_scale(float(state.requests[slot].generated_tokens), _LONG)
+    out[COLUMN.prefill] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
+    out[COLUMN.memory] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
     requests = spec.decodable + spec.arriving + decodes
     context = spec.urgent_context + spec.offline_context + spec.arriving_context + tokens * decodes
     fill_step(state, instance, requests, context, out)
@@ -303,8 +303,8 @@ def fill_instance(state, instance, slot, decodes, out):
         backlog_ps = predict_prefill(state, instance, waiting)
     if spec.activity == s.PREFILL_ONLINE or spec.activity == s.PREFILL_OFFLINE:
         backlog_ps += spec.end_ps - now
-    out[12] = log_scale(backlog_ps / 1e9, TEN_MS)
-    out[13] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
+    out[COLUMN.backlog] = log_scale(backlog_ps / 1e9, TEN_MS)
+    out[COLUMN.residents] = share(spec.decodable / state.tables[spec.belief].bs_sat, 2.0)
 
 
 @inlined

@@ -8,6 +8,7 @@ from ooco_gym.compile import prefetch
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_spread
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.filling import fast_rate, fill_request, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
@@ -41,7 +42,7 @@ def offer_gate(state, buffers, i):
         prefetch(state.requests[chosen[k]], CACHE_LINE)
     for k in range(offered):
         fill_request(state, instance, chosen[k], free, rate, logs, k, buffers.candidates[i, k])
-        buffers.candidates[i, k, 15] = chosen[k] == wanted
+        buffers.candidates[i, k, COLUMN.partner] = chosen[k] == wanted
         buffers.mask[i, FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
     buffers.mask[i, DECLINE_ACTION] = 1

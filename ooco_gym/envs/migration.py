@@ -9,6 +9,7 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
@@ -76,9 +77,9 @@ def offer_pulls(state, buffers, i):
         slot, out = chosen[k], buffers.candidates[i, k]
         source = state.requests[slot].instance
         fill_request(state, source, slot, max(1, free), rate, logs, k, out)
-        out[10] = running(state, source, slot)
+        out[COLUMN.running] = running(state, source, slot)
         fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
-        out[15] = slot == wanted
+        out[COLUMN.partner] = slot == wanted
         buffers.mask[i, b.FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
     buffers.mask[i, b.DECLINE_ACTION] = 1

@@ -11,6 +11,7 @@ from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.filling import fill_step, share
 from ooco_gym.envs.stepping import set_margin
 from ooco_gym.envs.vector import register
@@ -30,11 +31,11 @@ def offer_levels(state, buffers, i):
     index = int(buffers.settings[b.PACK_PARAM])
     for k in range(buffers.levels.shape[1]):
         value, out = buffers.levels[0, k], buffers.candidates[i, k]
-        out[0] = 1.0
+        out[COLUMN.present] = 1.0
         fill_step(state, instance, spec.decodable, context, out)
-        out[10] = state.params[index] == value
-        out[14] = share(value * buffers.settings[b.PACK_SCALE], 2.0)
-        out[15] = value == buffers.tuned[i]
+        out[COLUMN.running] = state.params[index] == value
+        out[COLUMN.level] = share(value * buffers.settings[b.PACK_SCALE], 2.0)
+        out[COLUMN.partner] = value == buffers.tuned[i]
         buffers.chosen[i, k] = k
         buffers.mask[i, b.FIXED + k] = 1
     buffers.mask[i, b.PARTNER_ACTION] = 1

@@ -7,6 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.filling import TEN_MS, fast_rate, fill_request, log_scale, stack_logs, take_logs
 from ooco_gym.envs.vector import register
 from ooco_gym.sim.costs import predict_prefill
@@ -24,7 +25,7 @@ def offer_interrupt(state, buffers, i):
     fill_request(state, instance, slot, spec.free_blocks, fast_rate(state), logs, 0, out)
     take_logs(logs, 1, buffers.candidates[i])
     ahead_ps = spec.end_ps - state.clock.now_ps + predict_prefill(state, instance, spec.online_waiting_tokens)
-    out[12] = log_scale(ahead_ps / 1e9, TEN_MS)
+    out[COLUMN.backlog] = log_scale(ahead_ps / 1e9, TEN_MS)
     buffers.chosen[i, 0] = slot
     buffers.mask[i, DECLINE_ACTION] = 1
     buffers.mask[i, PARTNER_ACTION] = 1

@@ -7,6 +7,7 @@ from typing import ClassVar
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.filling import fill_instance
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
@@ -41,7 +42,7 @@ def offer_instances(state, buffers, i):
         offered = add_choice(chosen, offered, state.scratch[1, j])
     for k in range(offered):
         fill_instance(state, chosen[k], slot, 0 if arrives else 1, buffers.candidates[i, k])
-        buffers.candidates[i, k, 15] = chosen[k] == wanted
+        buffers.candidates[i, k, COLUMN.partner] = chosen[k] == wanted
         buffers.mask[i, FIXED + k] = 1
     buffers.mask[i, PARTNER_ACTION] = 1
     buffers.mask[i, DECLINE_ACTION] = not arrives

@@ -7,7 +7,7 @@ from ooco_gym.compile import inlined, inner, jit
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at, kernel_at
-from ooco_gym.envs.features import CANDIDATE_SIZE
+from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
 from ooco_gym.errors import UserError
@@ -148,9 +148,10 @@ def observe(state, buffers, i):
     out = buffers.cluster[i]
     fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, out)
     index = np.int64(buffers.settings[b.PACK_PARAM])
-    out[32] = share(state.params[index] * buffers.settings[b.PACK_SCALE], 2.0) if index >= 0 else 0.0
-    out[34] = share(recent_violations(state, buffers.account[i]), 0.06)
-    out[35] = share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS))
+    packing = state.params[index] * buffers.settings[b.PACK_SCALE] if index >= 0 else 0.0
+    out[CLUSTER_COLUMN.packing] = share(packing, 2.0)
+    out[CLUSTER_COLUMN.recent_violations] = share(recent_violations(state, buffers.account[i]), 0.06)
+    out[CLUSTER_COLUMN.picks] = share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS))
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
     rank_candidates(buffers.candidates[i])
