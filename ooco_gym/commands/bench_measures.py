@@ -225,9 +225,9 @@ def _timed_decisions(policy: str, waiting: int, running: int) -> tuple[float, fl
             break
         pending = state.pending
         where = (int(pending.instance), int(pending.request), int(pending.count))
-        point = simulation.pending
+        point, rule = simulation.pending, simulation.rules[int(pending.point) - 1]
         idle.append(_timed(lambda where=where: call_rule(state, rules.first_come, *where))[0])
-        took, answer = _timed(simulation.rule_answer)
+        took, answer = _timed(lambda rule=rule, where=where: int(call_rule(state, rule, *where)))
         simulation.answer(answer)
         queued = int((state.instances["offline_waiting"] + state.instances["online_waiting"]).sum())
         if decision >= WARM_DECISIONS and waiting / 2 <= queued <= 1.5 * waiting:
