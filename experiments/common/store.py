@@ -87,7 +87,8 @@ def _digest(modules: tuple[str, ...], groups: tuple[str, ...], peaks: bool) -> s
     conf = resources.conf_root()
     configured = sorted(path for group in groups for path in (conf / group).glob("*.yaml"))
     for path in [*configured, *(conf.glob(FILE_NAME) if peaks else ())]:
-        digest.update(f"{path.name}\0{yaml.safe_load(path.read_text(encoding='utf-8'))}\0".encode())
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=resources.LOADER)
+        digest.update(f"{path.name}\0{values}\0".encode())
     return digest.hexdigest()
 
 
