@@ -4,12 +4,29 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ooco_gym.errors import UserError
+
+
+def cache_folder() -> Path:
+    """The user's folder for what can be computed again: `$OOCO_GYM_CACHE`, or `ooco-gym` in the usual cache folder."""
+    own, usual = os.environ.get("OOCO_GYM_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own:
+        return Path(own)
+    return Path(usual) / "ooco-gym" if usual else user_folder()
+
+
+def user_folder() -> Path:
+    """`~/.cache/ooco-gym`; a user without a home, as in some containers, has a folder among the temporary files."""
+    try:
+        return Path.home() / ".cache" / "ooco-gym"
+    except RuntimeError:
+        return Path(tempfile.gettempdir()) / f"ooco-gym-{os.getuid()}"
 
 
 @contextmanager
@@ -30,6 +47,11 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
         os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def as_json(value: Any) -> Any:
+    """A value as JSON gives it back: lists for arrays and tuples, text for keys and paths, null for NaN."""
+    return json.loads(json.dumps(_finite(value), allow_nan=False, default=_plain))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -15,26 +15,19 @@ import threading
 from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import yaml
 
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, cache_folder
 from ooco_gym.resources import LOADER, Stamp, conf_root, load_yaml, names, stamp_of
 
 FILE_NAME = "peak_factors.yaml"
 _STORING = threading.Lock()  # a file is read, changed and written
 PROTOCOL = "protocol"  # the conditions of an entry found with the protocol's own window, seeds and figures
 SLO_KEYS = ("ttft_s", "tpot_s", "tpot_min_tokens")
-
-
-def cache_folder() -> Path:
-    """The user's folder for what can be computed again: `$OOCO_GYM_CACHE`, or `ooco-gym` in the usual cache folder."""
-    own = os.environ.get("OOCO_GYM_CACHE")
-    if own:
-        return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ooco-gym"
 
 
 def shipped_file() -> Path:
@@ -104,21 +97,52 @@ def digest(value: Any) -> str:
 
 
 def file_stamps(value: Any) -> list[tuple[str, int, int]]:
-    """Path, size and time of change of every file that a description names: with the file the answer changes."""
+    """Path, size and time of change of every file that a description names: with the file the answer changes.
+
+    Files that a YAML file names, such as a cluster's chip and its tables, are among them, and so on.
+    """
+    found: dict[Path, tuple[str, int, int]] = {}
+    _stamp(value, [Path()], found)
+    return list(found.values())
+
+
+def _stamp(value: Any, folders: list[Path], found: dict[Path, tuple[str, int, int]]) -> None:
+    """Adds the files that `value` names, relative to one of the folders, and those that they name."""
     if isinstance(value, Mapping):
-        return [stamp for item in value.values() for stamp in file_stamps(item)]
+        value = list(value.values())
     if isinstance(value, (list, tuple)):
-        return [stamp for item in value for stamp in file_stamps(item)] if not _numbers(value) else []
-    if not isinstance(value, (str, os.PathLike)):
-        return []
-    text = os.fspath(value)
-    paths = [Path(part.rpartition("*")[2].strip()) for part in dict.fromkeys((text, *text.split("+")))]
-    stats = [(str(path), path.stat()) for path in paths if path.suffix and path.is_file()]
-    return [(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats]
+        for item in value:
+            _stamp(item, folders, found)
+    elif isinstance(value, (str, os.PathLike)):
+        text = os.fspath(value)
+        parts = dict.fromkeys((text, *(part.rpartition("*")[2].strip() for part in text.split("+"))))
+        for path in [folder / part for part in parts for folder in folders]:
+            stat = _stat(path)
+            if stat is not None and path not in found:
+                found[path] = (str(path), stat.st_size, stat.st_mtime_ns)
+                if path.suffix in (".yaml", ".yml"):
+                    _stamp(_named_in(path, stat.st_size, stat.st_mtime_ns), [Path(), path.parent], found)
 
 
-def _numbers(values: Any) -> bool:
-    return all(isinstance(value, (int, float)) for value in values)
+def _stat(path: Path) -> os.stat_result | None:
+    """Of a regular file; None for anything else, also for text that is no path at all."""
+    try:
+        stat = path.stat()
+    except (OSError, ValueError):
+        return None
+    return stat if S_ISREG(stat.st_mode) else None
+
+
+@lru_cache(maxsize=256)
+def _named_in(path: Path, size: int, changed_ns: int) -> Any:
+    """What a YAML file of this version holds; a parent that it names without a suffix stands there as a file."""
+    try:
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+    except (OSError, ValueError, yaml.YAMLError):
+        return None  # whatever reads the file for its content says what is wrong with it
+    if isinstance(values, dict) and isinstance(values.get("extends"), str):
+        values["extends"] = [values["extends"], f"{values['extends']}.yaml"]
+    return values
 
 
 def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[str, Any] | None:

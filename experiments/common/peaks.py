@@ -18,10 +18,10 @@ from experiments.common.runner import Jobs
 from experiments.common.simulation import NO_SAMPLES_S
 from experiments.common.sustain import largest_factor, settling
 from ooco_gym.errors import UserError
+from ooco_gym.files import cache_folder
 from ooco_gym.peak import (
     FILE_NAME,
     PROTOCOL,
-    cache_folder,
     digest,
     key_of,
     label,

@@ -119,9 +119,13 @@ class Jobs:
                 thread.join()
 
     def _keep(self, key: str, computed: Future[dict[str, Any]], answer: Future[dict[str, Any]]) -> None:
+        """Hands an answer on, whatever becomes of keeping it: an error here would leave its callers waiting."""
         error = CancelledError() if computed.cancelled() else computed.exception()
-        if error is None:
-            self.store.put(key, computed.result())
+        try:
+            if error is None:
+                self.store.put(key, computed.result())
+        except Exception as failed:
+            error = failed
         with self._lock:
             self.finished += 1
             self._cpu_s[key] = computed.result().get("cpu_s", 0.0) if error is None else 0.0

@@ -9,6 +9,7 @@ import ast
 import hashlib
 import json
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -18,8 +19,9 @@ from typing import Any
 import yaml
 
 from ooco_gym import resources
-from ooco_gym.files import write_json
-from ooco_gym.peak import FILE_NAME, cache_folder
+from ooco_gym.errors import UserError
+from ooco_gym.files import as_json, cache_folder, write_json
+from ooco_gym.peak import FILE_NAME
 
 PACKAGES = ("ooco_gym", "baselines", "agents", "experiments")
 # Of conf: what a scenario is made of; and what environments are, besides.
@@ -31,7 +33,7 @@ _PARSING = Lock()  # Python 3.11 parses in one thread at a time, or fails now an
 
 # --- Results --------------------------------------------------------------------------------------------------------
 class Store:
-    """A folder of small JSON files. Switched off, it remembers nothing.
+    """A folder of small JSON files, each with a digest of its answer. Switched off, it remembers nothing.
 
     Attributes:
         folder: where the files are, or None where it is off.
@@ -39,20 +41,31 @@ class Store:
 
     def __init__(self, folder: Path | None = None, on: bool = True):
         self.folder = (folder or cache_folder() / "runs") if on else None
+        self._writable = True
 
     def get(self, key: str) -> dict[str, Any] | None:
-        """The stored answer, or None; a file that cannot be read counts as none."""
+        """The stored answer, or None; a file that cannot be read, or holds another answer than was written, is none."""
         if self.folder is None:
             return None
         try:
-            return json.loads((self.folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
+            entry = json.loads((self.folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             return None
+        if not isinstance(entry, dict) or entry.get("digest") != key_of([key, entry.get("answer")]):
+            return None
+        return entry["answer"]
 
     def put(self, key: str, answer: dict[str, Any]) -> None:
-        """Stores an answer, atomically."""
-        if self.folder is not None:
-            write_json(self.folder / key[:2] / f"{key}.json", answer)
+        """Stores an answer, atomically. A folder that cannot be written costs time, nothing else: it warns once."""
+        if self.folder is None or not self._writable:
+            return
+        kept = as_json(answer)
+        try:
+            write_json(self.folder / key[:2] / f"{key}.json", {"digest": key_of([key, kept]), "answer": kept})
+        except (OSError, UserError) as error:
+            self._writable = False
+            warnings.warn(f"results are not kept for another time: folder '{self.folder}' cannot be written ({error}); "
+                          "set OOCO_GYM_CACHE to a folder that can", UserWarning, stacklevel=2)
 
 
 def key_of(question: Any) -> str:

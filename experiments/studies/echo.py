@@ -22,9 +22,8 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.svg import Axis, Panel, Series, draw
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import write_json
+from ooco_gym.files import cache_folder, write_json
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.peak import cache_folder
 from ooco_gym.perf import cost_table
 from ooco_gym.report import Column, Table, as_text, console, layout, minus, percent, with_interval, write_figure
 from ooco_gym.report.pages import COLOURS

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.files import user_folder
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import plain
 from ooco_gym.workload.pieces import missing
@@ -74,7 +75,7 @@ def load_dataset(name: str) -> Dataset:
 def data_folder() -> Path:
     """Returns where traces are kept: `$OOCO_GYM_DATA/traces`, or `~/.cache/ooco-gym/traces` where that is not set."""
     root = os.environ.get(DATA_VARIABLE)
-    return (Path(root) if root else Path.home() / ".cache" / "ooco-gym").expanduser().absolute() / "traces"
+    return (Path(root).expanduser() if root else user_folder()).absolute() / "traces"
 
 
 def local_file(dataset: Dataset, folder: Path | None = None) -> Path | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from concurrent.futures import CancelledError, Future
+from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from experiments.common import store
 from experiments.common.policies import names_of, policy_identity, seeds_of
@@ -142,10 +146,10 @@ def test_impossible_seeds(value):
 def test_policies_are_checked_by_name():
     assert names_of({"policies": ["ooco", "base_pd"], "policy": None}, "policies", "policy") == ["ooco", "base_pd"]
     assert names_of({"policies": ["ooco"], "policy": "base_pd"}, "policies", "policy") == ["base_pd"]
-    for given, sentence in ((["oco"], "did you mean 'ooco'"), (["ooco", "ooco"], "twice"), ([], "empty"),
+    for policies, sentence in ((["oco"], "did you mean 'ooco'"), (["ooco", "ooco"], "twice"), ([], "empty"),
                             (["ooco:slo_margn=1"], "slo_margin")):
         with pytest.raises(UserError, match=sentence):
-            names_of({"policies": given, "policy": None}, "policies", "policy")
+            names_of({"policies": policies, "policy": None}, "policies", "policy")
 
 
 def test_an_answer_depends_on_the_modules_that_are_imported_on_the_way_to_it():
@@ -192,3 +196,72 @@ def test_threads_ask_for_the_digest_at_the_same_time():
     with ThreadPoolExecutor(8) as threads:
         asked = [threads.submit(code_digest, ["experiments.common.simulation"], (), bool(n % 2)) for n in range(16)]
         assert len({one.result() for one in asked}) == 2
+
+
+# --- A store that cannot be trusted or written ----------------------------------------------------------------------
+def blocked(folder):
+    """A store's folder in which no entry can be written, whatever the rights of the user: files stand in its way."""
+    for one in range(256):
+        (folder / f"{one:02x}").write_text("in the way")
+    return folder
+
+
+def test_a_store_that_cannot_be_written_is_told_once_and_every_answer_comes(tmp_path):
+    jobs, _ = jobs_with(blocked(tmp_path), lambda scenario, policy: {"seed": scenario.seed})
+    with pytest.warns(UserWarning, match="results are not kept .*OOCO_GYM_CACHE") as told:
+        answers = [jobs.submit(SMALL.with_(seed=seed), "ooco").result(timeout=5) for seed in (1, 2, 3)]
+    assert answers == [{"seed": 1}, {"seed": 2}, {"seed": 3}] and len(told) == 1
+
+
+def test_an_answer_that_cannot_be_written_as_json_is_an_error_and_not_a_wait(tmp_path):
+    jobs, _ = jobs_with(tmp_path, lambda scenario, policy: {"made of": object()})
+    with pytest.raises(TypeError, match="as JSON"):
+        jobs.submit(SMALL, "ooco").result(timeout=5)
+
+
+def test_a_folder_in_the_place_of_an_entry_is_a_miss(tmp_path):
+    kept = Store(tmp_path)
+    (tmp_path / "ab" / "abc.json").mkdir(parents=True)
+    with pytest.warns(UserWarning, match="are not kept"):
+        kept.put("abc", {"rate": 1.0})
+    assert kept.get("abc") is None
+
+
+@given(st.integers(0, 10_000), st.integers(0, 7))
+@settings(max_examples=200, deadline=None)
+def test_an_entry_with_a_flipped_bit_is_a_miss_or_the_same_answer(place, bit):
+    answer = {"rate": 1.25, "arrivals": 65, "name": "ooco", "curve": [1.0, None, 3.5]}
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Store(Path(folder))
+        kept.put("abcd", answer)
+        file = Path(folder) / "ab" / "abcd.json"
+        data = bytearray(file.read_bytes())
+        data[place % len(data)] ^= 1 << bit
+        file.write_bytes(data)
+        assert kept.get("abcd") in (None, answer)
+
+
+def test_an_entry_of_another_question_is_a_miss(tmp_path):
+    kept = Store(tmp_path)
+    kept.put("abcd", {"rate": 1.0})
+    (tmp_path / "ab" / "abcd.json").rename(tmp_path / "ab" / "abce.json")
+    assert kept.get("abce") is None
+
+
+def test_files_are_found_however_they_are_named(tmp_path, monkeypatch):
+    """Without a suffix, relative to the YAML that names them, and by way of other files."""
+    tables, chip, parent = tmp_path / "kernels.parquet", tmp_path / "chip.yaml", tmp_path / "big.yaml"
+    tables.write_bytes(b"1")
+    chip.write_text("name: mine\ntables: kernels.parquet\n")
+    parent.write_text("name: big\nchip: chip.yaml\n")
+    (tmp_path / "mine.yaml").write_text("extends: big\n")
+    (tmp_path / "requests").write_text("a trace without a suffix")
+    described = {"cluster": str(tmp_path / "mine.yaml"), "workload": str(tmp_path / "requests")}
+    named = {tables, chip, parent, tmp_path / "mine.yaml", tmp_path / "requests"}
+    assert {Path(path) for path, *_ in file_stamps(described)} == named
+    before = file_stamps(described)
+    tables.write_bytes(b"22")
+    assert file_stamps(described) != before
+    monkeypatch.chdir(tmp_path)
+    assert [path for path, *_ in file_stamps("requests")] == ["requests"]
+    assert file_stamps(["ooc", "x" * 5000, "null\0byte", str(tmp_path)]) == []
