@@ -54,12 +54,13 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
                         f"the layouts {', '.join(sources.list_sources())} (docs/calibration.md)")
     out = Path(values["out"])
     with Console(stderr=True).status("reading") as status:
-        context = sources.Context(str(values["device"] or ""), str(values["model"] or ""), _whole("tp", values["tp"]))
+        tp = 0 if values["tp"] is None else _whole("tp", values["tp"])
+        context = sources.Context(str(values["device"] or ""), str(values["model"] or ""), tp)
         found = sources.read(_where(str(values["data"])), context)
         device, rows, notes = run.device_rows(found, _text(values["device"]), _names(values["also"]),
                                               _text(values["source"]))
         base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {})
-        result = run.calibrate(found, base, device, rows, model=_text(values["model"]), tp=context.tp,
+        result = run.calibrate(found, base, device, rows, model=_text(values["model"]), tp=context.tp or 1,
                                seed=_whole("seed", values["seed"], 0), tell=lambda text: status.update(
                                    f"fitting {text}"))
         result.notes += notes

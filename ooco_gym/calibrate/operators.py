@@ -39,6 +39,8 @@ _ROOFLINE = {"exponent": math.inf}
 _DTYPE_BYTES = 2.0
 _HIDDEN = {"norm": 4.0, "final_norm": 4.0, "embedding": 2.0, "residual": 3.0}
 """Times that the hidden state is read or written."""
+_HEADS = ("rotary", "qk_norm")
+"""Operators that rewrite queries and keys in place."""
 
 
 class Operator(NamedTuple):
@@ -306,9 +308,9 @@ def with_bytes(rows: Rows) -> tuple[Rows, int]:
     tp, tokens = np.nan_to_num(rows["tp"], nan=1.0), rows["n_tokens"]
     head_dim = np.where(np.isnan(rows["d_h"]), rows["d_in"] / rows["h_q"], rows["d_h"])
     widths = np.select(
-        [names == name for name in (*_HIDDEN, "activation", "rotary")],
+        [names == name for name in (*_HIDDEN, "activation", *_HEADS)],
         [*(times * rows["d_in"] for times in _HIDDEN.values()), 3.0 * _inner(rows, kind),
-         2.0 * (rows["h_q"] + rows["h_kv"]) / tp * head_dim], np.nan)
+         *[2.0 * (rows["h_q"] + rows["h_kv"]) / tp * head_dim] * len(_HEADS)], np.nan)
     wanted = (kind == "elementwise") & ~(rows["bytes"] > 0)
     moved = np.where(wanted, _DTYPE_BYTES * widths * tokens, rows["bytes"])
     unknown = (kind == "elementwise") & ~(moved > 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -122,6 +123,8 @@ class ModelSpec:
     """Biases on the output projection and the MLP too (OPT)."""
     norm_bias: bool = False
     """LayerNorm (scale and shift) rather than RMSNorm."""
+    qk_norm: bool = False
+    """RMSNorm of each query and key head before the rotary positions (Qwen3)."""
     position_rows: int = 0
     """Rows of a learned position embedding; 0 with rotary positions."""
     dtype_bytes: int = 2
@@ -151,6 +154,7 @@ class ModelSpec:
         layer += (mlp_in + 1) * self.hidden * self.intermediate
         layer += (self.q_width + 2 * self.kv_width) * self.qkv_bias
         layer += (self.hidden + mlp_in * self.intermediate + self.hidden) * self.dense_bias
+        layer += 2 * self.head_dim * self.qk_norm
         norm = self.hidden * (2 if self.norm_bias else 1)
         embedding = self.vocab * self.hidden * (1 if self.tied_embeddings else 2) + self.position_rows * self.hidden
         return self.layers * (layer + 2 * norm) + norm + embedding
@@ -174,6 +178,22 @@ def list_chips() -> list[str]:
 def list_models() -> list[str]:
     """Names of the models shipped in `conf/model`."""
     return resources.names("model")
+
+
+def model_named(text: str) -> str:
+    """The shipped model that a published name means; '' where there is none.
+
+    Spelling does not count, nor does what leaves the architecture as it is: an organisation before the name, and what
+    a model was trained to at its end (`meta-llama/Llama-3.1-8B-Instruct` is `llama_3_1_8b`).
+    """
+    known = {re.sub(r"[^a-z0-9]", "", name): name for name in list_models()}
+    name = re.sub(r"[^a-z0-9]", "", str(text).rstrip("/").rpartition("/")[2].lower())
+    for ending in ("", "instruct", "chat", "base", "hf", "chathf"):
+        for beginning in ("", "meta"):
+            found = known.get(name.removesuffix(ending).removeprefix(beginning))
+            if found:
+                return found
+    return ""
 
 
 def load_chip(chip: ChipSpec | str | os.PathLike[str] | Mapping[str, Any]) -> ChipSpec:

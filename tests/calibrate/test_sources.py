@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.calibrate import sources
+from ooco_gym.calibrate.operators import with_bytes
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
@@ -82,6 +83,34 @@ def test_llmservingsim_takes_shapes_from_the_model(tmp_path: Path) -> None:
     assert list(attention["op"]) == ["attn_prefill", "attn_decode"]
     assert (attention["context_len"][0], attention["prefix"][0], attention["h_q"][0]) == (96, 32, 16)
     assert sum(found.skipped.values()) == 1
+
+
+def test_llmservingsim_reads_model_and_degree_beside_its_tables(tmp_path: Path) -> None:
+    (tmp_path / "engine.json").write_text('{"model": "Qwen/Qwen3-32B", "tensor_parallel": 2}')
+    text = "layer,tokens,time_us\no_proj,8,100\nqk_norm,8,4\n"
+    rows = Rows.join(_read(tmp_path / "dense.csv", text).rows)
+    assert list(rows["op"]) == ["gemm:o_proj", "elt:qk_norm"] and list(rows["tp"]) == [2, 2]
+    assert (rows["d_in"][0], rows["d_out"][0]) == (4096, 5120)
+    norms = with_bytes(rows)[0].of_kind("elementwise")
+    assert norms["bytes"][0] == 8 * 2 * 2 * 128 * (64 + 8) / 2
+    given = Rows.join(_read(tmp_path / "dense.csv", text, tp=4).rows)
+    below = Rows.join(_read(tmp_path / "tp8" / "dense.csv", text, model="qwen3_32b", tp=4).rows)
+    assert (given["tp"][0], below["tp"][0]) == (4, 8)
+    for engine, message in (('{"model": "Qwen3-32B", "tensor_parallel": 0}', "'tensor_parallel' must be a whole"),
+                            ('{"model": "Qwen3-33B"}', "names the model 'Qwen3-33B', which is none of")):
+        (tmp_path / "engine.json").write_text(engine)
+        with pytest.raises(UserError, match=message):
+            read(tmp_path / "dense.csv", Context())
+
+
+def test_norms_that_were_copied_from_one_chip_are_of_one_chip(tmp_path: Path) -> None:
+    text = "layer,tokens,time_us\nqk_norm,8,4\nqk_norm,16,5\nlayernorm,8,3\n"
+    _read(tmp_path / "Qwen3-32B" / "tp1" / "dense.csv", text)
+    copied = Rows.join(_read(tmp_path / "Qwen3-32B" / "tp2" / "dense.csv", text).rows)
+    assert list(zip(copied["op"], copied["tp"], strict=True)) == [
+        ("elt:layernorm", 2), ("elt:qk_norm", 1), ("elt:qk_norm", 1)]
+    own = Rows.join(_read(tmp_path / "Qwen3-32B" / "tp2" / "dense.csv", text.replace("8,4", "8,3")).rows)
+    assert list(own["tp"]) == [2, 2, 2]
 
 
 def test_llmservingsim_asks_for_the_model(tmp_path: Path) -> None:

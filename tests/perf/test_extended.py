@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from ooco_gym.perf import (
     decode_latency_ps,
     list_chips,
     load_chip,
+    load_model,
     prefill_latency_ps,
 )
 from ooco_gym.perf.describe import describe_iteration
+from ooco_gym.perf.timing.extended import elementwise
 
 FORMS = [deploy("ooco"), deploy("ooco_xllm"), deploy("extended"), deploy("measured"),
          deploy("extended", model="qwen2_5_72b", tp=4), deploy("ooco", model="qwen2_5_72b", tp=4),
@@ -121,6 +124,13 @@ def test_gate_and_up_run_as_one_product():
     cost = {cost.name: cost for cost in extended.form.dense(extended.shard, np.array([1.0]))}["gate_up"]
     weights = 2 * 4096 * 2 * 14336
     assert cost.seconds[0] == pytest.approx(32 * (3.7e-6 + weights / 3.96e12), rel=1e-3)
+
+
+def test_norms_of_queries_and_keys_count_where_the_model_has_them():
+    with_norms, without = (replace(load_model("qwen3_32b"), qk_norm=norms) for norms in (True, False))
+    found = {item.name: item for item in elementwise(with_norms, 2)}
+    assert found["qk_norm"].times == 64 and found["qk_norm"].token_bytes == 2 * 2 * 128 * (32 + 4)
+    assert {item.name for item in elementwise(without, 2)} == set(found) - {"qk_norm"}
 
 
 def test_an_iteration_waits_for_its_host():

@@ -9,6 +9,7 @@ import pytest
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import ChipSpec, ModelSpec, list_chips, list_models, load_chip, load_model
+from ooco_gym.perf.specs import model_named
 from ooco_gym.resources import load_yaml
 
 PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
@@ -20,7 +21,11 @@ PUBLISHED_PARAMETERS = {  # number of weights in the published checkpoints
     "opt_30b": 29_974_540_288,
     "qwen2_5_7b": 7_615_616_512,
     "qwen2_5_14b": 14_770_033_664,
+    "qwen2_5_32b": 32_763_876_352,
     "qwen2_5_72b": 72_706_203_648,
+    "qwen3_8b": 8_190_735_360,
+    "qwen3_14b": 14_768_307_200,
+    "qwen3_32b": 32_762_123_264,
     "qwen_14b": 14_167_290_880,
     "yi_34b": 34_388_917_248,
 }
@@ -66,6 +71,15 @@ def test_a_model_names_its_source(name):
     model = load_model(name)
     assert model.name == name
     assert len(model.sources["architecture"]) > 10
+
+
+@pytest.mark.parametrize(("text", "name"), [
+    ("Llama-3.1-8B", "llama_3_1_8b"), ("meta-llama/Llama-3.1-8B-Instruct", "llama_3_1_8b"),
+    ("/models/Meta-Llama-3.1-8B", "llama_3_1_8b"), ("Qwen/Qwen3-32B", "qwen3_32b"), ("qwen3_32b", "qwen3_32b"),
+    ("meta-llama/Llama-2-7b-chat-hf", "llama_2_7b"), ("Qwen/Qwen3-30B-A3B-Instruct-2507", ""), ("", ""),
+    ("own.yaml", ""), ("Qwen3-32B-FP8", "")])
+def test_a_published_name_means_the_shipped_model(text, name):
+    assert model_named(text) == name
 
 
 def test_scaled_chips_follow_their_datasheets():

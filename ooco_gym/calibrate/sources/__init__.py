@@ -133,11 +133,11 @@ def _read(path: Path) -> pyarrow.Table:
 
 @dataclass(frozen=True)
 class Context:
-    """What a reader may have to know beside the file: the command's `model`, `tp` and `device`."""
+    """What a reader may have to know beside the file: the command's `device`, `model` and `tp` (0: not given)."""
 
     device: str = ""
     model: str = ""
-    tp: int = 1
+    tp: int = 0
 
 
 @dataclass

@@ -71,5 +71,6 @@ def _engine(path: Path) -> tuple[dict[str, Any], int]:
               "kv_heads": config.get("num_key_value_heads") or heads,
               "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
               "tied_embeddings": bool(config.get("tie_word_embeddings")),
+              "qk_norm": config.get("model_type") == "qwen3",
               "dtype_bytes": _BYTES.get(str(settings.get("dtype")).removeprefix("torch."), 2)}
     return sizes, tp

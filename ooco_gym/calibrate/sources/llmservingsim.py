@@ -10,10 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
-from ooco_gym.perf.specs import ModelSpec, list_models, load_model
+from ooco_gym.perf.specs import ModelSpec, list_models, load_model, model_named
 
 NAME = "llmservingsim"
 LINEARS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 2, "down_proj": 3}
@@ -38,9 +40,22 @@ def read(frame: Frame, context: Context, found: Found) -> None:
     times, layers = frame.numbers("time_us"), frame.texts("layer")
     for layer in sorted(set(layers)):
         which = layers == layer
+        said = common | ({"tp": 1.0} if layer == "qk_norm" and tp > 1 and _copied(frame, layer) else {})
         rows = Rows.of(frame.path, frame.first_row, len(frame), n_tokens=sizes, time_us=times,
-                       **_shape(layer, model, tp), **common)
+                       **_shape(layer, model, tp), **said)
         found.rows.append(rows.select(which))
+
+
+def _copied(frame: Frame, layer: str) -> bool:
+    """Whether a layer's times are those of one chip: early profiles wrote the norms of all heads to every degree."""
+    alone = frame.path.parent.parent / "tp1" / frame.path.name
+    if not alone.is_file():
+        return False
+    first = Frame(alone)
+    if "layer" not in first or "time_us" not in first:
+        return False
+    return np.array_equal(frame.numbers("time_us")[frame.texts("layer") == layer],
+                          first.numbers("time_us")[first.texts("layer") == layer])
 
 
 def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
@@ -70,29 +85,38 @@ def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: di
 
 def _model(path: Path, context: Context) -> ModelSpec:
     """The model of the command; else of the folder's `engine.json`; else a known model's name in the path."""
-    name = context.model
-    settings = path.parent / "engine.json"
-    if not name and settings.exists():
-        try:
-            name = str(json.loads(settings.read_text(encoding="utf-8")).get("model", ""))
-        except (OSError, ValueError) as error:
-            raise UserError(f"'{settings}' cannot be read as JSON: {error}") from error
-    known = {_plain(item): item for item in list_models()}
-    for text in (name, *(() if name else reversed(path.parts[:-1]))):
-        if _plain(text) in known:
-            return load_model(known[_plain(text)])
-    if not name:
-        raise UserError(f"'{path}' does not say which model was measured; give it as model=NAME, one of: "
-                        f"{', '.join(list_models())}, or a YAML file")
-    return load_model(name)
+    name = context.model or str(_settings(path).get("model", ""))
+    if context.model or model_named(name):
+        return load_model(model_named(name) or name)
+    if name:
+        raise UserError(f"'{path.parent / 'engine.json'}' names the model '{name}', which is none of "
+                        f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
+    for text in reversed(path.parts[:-1]):
+        if model_named(text):
+            return load_model(model_named(text))
+    raise UserError(f"'{path}' does not say which model was measured; give it as model=NAME, one of: "
+                    f"{', '.join(list_models())}, or a YAML file")
 
 
 def _tp(path: Path, context: Context) -> int:
-    """The tensor-parallel degree in the path (`.../tp2/...`), else the command's."""
+    """The tensor-parallel degree in the path (`.../tp2/...`), else the command's, else that of `engine.json`."""
     found = [int(part[2:]) for part in path.parts if re.fullmatch(r"tp\d+", part)]
-    return found[-1] if found else context.tp
+    if found or context.tp:
+        return found[-1] if found else context.tp
+    given = _settings(path).get("tensor_parallel", 1)
+    if isinstance(given, bool) or not isinstance(given, int) or given < 1:
+        raise UserError(f"'{path.parent / 'engine.json'}': 'tensor_parallel' must be a whole number of at least 1, "
+                        f"got {given!r}")
+    return given
 
 
-def _plain(name: str) -> str:
-    """A name without what spellings differ in: `Llama-3.1-8B` and `llama_3_1_8b`."""
-    return re.sub(r"[^a-z0-9]", "", str(name).lower())
+def _settings(path: Path) -> dict[str, Any]:
+    """The engine's settings beside a table; empty where there are none."""
+    settings = path.parent / "engine.json"
+    if not settings.exists():
+        return {}
+    try:
+        values = json.loads(settings.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"'{settings}' cannot be read as JSON: {error}") from error
+    return values if isinstance(values, dict) else {}

@@ -32,6 +32,7 @@ SIZES = ("n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out",
 NAMES = {
     "norm": ("norm", "layernorm", "input_layernorm", "post_attention_layernorm", "rms_norm"),
     "final_norm": ("final_norm", "final_layernorm"),
+    "qk_norm": ("qk_norm",),
     "rotary": ("rotary", "rotary_emb", "rope", "attn_rope"),
     "activation": ("activation", "act_fn", "mlp_act"),
     "embedding": ("embedding", "emb"),

@@ -47,7 +47,7 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     """The element-wise operators of an iteration on one of `tp` chips.
 
     Norms add the residual as they go (read it and the input, write both); rotary positions rewrite queries and keys in
-    place; the activation reads what gate and up gave and writes half of it.
+    place, as norms of single heads do; the activation reads what gate and up gave and writes half of it.
     """
     down = linears(model, tp)[-1].d_in
     queries, keys = model.q_width // tp, max(model.kv_heads // tp, 1) * model.head_dim
@@ -56,6 +56,8 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
         Elementwise("norm", 4.0 * model.dtype_bytes * model.hidden, 2 * model.layers + 1),
         Elementwise("activation", (3.0 if model.gated_mlp else 2.0) * model.dtype_bytes * down, model.layers),
     ]
+    if model.qk_norm:
+        found.append(Elementwise("qk_norm", 2.0 * model.dtype_bytes * (queries + keys), model.layers))
     if not model.position_rows:
         found.append(Elementwise("rotary", 2.0 * model.dtype_bytes * (queries + keys), model.layers))
     return found
