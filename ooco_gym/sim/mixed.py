@@ -6,7 +6,7 @@ An idle mixed instance asks its policy to compose the next iteration, which it d
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import first_step, itl_bin
 from ooco_gym.sim.costs import (
@@ -25,30 +25,42 @@ from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
 from ooco_gym.sim.step_actions import leave_running
 
 
+NO_SUMS = (0, 0, 0, 0, 0, 0, 0.0, 0)  # of an iteration without tokens
+
+
+@inlined
+def add_to_sums(state, table, sums, new, reach, sampled):
+    """Sums of an iteration (`iteration_sums`) with one more request.
+
+    Args:
+        state: the episode.
+        table: row of the cost tables.
+        sums: of the others.
+        new: its new tokens.
+        reach: its context, these included.
+        sampled: whether it makes a token.
+    """
+    tokens, samples, decodes, decode_context, prompts, rows, work, context = sums
+    if new == 1:
+        return (tokens + 1, samples + sampled, decodes + 1, decode_context + reach, prompts, rows, work, context)
+    return (tokens + new, samples + sampled, decodes, decode_context, prompts + 1,
+            rows + prompt_rows(state, table, new), work + prompt_work(state, table, new, reach), context + reach)
+
+
 @inner
 def iteration_sums(state, instance, table):
     """What sets an iteration's latency: tokens, requests that make one, decodes, their contexts; prompts, their rows,
     work and contexts."""
-    tokens, sampled, decodes, decode_context = 0, 0, 0, 0
-    prompts, rows, work, context = 0, 0, 0.0, 0
-    batch = state.members[s.BATCH, instance]
+    sums, batch = NO_SUMS, state.members[s.BATCH, instance]
     for i in range(state.instances[instance].running):
         request = state.requests[np.uint64(batch[i])]
         new = np.int64(request.num_scheduled_tokens)
         if new == 0:
             continue
         reach = request.num_computed_tokens + new
-        tokens += new
-        sampled += reach == np.int64(request.prompt_tokens) + request.generated_tokens
-        if new == 1:
-            decodes += 1
-            decode_context += reach
-        else:
-            prompts += 1
-            rows += prompt_rows(state, table, new)
-            work += prompt_work(state, table, new, reach)
-            context += reach
-    return tokens, sampled, decodes, decode_context, prompts, rows, work, context
+        whole = reach == np.int64(request.prompt_tokens) + request.generated_tokens
+        sums = add_to_sums(state, table, sums, new, reach, whole)
+    return sums
 
 
 @inner
