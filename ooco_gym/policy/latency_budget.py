@@ -1,0 +1,270 @@
+"""Filling an iteration of a mixed instance within latencies that a policy allows it.
+
+`fill` composes one iteration: every online decode, online prefill up to one latency, then offline decodes and offline
+prefill up to another. Latencies are what the policy believes (`sim.mixed.sums_latency`), kept by sums: one more request
+costs a few operations, a chunk as many looks as its length has bits.
+
+Offline decodes that do not fit are parked: they keep their memory and have no token in this iteration. An online
+request that lacks memory takes it from the offline request that was admitted last, then from the online one that was;
+an offline request waits for it. A waiting request is admitted once its whole context fits.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.policy.mixed import (
+    admit,
+    allocate_slots,
+    fits_whole,
+    get_computed_blocks,
+    missing,
+    next_in_order,
+    num_free_blocks,
+    num_new_blocks,
+    preempt,
+    running_index,
+)
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
+from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, RESIDENT
+
+OFFLINE_CLASS, ONLINE_CLASS = 0, 1  # request.urgent
+
+
+# --- Requests -------------------------------------------------------------------------------------------------------
+@inlined
+def decodes(state, slot):
+    """Whether a running request decodes, rather than computes its prompt (or, preempted, its context again)."""
+    return state.requests[slot].generated_tokens > 0 and missing(state, slot) == 1
+
+
+@inlined
+def token_slack(state, slot, tpot_share):
+    """How long until the next token of a request that has its first one is due, in ps; negative where it is late.
+
+    The k-th token after the first is due k times `tpot_share` of the TPOT SLO after it (docs/protocol.md; with
+    `slo.tpot_from` first_decode after the first decode step's start). Requests that keep this keep the SLO, however
+    many tokens they will have.
+    """
+    request = state.requests[slot]
+    start = request.first_token_ps
+    if state.config.tpot_from_decode and request.first_decode_ps > 0:
+        start = request.first_decode_ps
+    return start + np.int64(tpot_share * request.tpot_slo_ps * request.generated_tokens) - state.clock.now_ps
+
+
+@inner
+def least_slack(state, instance, tpot_share):
+    """The least `token_slack` of the online requests that decode on an instance, in ps; NEVER where none does."""
+    least = NEVER
+    for place in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, place]
+        if state.requests[slot].urgent and decodes(state, slot):
+            least = min(least, token_slack(state, slot, tpot_share))
+    return least
+
+
+@inner
+def first_waiting(state, instance, kind):
+    """The waiting request of a class that is next to be admitted, -1 where there is none: by arrival, or offline ones
+    by prefix where the policy keeps them in that order."""
+    spec = state.instances[instance]
+    if kind == ONLINE_CLASS:
+        return np.int64(spec.online_head)
+    if state.config.waiting_order > 0:
+        return np.int64(next_in_order(state, instance, 0))
+    return np.int64(spec.offline_head)
+
+
+# --- Believed latencies ---------------------------------------------------------------------------------------------
+@inner
+def believed_latency(state, instance, sums):
+    """What the policy believes that an iteration of these sums takes, in ps."""
+    return sums_latency(state, state.instances[instance].belief, sums)
+
+
+@inner
+def with_tokens(state, instance, sums, slot, computed, tokens):
+    """Sums of an iteration with `tokens` new tokens of one more request, of which `computed` tokens are in memory."""
+    reach = np.int64(computed) + tokens
+    return add_to_sums(state, state.instances[instance].belief, sums, tokens, reach, reach == length(state, slot))
+
+
+@inner
+def longest_chunk(state, instance, sums, slot, computed, most, until_ps):
+    """Most new tokens, up to `most`, that a request can have in the iteration within `until_ps`."""
+    high = min(np.int64(most), length(state, slot) - computed)
+    if until_ps >= NEVER or high <= 0:
+        return max(np.int64(0), high)
+    if believed_latency(state, instance, with_tokens(state, instance, sums, slot, computed, high)) <= until_ps:
+        return high
+    low, high = np.int64(0), high - 1
+    while low < high:
+        middle = (low + high + 1) // 2
+        more = with_tokens(state, instance, sums, slot, computed, middle)
+        if believed_latency(state, instance, more) <= until_ps:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+# --- Memory ---------------------------------------------------------------------------------------------------------
+@inner
+def preempt_last(state, instance, kind, after, how):
+    """Preempts the request of a class that was admitted last, if behind place `after` and without tokens in the batch.
+
+    Returns whether there was one.
+    """
+    for place in range(state.instances[instance].running - 1, after, -1):
+        request = state.requests[state.members[BATCH, instance, place]]
+        if request.num_scheduled_tokens == 0 and request.urgent == kind:
+            preempt(state, instance, place, how if kind == OFFLINE_CLASS else RECOMPUTE)
+            return True
+    return False
+
+
+@inner
+def give_way(state, instance, slot, kind, how):
+    """Another request's memory goes to a running one: an offline one's to an online one, else one's of its class that
+    was admitted later. Whether there was one."""
+    if kind == ONLINE_CLASS and preempt_last(state, instance, OFFLINE_CLASS, -1, how):
+        return True
+    return preempt_last(state, instance, kind, running_index(state, instance, slot), how)
+
+
+@inner
+def schedule_decode(state, instance, slot, kind, how):
+    """Schedules a running request's next token, at worst at the cost of its own memory. Whether it is scheduled."""
+    while not allocate_slots(state, instance, slot, 1):
+        if not give_way(state, instance, slot, kind, how):
+            preempt(state, instance, running_index(state, instance, slot), how if kind == OFFLINE_CLASS else RECOMPUTE)
+            return False
+    return True
+
+
+@inner
+def schedule_chunk(state, instance, slot, tokens, kind, how):
+    """Schedules up to `tokens` of a running request's prefill, as memory allows; returns how many."""
+    while kind == ONLINE_CLASS and num_new_blocks(state, slot, tokens) > num_free_blocks(state, instance):
+        if not give_way(state, instance, slot, kind, how):
+            break
+    request = state.requests[slot]
+    blocks = request.blocks + num_free_blocks(state, instance)
+    tokens = min(tokens, blocks * state.config.block_tokens - request.num_computed_tokens)
+    return tokens if tokens > 0 and allocate_slots(state, instance, slot, tokens) else np.int64(0)
+
+
+@inner
+def make_place(state, instance, slot, kind, headroom, how):
+    """Whether a waiting request may be admitted, so that `headroom` blocks stay free; offline ones give way to an
+    online one."""
+    while True:
+        if fits_whole(state, instance, slot):
+            if headroom <= 0:
+                return True
+            _, shared, idle = get_computed_blocks(state, instance, slot)
+            need = blocks_for(state, length(state, slot)) - shared + idle
+            return need + headroom <= num_free_blocks(state, instance)
+        if kind == OFFLINE_CLASS or not preempt_last(state, instance, OFFLINE_CLASS, -1, how):
+            return False
+
+
+# --- Passes over a class --------------------------------------------------------------------------------------------
+@inner
+def running_of(state, instance, kind):
+    """Writes the running requests of a class to State.scratch[0], in the order of admission; returns how many."""
+    count = 0
+    for place in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, place]
+        if state.requests[slot].urgent == kind:
+            state.scratch[0, count] = slot
+            count += 1
+    return count
+
+
+@inner
+def schedule_decodes(state, instance, sums, left, kind, until_ps, how):
+    """Next tokens of a class's running requests, in the order of admission, while the iteration stays within
+    `until_ps`. Returns (sums, tokens left)."""
+    for i in range(running_of(state, instance, kind)):
+        slot = state.scratch[0, i]
+        if left <= 0 or state.requests[slot].status != RESIDENT or not decodes(state, slot):
+            continue
+        more = with_tokens(state, instance, sums, slot, state.requests[slot].num_computed_tokens, np.int64(1))
+        if until_ps < NEVER and believed_latency(state, instance, more) > until_ps:
+            continue
+        if schedule_decode(state, instance, slot, kind, how):
+            sums, left = more, left - 1
+    return sums, left
+
+
+@inner
+def schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, how):
+    """Prefill of a class's running requests in the order of admission. Returns (sums, tokens left)."""
+    for i in range(running_of(state, instance, kind)):
+        slot = state.scratch[0, i]
+        if left <= 0 or state.requests[slot].status != RESIDENT or decodes(state, slot):
+            continue
+        computed = np.int64(state.requests[slot].num_computed_tokens)
+        tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
+        if tokens < min(least, missing(state, slot)):
+            return sums, np.int64(0)  # in order: what comes behind does not overtake
+        tokens = schedule_chunk(state, instance, slot, tokens, kind, how)
+        if tokens == 0:
+            return sums, np.int64(0)
+        sums, left = with_tokens(state, instance, sums, slot, computed, tokens), left - tokens
+    return sums, left
+
+
+@inner
+def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, how):
+    """Admits a class's waiting requests in order until one does not fit. Returns (sums, tokens left)."""
+    while left > 0:
+        slot = first_waiting(state, instance, kind)
+        if slot < 0 or not make_place(state, instance, slot, kind, headroom, how):
+            break
+        computed = np.int64(get_computed_blocks(state, instance, slot)[0])
+        tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
+        if tokens < min(least, length(state, slot) - computed):
+            break
+        tokens = np.int64(admit(state, instance, slot, tokens))
+        sums, left = with_tokens(state, instance, sums, slot, computed, tokens), left - tokens
+    return sums, left
+
+
+@inner
+def schedule_prefill(state, instance, sums, left, kind, until_ps, least, headroom, how):
+    """Prefill of a class: what is under way, then what waits, while the iteration stays within `until_ps`.
+
+    No request gets fewer than `least` tokens, unless it needs no more. Returns (sums, tokens left).
+    """
+    sums, rest = schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, how)
+    return admit_waiting(state, instance, sums, rest, kind, until_ps, least, headroom, how)
+
+
+# --- An iteration ---------------------------------------------------------------------------------------------------
+@inner
+def fill(state, instance, online_ps, offline_ps, tokens, least, headroom, how):
+    """Composes the next iteration of a mixed instance.
+
+    Args:
+        state: the episode.
+        instance: a mixed instance that is asked to compose.
+        online_ps: believed latency up to which online prefill lengthens the iteration; NEVER: without bound.
+        offline_ps: believed latency up to which offline decodes and prefill lengthen it; 0: no offline work.
+        tokens: new tokens of the iteration, at most.
+        least: offline tokens for which a prefill is begun or gone on with, unless fewer remain.
+        headroom: blocks that stay free when an offline request is admitted.
+        how: RECOMPUTE or SWAP, what becomes of the memory of a preempted offline request.
+
+    Returns:
+        New tokens of the iteration. 0 where no online request runs or waits and no offline work fits.
+    """
+    sums, left = schedule_decodes(state, instance, NO_SUMS, np.int64(tokens), ONLINE_CLASS, NEVER, how)
+    sums, _ = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, online_ps, np.int64(1), 0, how)
+    if offline_ps > 0:
+        left = np.int64(tokens) - sums[0]
+        sums, left = schedule_decodes(state, instance, sums, left, OFFLINE_CLASS, offline_ps, how)
+        sums, left = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, offline_ps, least, headroom, how)
+    return sums[0]
