@@ -24,7 +24,6 @@ from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
 from ooco_gym.sim.step_actions import leave_running
 
-
 NO_SUMS = (0, 0, 0, 0, 0, 0, 0.0, 0)  # of an iteration without tokens
 
 
