@@ -1,13 +1,15 @@
 """Filling an iteration of a mixed instance within latencies that a policy allows it.
 
-`fill` composes one iteration: every online decode, online prefill up to one latency, then offline decodes and offline
-prefill up to another. Latencies are what the policy believes (`sim.mixed.sums_latency`), kept by sums: one more request
-costs a few operations, a chunk as many looks as its length has bits.
+`fill` composes one iteration: every online decode, then online prefill, offline decodes and offline prefill, each up to
+a latency of its own (`Limits`). Latencies are what the policy believes (`sim.mixed.sums_latency`), kept by sums: one
+more request costs a few operations, a chunk as many looks as its length has bits.
 
 Offline decodes that do not fit are parked: they keep their memory and have no token in this iteration. An online
 request that lacks memory takes it from the offline request that was admitted last, then from the online one that was;
 an offline request waits for it. A waiting request is admitted once its whole context fits.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -227,7 +229,7 @@ def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, 
         computed = np.int64(get_computed_blocks(state, instance, slot)[0])
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
         if tokens < min(least, length(state, slot) - computed):
-            break
+            return sums, np.int64(0)
         tokens = np.int64(admit(state, instance, slot, tokens))
         sums, left = with_tokens(state, instance, sums, slot, computed, tokens), left - tokens
     return sums, left
@@ -244,27 +246,43 @@ def schedule_prefill(state, instance, sums, left, kind, until_ps, least, headroo
 
 
 # --- An iteration ---------------------------------------------------------------------------------------------------
-@inner
-def fill(state, instance, online_ps, offline_ps, tokens, least, headroom, how):
-    """Composes the next iteration of a mixed instance.
+class Limits(NamedTuple):
+    """What an iteration may come to. Latencies are believed ones of the whole iteration, in ps; NEVER: without bound.
 
-    Args:
-        state: the episode.
-        instance: a mixed instance that is asked to compose.
-        online_ps: believed latency up to which online prefill lengthens the iteration; NEVER: without bound.
-        offline_ps: believed latency up to which offline decodes and prefill lengthen it; 0: no offline work.
-        tokens: new tokens of the iteration, at most.
-        least: offline tokens for which a prefill is begun or gone on with, unless fewer remain.
+    Attributes:
+        online_ps: up to which online prefill lengthens it.
+        decode_ps: up to which offline decodes lengthen it.
+        offline_ps: up to which offline prefill lengthens it.
+        tokens: new tokens.
+        online_chunk: fewest tokens that an online prefill is begun or gone on with, unless it needs no more.
+        offline_chunk: the same of an offline one.
         headroom: blocks that stay free when an offline request is admitted.
         how: RECOMPUTE or SWAP, what becomes of the memory of a preempted offline request.
-
-    Returns:
-        New tokens of the iteration. 0 where no online request runs or waits and no offline work fits.
     """
-    sums, left = schedule_decodes(state, instance, NO_SUMS, np.int64(tokens), ONLINE_CLASS, NEVER, how)
-    sums, _ = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, online_ps, np.int64(1), 0, how)
-    if offline_ps > 0:
-        left = np.int64(tokens) - sums[0]
-        sums, left = schedule_decodes(state, instance, sums, left, OFFLINE_CLASS, offline_ps, how)
-        sums, left = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, offline_ps, least, headroom, how)
+
+    online_ps: np.int64
+    decode_ps: np.int64
+    offline_ps: np.int64
+    tokens: np.int64
+    online_chunk: np.int64
+    offline_chunk: np.int64
+    headroom: np.int64
+    how: np.int64
+
+
+@inner
+def fill(state, instance, limits):
+    """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
+
+    Offline prefill waits where online prefill is held back. The result is 0 where no online request decodes and
+    nothing else fits.
+    """
+    how, none = limits.how, np.int64(0)
+    sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
+    sums, rest = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, limits.online_ps, limits.online_chunk,
+                                  none, how)
+    sums, left = schedule_decodes(state, instance, sums, limits.tokens - sums[0], OFFLINE_CLASS, limits.decode_ps, how)
+    if rest > 0:
+        sums, left = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps,
+                                      limits.offline_chunk, limits.headroom, how)
     return sums[0]
