@@ -13,8 +13,9 @@ files of the compiled functions that it calls; each digest has a folder of its o
     __pycache__/ooco_gym-<file>-<digest>/<function>-<line>.py<version>-<signature>.nbc
 
 Where the package's folder cannot be written the files go to numba's cache folder of the user; `NUMBA_CACHE_DIR` names
-another place and `NUMBA_DISABLE_JIT=1` turns compilation off. One file holds one signature and is renamed into place,
-so any number of processes may start at once: at worst each compiles for itself.
+another place. One file holds one signature, with a digest of itself, and is renamed into place, so any number of
+processes may start at once: at worst each compiles for itself. A file that was damaged counts as none: LLVM trusts what
+it is given. `NUMBA_DISABLE_JIT=1` turns compilation off for a look at a single rule; references need it.
 
 Not seen: constants that a rule outside ooco_gym imports from another file of its own.
 
@@ -39,8 +40,8 @@ import os
 import pickle
 import shutil
 import uuid
+import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -72,6 +73,7 @@ PACKAGE = Path(__file__).resolve().parent
 LEVELS = (("sim",), ("policy",), ("envs",))
 RULES = 2                   # levels that a rule outside the package builds on: the simulator and the policy helpers
 KEPT = 8                    # folders of older digests that stay for one source file
+DIGEST_BYTES = 16           # at the beginning of each file of the disk cache
 
 
 def jit(signature: Any = None, **options: Any) -> Any:
@@ -144,8 +146,11 @@ def _compile(function: Callable[..., Any], signature: Any, options: dict[str, An
     compiled = njit(**options)(function)
     if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
         return compiled
-    with suppress(OSError, RuntimeError):           # no file behind it (a console), or no folder to write to
-        compiled._cache = SourceCache(function)     # pyright: ignore[reportAttributeAccessIssue]
+    if os.path.isfile(inspect.getfile(function)):   # not where it was typed into a console
+        try:
+            compiled._cache = SourceCache(function)  # pyright: ignore[reportAttributeAccessIssue]
+        except (OSError, RuntimeError) as error:    # no folder to write to
+            _note_not_kept(str(error))
     if signature is not None:
         # What numba.jit does with signatures; it must come after the cache is in place.
         with typeinfer.register_dispatcher(compiled):
@@ -176,7 +181,10 @@ class KeyedFiles:
     def load(self, key: Any) -> Any:
         """Returns what was saved under `key`, or None."""
         try:
-            stored, data = pickle.loads(self._path(key).read_bytes())
+            content = self._path(key).read_bytes()
+            if content[:DIGEST_BYTES] != _digest_of(content[DIGEST_BYTES:]):
+                return None
+            stored, data = pickle.loads(content[DIGEST_BYTES:])
         except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
             return None
         return data if stored == key else None
@@ -190,12 +198,13 @@ class KeyedFiles:
             path = self._path(key)
             temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
             try:
-                temporary.write_bytes(dumps((key, data)))
+                content = dumps((key, data))
+                temporary.write_bytes(_digest_of(content) + content)
                 os.replace(temporary, path)
             finally:
                 temporary.unlink(missing_ok=True)
-        except OSError:
-            return
+        except OSError as error:
+            _note_not_kept(f"{self.folder}: {error.strerror}")
 
     def flush(self) -> None:
         """Removes every file of this function."""
@@ -210,6 +219,21 @@ class KeyedFiles:
         found = [path for path in self.folder.parent.glob(f"{self.prefix}*") if path != self.folder]
         for path in sorted(found, key=lambda path: path.stat().st_mtime)[:-KEPT]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _digest_of(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+_NOTED: list[str] = []
+
+
+def _note_not_kept(reason: str) -> None:
+    """Warns once in a process that compiled code is lost at its end."""
+    if not _NOTED:
+        _NOTED.append(reason)
+        warnings.warn(f"compiled code cannot be kept ({reason}): every start compiles anew, for about a minute; set "
+                      "NUMBA_CACHE_DIR to a folder that can be written", UserWarning, stacklevel=2)
 
 
 def source_digest(function: Callable[..., Any]) -> str:

@@ -145,6 +145,33 @@ def test_broken_cache_file_is_compiled_again(package: Path) -> None:
     assert run(package) == ["112", "2", "0", "0", "0"]
 
 
+def test_a_cache_file_with_flipped_bits_is_compiled_again(package: Path) -> None:
+    """In the middle is LLVM's bitcode, which LLVM does not check: it would say so at every start from then on."""
+    run(package)
+    for path in package.rglob("*.nbc"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 0b100
+        path.write_bytes(content)
+    assert run(package) == ["112", "2", "0", "0", "0"]
+    assert run(package) == ["112", "2", "1", "1", "1"]
+
+
+def test_a_start_that_cannot_keep_what_it_compiled_says_so_once(package: Path) -> None:
+    (package / "sim" / "__pycache__").write_text("a file where the folder would be: not even root writes here")
+    done = subprocess.run([sys.executable, "-c", MAIN], capture_output=True, text=True, cwd=package.parent, check=True,
+                          env={**os.environ, "PYTHONPATH": str(package.parent), "NUMBA_CACHE_DIR": "/dev/null/a",
+                               "HOME": "/dev/null/b", "XDG_CACHE_HOME": "/dev/null/c"})
+    assert done.stdout.split() == ["112", "2", "0", "0", "0"]
+    assert done.stderr.count("compiled code cannot be kept") == 1 and "NUMBA_CACHE_DIR" in done.stderr
+
+
+def test_without_compilation_the_simulator_says_what_is_wrong() -> None:
+    code = "from ooco_gym import Scenario, simulate; simulate(Scenario(duration_s=5.0, rate_scale=0.01), 'ooco')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+                          env={**os.environ, "PYTHONPATH": str(SOURCES.parent), "NUMBA_DISABLE_JIT": "1"})
+    assert "UserError: NUMBA_DISABLE_JIT is set" in done.stderr
+
+
 def test_package_folder_that_cannot_be_written(package: Path, tmp_path: Path) -> None:
     (package / "sim" / "__pycache__").write_text("a file where the folder would be: not even root writes here")
     home = str(tmp_path / "home")

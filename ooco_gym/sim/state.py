@@ -7,9 +7,10 @@ an integer number of picoseconds, so that any grouping of steps sums to the same
 from typing import NamedTuple
 
 import numpy as np
-from numba import typeof, types
+from numba import config, typeof, types
 
 from ooco_gym.compile import Handle, Reference, function_at, layer, reference_at
+from ooco_gym.errors import UserError
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
 from ooco_gym.sim.records import (
     BLOCK,
@@ -195,7 +196,13 @@ _lay_state = layer(STATE_TYPE)
 
 
 def handle_of(state: State) -> Handle:
-    """Lays a state down for `sim.loop.run`; arrays that are exchanged later are not seen."""
+    """Lays a state down for `sim.loop.run`; arrays that are exchanged later are not seen.
+
+    Raises:
+        UserError: compilation is turned off.
+    """
+    if config.DISABLE_JIT:  # pyright: ignore[reportAttributeAccessIssue]
+        raise UserError("NUMBA_DISABLE_JIT is set, and the simulator runs only compiled; unset it")
     return Handle(state, _lay_state)
 
 

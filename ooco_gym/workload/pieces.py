@@ -10,6 +10,7 @@ import gzip
 import json
 import math
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -30,6 +31,7 @@ ENDINGS = (".csv", ".jsonl", ".json", ".parquet", ".gz")
 PIECE_BYTES = 1 << 24
 PIECE_ROWS = 1 << 18
 LONGEST_LINE_BYTES = 1 << 26
+DEEPEST = 64  # JSON within JSON: pyarrow reads it by recursion and ends the process where the stack does
 _TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
 _PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
            b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
@@ -381,6 +383,7 @@ def _csv_table(path: Path, names: list[str], line: int, data: bytes) -> Table:
 
 def _json_table(path: Path, line: int, data: bytes) -> Table:
     lines = _lines_of(line, data)
+    _check_depth(path, line, data)
     try:
         table = pyarrow.json.read_json(pa.BufferReader(data), read_options=pyarrow.json.ReadOptions(
             block_size=len(data) + 1, use_threads=False))
@@ -388,6 +391,18 @@ def _json_table(path: Path, line: int, data: bytes) -> Table:
         return _read_json_slowly(path, lines)
     columns = dict(zip(_names(path, table.column_names), table.columns, strict=True))
     return Table(path, columns, table.num_rows, "jsonl", lines=lines)
+
+
+def _check_depth(path: Path, line: int, data: bytes) -> None:
+    """Refuses objects and lists within each other deeper than `DEEPEST`."""
+    for number, text in enumerate(data.split(b"\n"), line):
+        if text.count(b"{") + text.count(b"[") > DEEPEST:
+            bare = re.sub(rb'"(?:[^"\\]|\\.)*"', b"", text)
+            steps = np.array([1 if mark in b"{[" else -1 for mark in re.sub(rb"[^][{}]", b"", bare)], dtype=np.int64)
+            deepest = int(steps.cumsum().max(initial=0))
+            if deepest > DEEPEST:
+                raise UserError(f"trace file '{path}', line {number}: JSON within JSON, {deepest} deep; expected "
+                                f"at most {DEEPEST}: leave that field out")
 
 
 def _check_first_object(path: Path, line: int, data: bytes) -> None:
