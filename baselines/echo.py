@@ -256,7 +256,8 @@ def prepare(policy, facts):
     """Fits the estimator to the instance (5.2); coefficients that were given stay as they are."""
     values = policy.values
     largest = int(min(values["max_num_seqs"], facts.max_batch - 1))
-    found = fit(facts.strict, largest, values["prefill_form"], values["decode_form"])
+    found = fit(facts.strict, largest, values["prefill_form"], values["decode_form"],
+                facts.block_tokens)
     return {name: ps for name, ps in found.coefficients.items() if name not in values}
 
 

@@ -298,6 +298,7 @@ def reserved_for_bursts(state, instance, held):
 # squares, none negative; the error is measured on batches drawn apart.
 SAMPLES = 400  # batches of a kind, and as many to measure the error on
 LONGEST_TOKENS = 32_768
+TRIES = 1000  # draws of a batch
 PREFILL_FORMS, DECODE_FORMS = ("max", "additive"), ("pooled", "floored", "counted")
 DECODE_COLUMNS = {"pooled": ("longest_ps", "mean_ps"), "floored": ("longest_ps", "mean_ps"),
                   "counted": ("base_ps", "request_ps", "longest_ps", "context_ps")}
@@ -322,7 +323,8 @@ class Batches:
     true_ps: np.ndarray  # float64[n]
 
 
-def fit(table: CostTable, largest_batch: int, prefill_form: str = "max", decode_form: str = "pooled") -> Estimate:
+def fit(table: CostTable, largest_batch: int, prefill_form: str = "max", decode_form: str = "pooled",
+        block_tokens: int = 16) -> Estimate:
     """Fits the estimator to an instance.
 
     Args:
@@ -330,17 +332,18 @@ def fit(table: CostTable, largest_batch: int, prefill_form: str = "max", decode_
         largest_batch: requests in the largest decode batch benchmarked.
         prefill_form: `max` or `additive`, how the minimum time enters T_p.
         decode_form: `pooled`, `floored` or `counted`.
+        block_tokens: tokens of a block of the instance's memory, which no benchmark exceeds.
     """
-    key = (id(table), largest_batch, prefill_form, decode_form)
+    key = (id(table), largest_batch, prefill_form, decode_form, block_tokens)
     if key not in _kept:
-        _kept[key] = table, _fit(table, largest_batch, prefill_form, decode_form)
+        _kept[key] = table, _fit(table, largest_batch, prefill_form, decode_form, table.kv_blocks * block_tokens)
     return _kept[key][1]
 
 
-def _fit(table: CostTable, largest_batch: int, prefill_form: str, decode_form: str) -> Estimate:
-    lengths = prompt_lengths(table)
+def _fit(table: CostTable, largest_batch: int, prefill_form: str, decode_form: str, memory_tokens: int) -> Estimate:
+    lengths = prompt_lengths(memory_tokens)
     found = fit_prefill(lengths, prefill_alone_ps(table, lengths), prefill_form)
-    train, test = (draw_batches(table, largest_batch, part) for part in (0, 1))
+    train, test = (draw_batches(table, largest_batch, part, memory_tokens) for part in (0, 1))
     found |= fit_decode(train["decode"], decode_form)
     mixed = train["mixed"]
     prefill_ps, decode_ps = predict_prefill(found, mixed, prefill_form), predict_decode(found, mixed, decode_form)
@@ -353,9 +356,9 @@ def _fit(table: CostTable, largest_batch: int, prefill_form: str, decode_form: s
                     {kind: float(ratio.mean()) for kind, ratio in ratios.items()})
 
 
-def prompt_lengths(table: CostTable) -> np.ndarray:
+def prompt_lengths(memory_tokens: int) -> np.ndarray:
     """Lengths of the prompts that are benchmarked alone: int64[n], four to a doubling, as far as memory goes."""
-    longest = min(LONGEST_TOKENS, table.kv_blocks * 16)
+    longest = max(16, min(LONGEST_TOKENS, memory_tokens))
     return np.unique(np.rint(2.0 ** np.arange(4.0, np.log2(longest) + 1e-9, 0.25)).astype(np.int64))
 
 
@@ -428,14 +431,14 @@ def predict(found: dict[str, float], batches: Batches, prefill_form: str, decode
     return lam * np.maximum(prefill_ps, decode_ps) + (1 - lam) * (prefill_ps + decode_ps)
 
 
-def draw_batches(table: CostTable, largest_batch: int, part: int) -> dict[str, Batches]:
+def draw_batches(table: CostTable, largest_batch: int, part: int, memory_tokens: int) -> dict[str, Batches]:
     """Benchmarks of each kind; another `part` is drawn apart."""
     rng = np.random.Generator(np.random.Philox(key=part))
-    room = table.kv_blocks * 16
-    prompts = np.rint(2.0 ** rng.uniform(4.0, np.log2(min(LONGEST_TOKENS, room)), SAMPLES)).astype(np.int64)
+    longest = max(16, min(LONGEST_TOKENS, memory_tokens))
+    prompts = np.rint(2.0 ** rng.uniform(4.0, np.log2(longest), SAMPLES)).astype(np.int64)
     empty = np.zeros(0, np.int64)
-    decodes = [_contexts(rng, largest_batch, room) for _ in range(SAMPLES)]
-    beside = [_contexts(rng, largest_batch, room) for _ in range(SAMPLES)]
+    decodes = [_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES)]
+    beside = [_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES)]
     new = np.rint(2.0 ** rng.uniform(4.0, 11.0, SAMPLES)).astype(np.int64)
     done = np.rint(2.0 ** rng.uniform(4.0, 14.0, SAMPLES) * rng.integers(0, 2, SAMPLES)).astype(np.int64)
     kinds = {"prefill": ([empty] * SAMPLES, np.stack([0 * prompts, prompts], axis=1)),
@@ -451,10 +454,12 @@ def latency_ps(table: CostTable, chunks: np.ndarray, contexts: Sequence[np.ndarr
                             [one.sum() for one in contexts]).astype(np.float64)
 
 
-def _contexts(rng: np.random.Generator, largest_batch: int, room: int) -> np.ndarray:
-    while True:
+def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) -> np.ndarray:
+    """Contexts of a batch that memory holds; one request that fills it, where it holds hardly any that is drawn."""
+    for _ in range(TRIES):
         count = int(2.0 ** rng.uniform(0.0, np.log2(largest_batch + 0.99)))
         mean = 2.0 ** rng.uniform(6.0, 14.0)
         contexts = np.maximum(1, np.rint(mean * rng.lognormal(0.0, rng.uniform(0.0, 1.0), count))).astype(np.int64)
-        if contexts.sum() <= room:
+        if contexts.sum() <= memory_tokens:
             return contexts
+    return np.array([memory_tokens])

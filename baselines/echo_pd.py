@@ -30,6 +30,7 @@ from baselines.pools import (
     stop_beyond,
 )
 from ooco_gym.compile import inner
+from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, EVICT, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, length, sort_ascending, tpot_bound, write_urgent
@@ -59,6 +60,8 @@ PARAMS = (
     *COEFFICIENTS,
 )
 P = slots(PARAMS)
+PREFILL_TIMES = ("square_ps", "token_ps", "least_ps")
+DECODE_TIMES = ("base_ps", "request_ps", "context_ps", "mean_ps", "longest_ps")
 
 
 # --- Estimator (5) --------------------------------------------------------------------------------------------------
@@ -291,10 +294,15 @@ def prepare(policy, facts):
     values = policy.values
     found = {} if values["reserve_tokens"] > 0 else {"reserve_tokens": facts.mean_context_tokens}
     if values["fitted"] == 1:
+        for phase, names in (("prefill", PREFILL_TIMES), ("decode", DECODE_TIMES)):
+            if not any(values[name] > 0 for name in names):
+                raise UserError(f"echo_pd: fitted=1 says that the coefficients are given, but {phase} would take no "
+                                f"time; give {', '.join(names)}, or fitted=0")
         return found
-    prefill, decode = (fit(table, facts.max_batch - 1, "max", values["decode_form"]).coefficients
+    prefill, decode = (fit(table, facts.max_batch - 1, "max", values["decode_form"],
+                           facts.block_tokens).coefficients
                        for table in (facts.relaxed, facts.strict))
-    coefficients = decode | {name: prefill[name] for name in ("square_ps", "token_ps", "least_ps")}
+    coefficients = decode | {name: prefill[name] for name in PREFILL_TIMES}
     return found | {"fitted": 1} | {name: value for name, value in coefficients.items() if name != "overlap"}
 
 

@@ -24,6 +24,7 @@ from baselines.pools import (
     stop_beyond,
 )
 from ooco_gym.compile import inner
+from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, GATE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import blocks_for, decodable, length, tpot_bound, write_urgent
@@ -178,14 +179,19 @@ def fit_prefill(facts, tokens):
     return fit_pool(prefill_profile(facts.relaxed, tokens))
 
 
+COLUMNS = ("base", "token", "square", "request")
+
+
 def prepare(policy, facts):
     """Fits the predictor (4.2), unless its coefficients are given."""
     if policy.values["fitted"] == 1:
+        if not any(policy.values[f"{phase}_{column}_ps"] for phase in ("prefill", "decode") for column in COLUMNS):
+            raise UserError("hygen_pd: fitted=1 says that the coefficients are given, but all are 0; give them, or "
+                            "fitted=0")
         return {}
     fits = {"decode": fit_decode(facts), "prefill": fit_prefill(facts, int(policy.values["prefill_tokens"]))}
-    columns = ("base", "token", "square", "request")
     return {"fitted": 1} | {f"{phase}_{name}_ps": float(number) for phase, found in fits.items()
-                            for name, number in zip(columns, found.coefficients, strict=True)}
+                            for name, number in zip(COLUMNS, found.coefficients, strict=True)}
 
 
 policy = Policy("hygen_pd", PARAMS, route=route, interrupt=end_chunk, gate=gate, compose=fill, prepare=prepare)

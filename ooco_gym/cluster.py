@@ -12,6 +12,8 @@ from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.resources import load_yaml
 
+SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
+
 
 @dataclass(frozen=True)
 class Pool:
@@ -65,11 +67,14 @@ class Cluster:
         if "model" not in raw:
             raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
         cluster = cls(**{"name": "custom", **raw})
-        if cluster.host_link_bytes_per_s <= 0 or not 0 <= cluster.host_gib < 1e6:
-            raise UserError(f"cluster '{cluster.name}': host_link_bytes_per_s must be positive and host_gib at least 0")
-        if cluster.kv_link_bytes_per_s <= 0 or cluster.max_batch < 2 or cluster.block_tokens < 1:
-            raise UserError(f"cluster '{cluster.name}': kv_link_bytes_per_s, max_batch (>= 2) and block_tokens must be "
-                            "positive")
+        for key in ("kv_link_bytes_per_s", "host_link_bytes_per_s"):
+            if not SLOWEST_LINK <= getattr(cluster, key) <= FASTEST_LINK:
+                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key):g} must be from "
+                                f"{SLOWEST_LINK:g} to {FASTEST_LINK:g} bytes a second")
+        if not 0 <= cluster.host_gib < 1e6:
+            raise UserError(f"cluster '{cluster.name}': host_gib must be at least 0")
+        if cluster.max_batch < 2 or cluster.block_tokens < 1:
+            raise UserError(f"cluster '{cluster.name}': max_batch must be at least 2 and block_tokens at least 1")
         return cluster
 
     def hardware(self) -> tuple[str, float, list[str]]:

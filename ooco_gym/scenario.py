@@ -26,6 +26,7 @@ from ooco_gym.workload import (
 )
 
 DAY_S = 86_400.0
+LONGEST_DECISION_S = 60.0
 PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
 
 
@@ -163,6 +164,11 @@ class Scenario:
         online, dataset = split_workload(self.workload)
         object.__setattr__(self, "workload", online)
         object.__setattr__(self, "offline", with_dataset(self.offline, dataset))
+        if self.jitter > 1:
+            raise UserError(f"jitter={self.jitter:g} must be a relative spread from 0 to 1")
+        if self.decision_s > LONGEST_DECISION_S:
+            raise UserError(f"decision_s={self.decision_s:g} must be at most {LONGEST_DECISION_S:g} seconds an "
+                            "iteration")
         if self.duration_s == 0:
             raise UserError("duration_s=0: the measured window must be longer than 0 seconds")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool):

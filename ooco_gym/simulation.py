@@ -21,6 +21,8 @@ from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.workload import Trace, merge
 
+LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
+
 LOG_ENTRIES = 65_536
 
 
@@ -81,6 +83,10 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
     if begin_s < 0:  # a generated day comes round again
         begin_s += math.ceil(-begin_s / DAY_S) * DAY_S
     total_s = warmup_s + given.duration_s + drain_s
+    if total_s > LONGEST_S:
+        raise UserError(f"duration_s={given.duration_s:g} with a warm-up of {warmup_s:g} s and a drain of {drain_s:g} "
+                        f"s is longer than the simulator's clock reaches, {LONGEST_S:g} s; play a shorter window "
+                        "(start_s chooses where in a trace)")
     online = known.workload.draw(start_s=begin_s, duration_s=total_s, seed=given.seed,
                                  rate_scale=known.rate_scale).shift(-begin_s)
     if known.from_file and not np.any((online.arrival_s >= warmup_s) & (online.arrival_s < total_s - drain_s)):

@@ -64,6 +64,7 @@ class Facts:
     mean_context_tokens: float
     max_batch: int
     relaxed: CostTable  # of those that prefill
+    block_tokens: int
 
     def largest_batch(self, share: float) -> int:
         """Largest decode batch at the mean context whose step stays within `share` of the TPOT SLO; at least 1."""
@@ -86,7 +87,7 @@ def facts_of(machines: Sequence[Machine], trace: Trace, rules: Rules) -> Facts:
     mean = float((context * output).sum() / output.sum()) if len(trace) else 1.0
     decode, prefill = (_believed(machine.deployment, rules.max_batch, rules.belief_factor)
                        for machine in (strict, machines[0]))
-    return Facts(decode, rules.tpot_s, mean, rules.max_batch, prefill)
+    return Facts(decode, rules.tpot_s, mean, rules.max_batch, prefill, rules.block_tokens)
 
 
 @lru_cache(maxsize=32)

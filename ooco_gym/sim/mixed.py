@@ -163,11 +163,17 @@ def _charge_gaps(state, instance):
 
 
 @inner
+def share_of(elapsed_ps, part, whole):
+    """`elapsed_ps * part // whole`; the product itself need not fit 64 bits."""
+    return elapsed_ps // whole * part + elapsed_ps % whole * part // whole
+
+
+@inner
 def _share_time(state, instance):
     """Books an iteration's time by what it did, in proportion to the tokens."""
     spec = state.instances[instance]
     elapsed, tokens = spec.end_ps - spec.start_ps, spec.new_tokens
-    online, offline = elapsed * spec.online_tokens // tokens, elapsed * spec.offline_tokens // tokens
+    online, offline = share_of(elapsed, spec.online_tokens, tokens), share_of(elapsed, spec.offline_tokens, tokens)
     decodes = tokens - spec.online_tokens - spec.offline_tokens
     spec.online_prefill_ps += online
     spec.offline_prefill_ps += offline
@@ -191,8 +197,9 @@ def _computed(state, instance, slot):
     again = min(new, np.int64(request.kv_lost))
     if again > 0:
         request.kv_lost -= again
-        charge_waste(state, slot, again, elapsed * again // tokens)
-        spec.wasted_ps += elapsed * again // tokens
+        wasted_ps = share_of(elapsed, again, tokens)
+        charge_waste(state, slot, again, wasted_ps)
+        spec.wasted_ps += wasted_ps
     if request.num_computed_tokens < length(state, slot):
         return False
     if request.generated_tokens > 0 and request.first_decode_ps == 0:

@@ -114,13 +114,13 @@ def test_the_compiled_formula_is_the_fitted_one(contexts: list[int], chunks: lis
 
 
 def test_fits_find_what_made_the_data(table: CostTable) -> None:
-    lengths = prompt_lengths(table)
+    lengths = prompt_lengths(16 * table.kv_blocks)
     made = np.maximum(2e3 * lengths.astype(float) ** 2 + 6e7 * lengths, 1.5e10)
     found = fit_prefill(lengths, made, "max")
     assert found == pytest.approx({"square_ps": 2e3, "token_ps": 6e7, "least_ps": 1.5e10}, rel=1e-6)
     added = 2e3 * lengths.astype(float) ** 2 + 6e7 * lengths + 1.5e10
     assert fit_prefill(lengths, added, "additive") == pytest.approx(found, rel=1e-6)
-    drawn = draw_batches(table, 64, 0)["decode"]
+    drawn = draw_batches(table, 64, 0, 16 * table.kv_blocks)["decode"]
     pooled = Batches(drawn.contexts, drawn.chunks,
                      np.array([5e5 * one.max() + 3e5 * one.mean() for one in drawn.contexts]))
     assert fit_decode(pooled, "pooled")["longest_ps"] == pytest.approx(5e5, rel=1e-6)

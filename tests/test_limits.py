@@ -1,0 +1,68 @@
+"""What lies beyond the arithmetic of the clock is refused in a sentence, and what lies within it comes out right."""
+
+from __future__ import annotations
+
+import numba
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from baselines.echo_estimator import draw_batches, prompt_lengths
+from ooco_gym import Scenario, simulate
+from ooco_gym.cluster import Cluster
+from ooco_gym.errors import UserError
+from ooco_gym.perf import cost_table
+from ooco_gym.resources import load_yaml
+from ooco_gym.sim.mixed import share_of
+from ooco_gym.simulation import LONGEST_S, requests_of
+
+SMALL = Scenario(duration_s=20.0, warmup_s=0.0, drain_s=20.0, rate_scale=0.02)
+
+
+@numba.njit
+def share(elapsed_ps, part, whole):
+    return share_of(elapsed_ps, part, whole)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"jitter": 1e308}, "jitter=1e\\+308 must be a relative spread from 0 to 1"),
+    ({"decision_s": 1e7}, "decision_s=1e\\+07 must be at most 60"),
+])
+def test_figures_beyond_the_clock_are_refused(change, said):
+    with pytest.raises(UserError, match=said):
+        SMALL.with_(**change)
+
+
+@pytest.mark.parametrize("key", ["kv_link_bytes_per_s", "host_link_bytes_per_s"])
+@pytest.mark.parametrize("rate", [0.0, 0.001, 1.0, 1e300, float("nan")])
+def test_links_too_slow_or_too_fast_are_refused(key, rate):
+    with pytest.raises(UserError, match=f"{key}=.* must be from 1e\\+06 to 1e\\+15"):
+        Cluster.load({**load_yaml("cluster", "pair_7b"), key: rate})
+
+
+@pytest.mark.parametrize("duration_s", [LONGEST_S, 1e9, 1e300])
+def test_an_episode_longer_than_the_clock_is_refused_at_once(duration_s):
+    with pytest.raises(UserError, match="longer than the simulator's clock reaches"):
+        requests_of(SMALL.with_(duration_s=duration_s))
+
+
+@given(st.integers(0, 2**62), st.integers(0, 10**6), st.integers(1, 10**6))
+@settings(max_examples=500, deadline=None)
+def test_a_share_of_an_iteration_needs_no_more_than_64_bits(elapsed_ps, part, whole):
+    part = min(part, whole)
+    assert share(elapsed_ps, part, whole) == elapsed_ps * part // whole
+
+
+@pytest.mark.parametrize(("policy", "given"), [("echo_pd", ""), ("echo_pd", "square_ps=1.0"), ("hygen_pd", "")])
+def test_coefficients_said_to_be_given_must_be_given(policy, given):
+    chosen = f"{policy}:fitted=1" + (f",{given}" if given else "")
+    with pytest.raises(UserError, match=f"{policy}: fitted=1 says"):
+        simulate(SMALL, chosen)
+
+
+@pytest.mark.parametrize("memory_tokens", [8, 32, 256])
+def test_echo_benchmarks_batches_of_an_instance_with_hardly_any_memory(memory_tokens):
+    table = cost_table(Cluster.load("mixed_7b").deployments("ooco")[0][1], 128)
+    drawn = draw_batches(table, 128, 0, memory_tokens)
+    assert prompt_lengths(memory_tokens)[-1] <= max(16, memory_tokens)
+    assert all(contexts.sum() <= memory_tokens for contexts in drawn["decode"].contexts)
