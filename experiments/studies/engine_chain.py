@@ -355,11 +355,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from rich.console import Console
 
     out = Path(cfg.out)
-    if cfg.chip is None and cfg.timing != "measured":
+    chip = cfg.chip if isinstance(cfg.chip, str) else None  # datasheet figures are replay's
+    if chip is None and cfg.timing != "measured":
         raise UserError(f"timing={cfg.timing}: the chain's own fit is of whole iterations, which only timing=measured "
                         "looks up; give a chip with chip=FILE, fitted with 'ooco-gym calibrate'")
     measured = Path(cfg.measured).expanduser().absolute() if cfg.measured else measure(cfg, out / "measured")
-    found = close(measured, out, cfg.chip, str(cfg.timing))
+    found = close(measured, out, chip, str(cfg.timing))
     console = Console()
     comparison(found).show(console, unbroken=8)
     if found["loads"]:

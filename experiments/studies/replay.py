@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,9 @@ import numpy as np
 
 from experiments.common.served import Served, compare, served
 from ooco_gym.errors import UserError
+from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
+from ooco_gym.perf.specs import model_named
 from ooco_gym.report import Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 SETTINGS = ("num_gpu_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
+OPTIONAL = ("tensor_parallel",)
 CURVES = {"t": "t_s", "running": "running", "waiting": "waiting", "kv_cache_pct": "kv_percent"}
 
 
@@ -71,8 +74,8 @@ def _settings(path: Path) -> dict[str, Any]:
         raise UserError(f"'{path}' cannot be read as JSON: {error}") from error
     if not isinstance(engine, dict):
         raise UserError(f"'{path}' must be a mapping of settings")
-    for key in SETTINGS:
-        if not isinstance(engine.get(key), int) or engine[key] < 1:
+    for key in (*SETTINGS, *(key for key in OPTIONAL if key in engine)):
+        if isinstance(engine.get(key), bool) or not isinstance(engine.get(key), int) or engine[key] < 1:
             raise UserError(f"'{path}': '{key}' must be a whole number of at least 1, got {engine.get(key)!r}")
     return engine
 
@@ -124,13 +127,12 @@ def model_of(run: Recorded, given: str | None) -> str:
         UserError: neither names a model of ours.
     """
     if given:
-        return given
-    known = {_plain(name): name for name in list_models()}
+        return model_named(given) or given
     name = str(run.engine.get("model", ""))
-    if _plain(name) in known:
-        return known[_plain(name)]
-    raise UserError(f"'{run.folder / 'engine.json'}' names the model '{name}', which is none of {', '.join(known)}; "
-                    "give model=NAME or model=FILE.yaml")
+    if model_named(name):
+        return model_named(name)
+    raise UserError(f"'{run.folder / 'engine.json'}' names the model '{name}', which is none of "
+                    f"{', '.join(list_models())}; give model=NAME or model=FILE.yaml")
 
 
 def device_of(run: Recorded, given: str | None) -> str:
@@ -148,8 +150,17 @@ def device_of(run: Recorded, given: str | None) -> str:
     return max(found, key=len) if found else text
 
 
-def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str, Any], out: Path) -> str:
+def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str, Any], out: Path,
+               model: str | None = None) -> str:
     """Calibrates a chip from the kernel times in the run's folder alone; returns its YAML file.
+
+    Args:
+        run: whose kernel times count, as those of its model and tensor-parallel degree.
+        device: name of the chip that was measured.
+        base: chip whose datasheet counts; None: the one of the device's name.
+        datasheet: figures by field, over these.
+        out: where the chip is written.
+        model: name or YAML file; None: the one that `engine.json` names.
 
     Raises:
         UserError: the folder has no kernel times, or they cannot be fitted.
@@ -161,9 +172,16 @@ def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str
 
     out.mkdir(parents=True, exist_ok=True)
     plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
-    given = {"data": str(run.folder), "device": device, "base": base, "chip": datasheet, "out": str(out)}
-    main(OmegaConf.create({**plain, **given}))
+    given = {"data": str(run.folder), "device": device, "model": model_of(run, model), "tp": degree_of(run),
+             "base": base, "chip": datasheet, "out": str(out)}
+    write_json(out / "summary.json", {"schema": "ooco-gym/calibrate/1", **(main(OmegaConf.create({**plain, **given}))
+                                                                           or {})})
     return str(out / "chip.yaml")
+
+
+def degree_of(run: Recorded) -> int:
+    """Chips over which the engine split the model."""
+    return int(run.engine.get("tensor_parallel", 1))
 
 
 def _plain(name: str) -> str:
@@ -212,8 +230,7 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
                   output_tokens=rows["output_tokens"].astype(np.int32), online=np.ones(n, bool))
     policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
               "max_num_seqs": engine["max_num_seqs"]}
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # beyond what was measured: the errors say what it costs
+    with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "requests.parquet")
         write_trace(trace, path)
         result = simulate(_scenario(run, path, chip, model, timing), policy, sample_s=1.0)
@@ -238,7 +255,7 @@ def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: str) -> A
     engine, rows = run.engine, run.requests
     cluster = {"name": run.folder.name, "model": model, "block_tokens": engine["block_tokens"],
                "max_batch": engine["max_num_seqs"] + 1,
-               "mixed": [{"chip": chip, "tp": int(engine.get("tensor_parallel", 1)),
+               "mixed": [{"chip": chip, "tp": degree_of(run),
                           "kv_blocks": engine["num_gpu_blocks"]}]}
     lax = {"ttft_s": _PATIENCE_S, "tpot_s": _PATIENCE_S / float(rows["output_tokens"].max())}
     return Scenario(cluster=cluster, workload=path, timing=timing, start_s=0.0, warmup_s=0.0, drain_s=0.0,
@@ -283,6 +300,8 @@ def replay_figure(run: Recorded, simulated: dict[str, Again]) -> Any:
 
 SCHEMA = "ooco-gym/replay/1"
 SHOWN = {"ttft": "TTFT", "tpot": "TPOT", "e2e": "end to end"}
+KINDS = {"mean": "means", "p99": "99th percentiles"}
+"""Averages that are printed; `summary.json` has medians too."""
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -291,23 +310,47 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no run, or one that cannot be read, calibrated or simulated.
     """
-    from omegaconf import OmegaConf
+    from rich.console import Console
 
     if cfg.run is None:
         raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
                         "(docs/measuring.md)")
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute()), Path(cfg.out)
-    model = model_of(run, cfg.model)
-    datasheet: Any = OmegaConf.to_container(cfg.chip_figures, resolve=True) if cfg.chip_figures else {}
-    chip = str(cfg.chip) if cfg.chip else calibrated(run, device_of(run, cfg.device), cfg.base, datasheet,
-                                                     out / "calibration")
+    if cfg.tp is not None:
+        run = _split(run, cfg.tp)
+    model, (chip, datasheet) = model_of(run, cfg.model), _chip(cfg)
+    chip = chip or calibrated(run, device_of(run, cfg.device), cfg.base, datasheet, out / "calibration", model)
     timings = [str(name) for name in cfg.timings]
     _check_tables(chip, timings)
-    found, simulated = replay(run, chip, model, timings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        found, simulated = replay(run, chip, model, timings)
     write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
-    table(run, found).show(unbroken=9)
-    return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "requests": len(
-        run.requests["arrival_s"]), "results": found, "page": str(out / "replay.html")}
+    for kind in KINDS:
+        table(run, found, kind).show(unbroken=9)
+    said = list(dict.fromkeys(str(item.message) for item in caught))
+    for sentence in said:
+        Console().print(f"note: {sentence}", highlight=False, markup=False)
+    return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
+            "requests": len(run.requests["arrival_s"]), "results": found, "notes": said,
+            "page": str(out / "replay.html")}
+
+
+def _split(run: Recorded, tp: Any) -> Recorded:
+    """The run with another tensor-parallel degree than `engine.json` says."""
+    if isinstance(tp, bool) or not isinstance(tp, int) or tp < 1:
+        raise UserError(f"tp={tp}: expected a whole number of at least 1")
+    return replace(run, engine={**run.engine, "tensor_parallel": tp})
+
+
+def _chip(cfg: DictConfig) -> tuple[str, dict[str, Any]]:
+    """The chip to simulate with ('' where it is to be calibrated), and datasheet figures for its calibration."""
+    from omegaconf import OmegaConf
+
+    if isinstance(cfg.chip, str):
+        return cfg.chip, {}
+    figures: Any = [OmegaConf.to_container(part, resolve=True) for part in (cfg.chip_figures, cfg.chip) if part]
+    return "", {key: value for part in figures for key, value in part.items() if value is not None}
 
 
 def _check_tables(chip: str, timings: list[str]) -> None:
@@ -325,7 +368,8 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[di
     """Simulates a run under several timing forms.
 
     Returns:
-        By form, means and medians of both in milliseconds with the error in percent, and what was simulated.
+        By form, means, medians and 99th percentiles of both in milliseconds with the error in percent, and what was
+        simulated.
     """
     real = measured(run)
     simulated = {timing: simulate_run(run, chip, model, timing) for timing in timings}
@@ -334,13 +378,14 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[di
     return found, simulated
 
 
-def table(run: Recorded, found: dict[str, Any]) -> Table:
-    """Means, recorded and simulated."""
+def table(run: Recorded, found: dict[str, Any], kind: str = "mean") -> Table:
+    """One average of each of `SHOWN`, recorded and simulated."""
     first = next(iter(found.values()))
-    rows = [("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_mean_ms_real']:,.1f}", "")))]
+    rows = [("recorded", *(cell for key in SHOWN for cell in (f"{first[f'{key}_{kind}_ms_real']:,.1f}", "")))]
     rows += [(timing, *(cell for key in SHOWN for cell in (
-        f"{row[f'{key}_mean_ms_simulated']:,.1f}", f"{row[f'{key}_mean_error']:+.1f} %")))
+        f"{row[f'{key}_{kind}_ms_simulated']:,.1f}", f"{row[f'{key}_{kind}_error']:+.1f} %")))
              for timing, row in found.items()]
-    return Table(f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}: means of "
-                 f"{len(run.requests['arrival_s'])} requests",
+    split = f", tp {degree_of(run)}" if degree_of(run) > 1 else ""
+    return Table(f"{run.engine.get('engine', 'engine')} on {run.engine.get('gpu', 'its device')}{split}: {KINDS[kind]} "
+                 f"of {len(run.requests['arrival_s'])} requests",
                  ("timing", *(head for title in SHOWN.values() for head in (f"{title} ms", ""))), rows)

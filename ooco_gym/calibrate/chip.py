@@ -26,7 +26,7 @@ _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attentio
            "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
 
 
-def base_chip(device: str, base: str | None, given: Mapping[str, Any]) -> tuple[ChipSpec, str]:
+def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str) -> tuple[ChipSpec, str]:
     """The chip whose datasheet the fit starts from.
 
     Args:
@@ -40,6 +40,9 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any]) -> tuple[
     Raises:
         UserError: the device is no known chip, and the figures do not say all of its datasheet.
     """
+    if isinstance(given, str):
+        raise UserError(f"chip={given}: expected datasheet figures, such as chip.memory_bytes=96e9; base={given} takes "
+                        "those of a chip")
     figures = {str(key): value for key, value in given.items() if value is not None}
     for key in figures:
         if key not in DATASHEET and key not in ("title", *_FITTED):

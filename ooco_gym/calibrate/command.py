@@ -48,6 +48,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.calibrate import run, show, sources
     from ooco_gym.calibrate.rows import plain
     from ooco_gym.calibrate.show import write_page
+    from ooco_gym.perf.specs import model_named
 
     if values.get("data") is None:
         raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "
@@ -55,12 +56,13 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     out = Path(values["out"])
     with Console(stderr=True).status("reading") as status:
         tp = 0 if values["tp"] is None else _whole("tp", values["tp"])
-        context = sources.Context(str(values["device"] or ""), str(values["model"] or ""), tp)
+        model = model_named(str(values["model"] or "")) or _text(values["model"])
+        context = sources.Context(str(values["device"] or ""), model or "", tp)
         found = sources.read(_where(str(values["data"])), context)
         device, rows, notes = run.device_rows(found, _text(values["device"]), _names(values["also"]),
                                               _text(values["source"]))
         base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {})
-        result = run.calibrate(found, base, device, rows, model=_text(values["model"]), tp=context.tp or 1,
+        result = run.calibrate(found, base, device, rows, model=model, tp=context.tp or 1,
                                seed=_whole("seed", values["seed"], 0), tell=lambda text: status.update(
                                    f"fitting {text}"))
         result.notes += notes

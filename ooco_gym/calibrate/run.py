@@ -137,8 +137,9 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
         chip: whose datasheet bounds the fits.
         device: name in the data.
         rows: operators of the device.
-        model: of an engine's iterations, where the file does not say.
-        tp: of these.
+        model: name or YAML file: of an engine's iterations where the file does not say, and a model of one's own that
+            iterations are composed of.
+        tp: of an engine's iterations, where the file does not say.
         seed: of folds and draws.
         tell: is told what is being done.
 
@@ -153,7 +154,7 @@ def calibrate(found: Found, chip: ChipSpec, device: str, rows: Rows, *, model: s
         reason = "element-wise operator of unknown size"
         result.excluded.append(Excluded("elementwise", reason, unknown_bytes, False, []))
     _fit_operators(result, seed, tell)
-    _fit_steps(result, found, rows, seed, tell)
+    _fit_steps(result, found, rows, model, seed, tell)
     _fit_sampler(result, rows)
     _fit_engine(result, [part for part in found.engine if part.device in (device, "")], model, tp, seed, tell)
     if not any(result.fits.values()):
@@ -191,7 +192,7 @@ def _fit_operators(result: Calibration, seed: int, tell: Tell) -> None:
             result.held_out[kind] = said
 
 
-def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: Tell) -> None:
+def _fit_steps(result: Calibration, found: Found, rows: Rows, model: str | None, seed: int, tell: Tell) -> None:
     """The roofline's eight parameters, and both forms on iterations composed of operators."""
     steps = None
     if not len(result.rows):
@@ -201,10 +202,10 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, seed: int, tell: T
         steps, notes = step_fits.from_files(mine or found.composed, rows)
         result.notes += notes if mine or steps else []
     if steps is None:
-        steps = step_fits.compose(result.rows)
+        steps = step_fits.compose(result.rows, own=model)
     if steps is None or len(steps) < 4 * FEW:
-        result.not_fitted.append("iterations: the measured operators make up no whole layer of a known model, so the "
-                                 "roofline is fitted operator by operator")
+        result.not_fitted.append("iterations: the measured operators make up no whole layer of a known model (of "
+                                 "another: model=FILE.yaml), so the roofline is fitted operator by operator")
         _fit_launches(result, seed)
         return
     tell("iterations, ooco")

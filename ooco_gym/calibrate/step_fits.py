@@ -128,8 +128,8 @@ def from_files(files: Sequence[Mapping[str, Any]], rows: Rows) -> tuple[Steps | 
     return (_join(parts) if parts else None), notes
 
 
-def compose(rows: Rows, prefix: bool = True) -> Steps | None:
-    """Iterations of known models, composed of measured operators; None where no model's are all measured.
+def compose(rows: Rows, prefix: bool = True, own: str | None = None) -> Steps | None:
+    """Iterations of known models and of one's own, composed of measured operators; None where none's are all measured.
 
     A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
     Element-wise operators and the LM head are part of an iteration where they were measured.
@@ -137,9 +137,10 @@ def compose(rows: Rows, prefix: bool = True) -> Steps | None:
     Args:
         rows: of one device, clean.
         prefix: whether prompts with tokens before them count too.
+        own: name or YAML file of a model that counts before all others.
     """
     tables, parts = _Tables(rows), []
-    for architecture in _architectures(rows, tables):
+    for architecture in _architectures(rows, tables, own):
         part = tables.steps(architecture, prefix)
         if part is not None and len(part):
             parts.append(part)
@@ -175,12 +176,12 @@ def _join(parts: Sequence[Steps]) -> Steps:
     return Steps(architectures, arch, prefill, batch, q, context, seconds, parts[0].origin)
 
 
-def _architectures(rows: Rows, tables: _Tables) -> list[Architecture]:
+def _architectures(rows: Rows, tables: _Tables, own: str | None = None) -> list[Architecture]:
     """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
     found: dict[tuple, tuple[float, Architecture]] = {}
-    named = {str(name) for name in rows["model"] if name}
-    for name in list_models():
-        model = load_model(name)
+    models = [load_model(own)] if own else []
+    named = {str(name) for name in rows["model"] if name} | {model.name for model in models}
+    for model in [*models, *map(load_model, list_models())]:
         for tp in (1, 2, 4, 8):
             if model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
                 continue

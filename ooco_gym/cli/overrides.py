@@ -351,6 +351,9 @@ def check_value(key: str, value: Any, default: Any) -> None:
 
 
 def _check_mapping(key: str, value: Any, default: DictConfig) -> None:
+    """A group of keys takes a mapping; one of nothing but null, which stand in for a whole by its name, a name too."""
+    if isinstance(value, str) and all(default_of(default, str(name)) is None for name in default):
+        return
     if not isinstance(value, Mapping):
         first = next(iter(default), "key")
         raise UserError(f"{key}={_text(value)}: {key} is a group of keys; expected such as {key}.{first}=…")

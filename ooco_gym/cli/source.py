@@ -25,10 +25,11 @@ def search_path_of(command: Command) -> str:
 
 
 def plain_keys(command: Command) -> set[str]:
-    """Keys to which the command's own file gives a value that is no mapping: these are no groups."""
+    """Keys to which the command's own file gives a value, or a mapping of nothing but null: these are no groups."""
     raw = yaml.safe_load(command.config.read_text(encoding="utf-8")) or {}
     groups = {key for entry in raw.get("defaults", ()) if isinstance(entry, Mapping) for key in entry}
-    return {key for key, value in raw.items() if not isinstance(value, Mapping)} - groups
+    return {key for key, value in raw.items() if not isinstance(value, Mapping)
+            or all(item is None for item in value.values())} - groups
 
 
 class OocoSearchPath(SearchPathPlugin):

@@ -22,14 +22,16 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def claims(frame: Frame) -> bool:
-    """Operators and times, and nothing of a composed iteration."""
-    return "op" in frame and "time_us" in frame
+    """Operators and times, and nothing of a composed iteration; all-reduces alone may leave `op` away."""
+    return "time_us" in frame and ("op" in frame or ("n_gpus" in frame and "bytes" in frame))
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
     """Takes all rows; the device's name is the command's where the file has none."""
     columns: dict[str, Any] = {name: frame.texts(name) for name in TEXTS if name in frame}
     columns |= {name: frame.numbers(name) for name in NUMBERS if name in frame}
+    if "op" not in columns:
+        columns["op"] = "all_reduce"
     if "device" not in columns:
         columns["device"] = context.device
     rows = Rows.of(frame.path, frame.first_row, len(frame), **columns)
