@@ -81,7 +81,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         write_page(result, out / "calibration.html")
     console = Console()
     for table in show.tables(figures):
-        table.show(console, frame="simple", unbroken=6 if len(table.head) == 6 else 1)
+        table.show(console, frame="simple", unbroken=7 if len(table.head) == 7 else 1)
     for line in show.notes(figures):
         console.print(line, highlight=False, markup=False)
     forms = "ooco, extended or measured" if tables else "ooco or extended"

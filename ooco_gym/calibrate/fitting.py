@@ -95,8 +95,10 @@ def sample(rows: int, most: int, seed: int) -> np.ndarray:
 
 
 def errors(predicted: np.ndarray, seconds: np.ndarray) -> dict[str, float | int]:
-    """MAPE, 95th percentile and worst of the relative errors, in percent, and the number of rows."""
+    """Mean (`mape`), median, 90th and 95th percentile and worst of the relative errors, in percent, and the rows."""
     relative = 100.0 * np.abs(predicted / seconds - 1.0)
     bias = 100.0 * float(np.median(predicted / seconds - 1.0))
-    return {"mape": float(relative.mean()), "p95": float(np.percentile(relative, 95)), "worst": float(relative.max()),
+    median, p90 = (float(value) for value in np.percentile(relative, (50, 90)))
+    return {"mape": float(relative.mean()), "median": median, "p90": p90,
+            "p95": float(np.percentile(relative, 95)), "worst": float(relative.max()),
             "median_bias": bias, "rows": len(relative)}

@@ -37,6 +37,8 @@ LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
 _ROOFLINE = {"exponent": math.inf}
 _DTYPE_BYTES = 2.0
+_SPILLED = 32e6
+"""Bytes of an element-wise operator that large caches of chips do not all hold."""
 _HIDDEN = {"norm": 4.0, "final_norm": 4.0, "embedding": 2.0, "residual": 3.0}
 """Times that the hidden state is read or written."""
 _HEADS = ("rotary", "qk_norm")
@@ -62,7 +64,7 @@ class Operator(NamedTuple):
 
     def parameters(self, found: Mapping[str, float]) -> Any:
         """The parameters as the kernels take them."""
-        return kernels.KERNELS[self.kernel](**found)
+        return kernels.KERNELS[self.kernel](**found, **(_common(found) if self.kernel == "elementwise" else {}))
 
 
 class Fitted(NamedTuple):
@@ -111,11 +113,12 @@ def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0
     Returns:
         Seconds, float64[n], and what was held out, in words.
     """
-    columns = SHAPES[operator.op]
-    said = "shapes"
-    if len(np.unique(rows.distinct(*columns))) < 2:
+    columns, said = SHAPES[operator.op], "shapes"
+    if _one_shape(operator.op, rows):
         columns, said = SIZES[operator.op], "sizes (only one shape was measured)"
     number = folds(rows.distinct(*columns), seed, len(rows) if len(rows) <= FEW_ROWS else FOLDS)
+    if operator.op == "elementwise" and said == "shapes":
+        number = _folds_by_kind(rows)
     predicted = np.empty(len(rows))
     for fold in range(int(number.max()) + 1):
         unseen = number == fold
@@ -124,6 +127,22 @@ def predict_unseen(operator: Operator, rows: Rows, chip: ChipSpec, seed: int = 0
         predicted[unseen] = operator.seconds(operator.parameters(found), rows.select(unseen))
     parts = int(number.max()) + 1
     return predicted, f"each of {parts} {said}" if parts > FOLDS else f"{parts} folds of {said}"
+
+
+def _one_shape(op: str, rows: Rows) -> bool:
+    """Whether there is only one shape; of element-wise operators, of any kind: nothing else would tell of it."""
+    shape = rows.distinct(*SHAPES[op])
+    groups = elementwise_kinds(rows) if op == "elementwise" else np.full(len(rows), "")
+    return any(len(np.unique(shape[groups == name])) < 2 for name in set(groups))
+
+
+def _folds_by_kind(rows: Rows) -> np.ndarray:
+    """Folds of shapes that leave one of each kind of element-wise operators to the fit, int64[n]."""
+    shape, kinds, number = rows.distinct(*SHAPES["elementwise"]), elementwise_kinds(rows), np.zeros(len(rows), np.int64)
+    for kind in set(kinds):
+        mine = kinds == kind
+        number[mine] = np.unique(shape[mine], return_inverse=True)[1] % FOLDS
+    return number
 
 
 def _search(operator: Operator, free: Sequence[Free], fixed: Mapping[str, float], rows: Rows, starts: int,
@@ -186,7 +205,10 @@ def _allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
 
 
 def _elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
-    return kernels.elementwise_s(p, rows["bytes"])
+    kind, found = elementwise_kinds(rows), np.empty(len(rows))
+    for name in np.unique(kind):
+        found[kind == name] = kernels.elementwise_s(p, rows["bytes"][kind == name], str(name))
+    return found
 
 
 def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) -> list[Free]:
@@ -245,7 +267,22 @@ def _link_free(rows: Rows, chip: ChipSpec) -> list[Free]:
 
 
 def _elementwise_free(rows: Rows, chip: ChipSpec) -> list[Free]:
-    return [_rates(chip, most_memory=20.0)[1], LAUNCH, _NORM]
+    """A launch and a rate for each kind with enough rows, and what does not fit the cache; `_common` stands for others.
+
+    The rate of what fits the cache is above the memory's. Rows far beyond any cache are needed to tell both apart.
+    """
+    rate, common = _rates(chip, most_memory=20.0)[1], LAUNCH._replace(start=3e-6)
+    free, kind = [rate, common, _NORM], elementwise_kinds(rows)
+    kinds = [name for name in sorted(set(kernels.ELEMENTWISE.values())) if (kind == name).sum() >= FEW]
+    for name in kinds:
+        free += [rate._replace(name=f"{name}_bytes_per_s", start=2.0 * rate.start, high=2.0 * rate.high),
+                 common._replace(name=f"{name}_launch_s", off=False)]
+    if np.isin(kind, kinds).all():
+        free = free[2:]
+    if (rows["bytes"] > _SPILLED).any():
+        free += [Free("cache_bytes", 5e7, 1e6, 1e9), Free("spilled_bytes_per_s", rate.start, 0.05 * rate.start,
+                                                          100.0 * rate.start)]
+    return free
 
 
 def _choices(name: str, options: Sequence[float], **fixed: float) -> list[dict[str, float]]:
@@ -294,6 +331,20 @@ def canonical(op: str) -> str:
     """Our name of an element-wise operator (`elt:<theirs>`); '' where it is none of those that are simulated."""
     name = op.partition(":")[2]
     return next((ours for ours, theirs in NAMES.items() if name in theirs), "")
+
+
+def elementwise_kinds(rows: Rows) -> np.ndarray:
+    """The kind of each element-wise row, one of `kernels.ELEMENTWISE`'s; '' for others."""
+    names = {str(op): kernels.ELEMENTWISE.get(canonical(str(op)), "") for op in set(rows["op"])}
+    return np.array([names[str(op)] for op in rows["op"]], dtype=object)
+
+
+def _common(found: Mapping[str, float]) -> dict[str, float]:
+    """What stands for a kind that was not measured: the middle of those that were."""
+    ends = {"memory_bytes_per_s": "_bytes_per_s", "launch_s": "_launch_s"}
+    kinds = set(kernels.ELEMENTWISE.values())
+    return {name: float(np.median([found[kind + end] for kind in kinds if kind + end in found]))
+            for name, end in ends.items() if name not in found}
 
 
 def with_bytes(rows: Rows) -> tuple[Rows, int]:

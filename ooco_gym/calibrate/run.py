@@ -20,6 +20,7 @@ from ooco_gym.calibrate.operators import (
     OPERATORS,
     Fitted,
     canonical,
+    elementwise_kinds,
     fit,
     predict_unseen,
     with_bytes,
@@ -28,6 +29,7 @@ from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, complete, counted, fastest_kernels
 from ooco_gym.calibrate.sources import Found
 from ooco_gym.calibrate.step_fits import Steps
+from ooco_gym.calibrate.verdict import judged
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf.specs import ChipSpec, load_model
 from ooco_gym.perf.timing import kernels
@@ -190,6 +192,15 @@ def _fit_operators(result: Calibration, seed: int, tell: Tell) -> None:
             result.unseen[form][kind] = predicted
             result.shapes.setdefault(kind, {})[form] = errors(predicted, part.seconds)
             result.held_out[kind] = said
+            if kind == "elementwise":
+                result.shapes[kind][form]["by_kind"] = _by_kind(part, predicted)
+
+
+def _by_kind(rows: Rows, predicted: np.ndarray) -> dict[str, Any]:
+    """Errors of each kind of element-wise operators."""
+    kinds = elementwise_kinds(rows)
+    return {str(kind) or "other": errors(predicted[kinds == kind], rows.seconds[kinds == kind])
+            for kind in sorted(set(kinds))}
 
 
 def _fit_steps(result: Calibration, found: Found, rows: Rows, model: str | None, seed: int, tell: Tell) -> None:
@@ -350,6 +361,8 @@ def digests(found: Found) -> dict[str, str]:
 
 def summary_of(result: Calibration, found: Found, chip: ChipSpec, valid: Mapping[str, Any]) -> dict[str, Any]:
     """Everything that was found, for `summary.json`; errors in percent."""
+    errors_of = {"held_out_shapes": result.shapes, "held_out_architecture": result.architecture,
+                 "whole_steps": result.whole_steps, "held_out_iterations": result.iterations}
     return {
         "device": result.device,
         "base": result.base.name,
@@ -359,11 +372,9 @@ def summary_of(result: Calibration, found: Found, chip: ChipSpec, valid: Mapping
         "excluded": [item._asdict() for item in result.excluded],
         "skipped_by_readers": found.skipped,
         "kernels": result.kernels,
-        "held_out_shapes": result.shapes,
+        **errors_of,
         "held_out": result.held_out,
-        "held_out_architecture": result.architecture,
-        "whole_steps": result.whole_steps,
-        "held_out_iterations": result.iterations,
+        "verdicts": [one._asdict() for one in judged(errors_of)],
         "iterations": {"composed": len(result.steps) if result.steps else 0,
                        "engine": sum(len(one.rows) for one in result.engine),
                        "architectures": [item.name for item in result.steps.architectures] if result.steps else [],

@@ -11,19 +11,19 @@ import numpy as np
 from ooco_gym import report
 from ooco_gym.calibrate import engine_fits, step_fits
 from ooco_gym.calibrate.fitting import sample
-from ooco_gym.calibrate.operators import FORMS
+from ooco_gym.calibrate.operators import FORMS, elementwise_kinds
 from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.verdict import FAIR, GOOD, word
 from ooco_gym.report import Column, Section, Table, layout, percent
 
 if TYPE_CHECKING:
     from ooco_gym.calibrate.run import Calibration
 
-POOR_MEDIAN, POOR_P90 = 0.10, 0.30  # relative errors above which a fit is called poor
 FEW = 6  # points below which sizes are not distinguished
 ALIKE = 1.5  # ratio of the errors at both ends of the sizes below which neither is called worse
 COUNTED = ("Relative errors |predicted / measured − 1|, each point predicted by a fit that has not seen its shape "
-           "(iterations: by the final fit). Poor, and commented: a median over "
-           f"{100 * POOR_MEDIAN:g} % or a P90 over {100 * POOR_P90:g} %; + is predicted too long.")
+           f"(iterations: by the final fit). Good: a median of at most {GOOD[0]:g} % and a P90 of at most "
+           f"{GOOD[1]:g} %; fair: {FAIR[0]:g} and {FAIR[1]:g} %; poor, and commented, beyond; + is predicted too long.")
 POINTS = 2500
 COLOURS = {"ooco": "#f58518", "extended": "#4c78a8"}
 _SIZE = {"gemm": ("tokens", lambda rows: rows["n_tokens"]),
@@ -37,8 +37,11 @@ _LABELS = {"gemm": ("n_tokens", "d_in", "d_out"), "attn_prefill": ("batch", "q_l
 
 
 def tables(figures: Mapping[str, Any]) -> list[Table]:
-    """Errors, rows left out, and the roofline's parameters of `run.summary_of`."""
+    """Errors with verdicts, rows left out, and the roofline's parameters of `run.summary_of`."""
     found = [_errors(figures)]
+    kinds = [one for one in figures["verdicts"] if ":" in one["operation"]]
+    if kinds:
+        found.append(_kinds(kinds))
     if figures["excluded"]:
         found.append(_excluded(figures))
     if figures["parameters"]["ooco"]:
@@ -47,8 +50,11 @@ def tables(figures: Mapping[str, Any]) -> list[Table]:
 
 
 def notes(figures: Mapping[str, Any]) -> list[str]:
-    """What else is to be known: not fitted, not read, several kernels."""
-    lines = [f"not fitted: {text}" for text in figures["not_fitted"]]
+    """What else is to be known: poor fits and what to do, not fitted, not read, several kernels."""
+    lines = [f"poor: {one['operation']} in timing={one['form']} is {one['median']:.0f} % off in the median and "
+             f"{one['p90']:.0f} % at the 90th percentile ({one['bias']:+.0f} % in the median): {one['advice']}"
+             for one in figures["verdicts"] if one["advice"]]
+    lines += [f"not fitted: {text}" for text in figures["not_fitted"]]
     lines += [f"not read: {count:,} rows ({reason})" for reason, count in figures["skipped_by_readers"].items()]
     for op, item in figures["kernels"].items():
         fastest = ", ".join(f"{name} {count}" for name, count in item["fastest"].items())
@@ -65,10 +71,18 @@ def _errors(figures: Mapping[str, Any]) -> Table:
         ("held_out_architecture", "iterations, unseen architecture"), ("whole_steps", "iterations, unseen sizes"),
         ("held_out_iterations", "engine's iterations, unseen")))]
     rows = [(what, form, item) for what, forms in kinds for form, item in forms.items()]
+    verdicts = {(one["operation"], one["form"]): one["verdict"] for one in figures["verdicts"]}
     figure = [Column(head, lambda row, key=key: row[2][key], form) for head, key, form in (
         ("MAPE", "mape", ".1f"), ("P95", "p95", ".1f"), ("worst", "worst", ".1f"), ("rows", "rows", ","))]
     return Table.of([Column("what", lambda row: row[0], align="l"), Column("form", lambda row: row[1], align="l"),
-                     *figure], rows, f"Errors of {figures['device']} on what the fits have not seen, percent")
+                     *figure, Column("verdict", lambda row: verdicts.get(row[:2], ""), align="l")], rows,
+                    f"Errors of {figures['device']} on what the fits have not seen, percent")
+
+
+def _kinds(verdicts: Sequence[Mapping[str, Any]]) -> Table:
+    return Table.of([Column("what", "operation", align="l"), Column("median", "median", ".1f"),
+                     Column("P90", "p90", ".1f"), Column("verdict", "verdict", align="l")], verdicts,
+                    "Errors by kind of operator, percent")
 
 
 def _excluded(figures: Mapping[str, Any]) -> Table:
@@ -88,13 +102,14 @@ def _roofline(parameters: Mapping[str, float]) -> Table:
 
 
 class ErrorRow(NamedTuple):
-    """The relative errors of one form on one operation: their number, median and 90th percentile, and a comment."""
+    """The relative errors of one form on one operation: number, median, 90th percentile, verdict, and a comment."""
 
     operation: str
     form: str
     points: int
     median: float
     p90: float
+    verdict: str
     comment: str
 
 
@@ -110,9 +125,9 @@ def error_rows(panels: Sequence[Mapping[str, Any]]) -> list[ErrorRow]:
         for form, predicted in panel["predicted"].items():
             signed = predicted / panel["seconds"] - 1.0
             median, p90 = (float(np.quantile(np.abs(signed), share)) for share in (0.5, 0.9))
-            poor = median > POOR_MEDIAN or p90 > POOR_P90
-            rows.append(ErrorRow(panel["name"], form, len(signed), median, p90,
-                                 _comment(signed, panel["size"], panel["by"]) if poor else ""))
+            verdict = word(100.0 * median, 100.0 * p90)
+            comment = _comment(signed, panel["size"], panel["by"]) if verdict == "poor" else ""
+            rows.append(ErrorRow(panel["name"], form, len(signed), median, p90, verdict, comment))
     return rows
 
 
@@ -132,15 +147,17 @@ def _comment(signed: np.ndarray, size: np.ndarray, by: str) -> str:
 
 def error_table(rows: Sequence[ErrorRow]) -> Table:
     """The table, poor fits marked."""
-    return Table("", ("operation", "form", "points", "median error", "P90 error", "comment"),
-                 [(row.operation, row.form, f"{row.points:,}", percent(row.median, 1), percent(row.p90, 1), row.comment)
-                  for row in rows], align="llrrrl", marked=[i for i, row in enumerate(rows) if row.comment])
+    return Table("", ("operation", "form", "points", "median error", "P90 error", "verdict", "comment"),
+                 [(row.operation, row.form, f"{row.points:,}", percent(row.median, 1), percent(row.p90, 1), row.verdict,
+                   row.comment) for row in rows], align="llrrrll",
+                 marked=[i for i, row in enumerate(rows) if row.comment])
 
 
 def write_page(result: Calibration, path: Path) -> None:
     """Writes the page: a table of errors, then a row of two panels for each operator, and for iterations."""
     report.write_page(path, f"Calibration of {result.device}", [
-        Section("Errors", tables=[error_table(error_rows(_panels(result, None)))], note=COUNTED),
+        Section("Errors", tables=[error_table(error_rows([*_panels(result, None), *_kind_panels(result)]))],
+                note=COUNTED),
         Section("Points", figures=[build_figure(result)],
                 note="Each point is predicted by a fit that has not seen its shape (iterations: by the final fit).")])
 
@@ -198,6 +215,18 @@ def _panels(result: Calibration, most: int | None) -> list[dict[str, Any]]:
     if result.engine:
         panels.append(_engine_panel(result, most))
     return panels
+
+
+def _kind_panels(result: Calibration) -> list[dict[str, Any]]:
+    """Each kind of element-wise operators by itself, for the table."""
+    if "elementwise" not in result.unseen["extended"]:
+        return []
+    rows = result.rows.of_kind("elementwise")
+    rows = rows.select(rows["bytes"] > 0)
+    kinds, predicted = elementwise_kinds(rows), result.unseen["extended"]["elementwise"]
+    return [{"name": f"elementwise: {kind or 'other'}", "by": "bytes", "size": rows["bytes"][kinds == kind],
+             "seconds": rows.seconds[kinds == kind], "predicted": {"extended": predicted[kinds == kind]}}
+            for kind in sorted(set(kinds))]
 
 
 def _engine_panel(result: Calibration, most: int | None) -> dict[str, Any]:

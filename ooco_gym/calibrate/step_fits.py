@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
-from ooco_gym.calibrate.operators import FEW, OPERATORS, Fitted, fit
+from ooco_gym.calibrate.operators import FEW, OPERATORS, Fitted, canonical, fit
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.perf.specs import ChipSpec, ModelSpec, list_models, load_model
 from ooco_gym.perf.timing import kernels
@@ -249,8 +249,6 @@ class _Tables:
 
     def elementwise_op(self, name: str, hidden: int, tp: int) -> str:
         """Name of the rows of an element-wise operator of a model of this width; '' where there are none."""
-        from ooco_gym.calibrate.operators import canonical
-
         wanted = {"norms": "norm"}.get(name, name)
         which = (self._kind == "elementwise") & (self._rows["d_in"] == hidden) & (
             np.isnan(self._rows["tp"]) | (self._rows["tp"] == tp))
@@ -466,7 +464,8 @@ def _roofline_attention_s(found: Mapping[str, float], architecture: Architecture
 
 def _dense_s(found: Mapping[str, Any], item: Dense, part: Steps) -> np.ndarray:
     if item.kind == "elementwise":
-        return item.times * kernels.elementwise_s(found["elementwise"], item.d_out * part.tokens)
+        return item.times * kernels.elementwise_s(
+            found["elementwise"], item.d_out * part.tokens, canonical(item.op))
     tokens = part.batch if item.kind == "lm_head" else part.tokens
     return item.times * kernels.gemm_s(found["gemm"], tokens, item.d_in, item.d_out)
 

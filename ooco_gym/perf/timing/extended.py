@@ -141,7 +141,7 @@ class Form(TimingForm):
     def between(self, shard: Shard, operator: Elementwise, tokens: np.ndarray) -> OperatorCost:
         """An element-wise operator of an iteration of `tokens`, float64[n]."""
         moved_bytes = operator.token_bytes * tokens
-        seconds = operator.times * kernels.elementwise_s(self.kernels(shard).elementwise, moved_bytes)
+        seconds = operator.times * kernels.elementwise_s(self.kernels(shard).elementwise, moved_bytes, operator.name)
         return _unbound(operator.name, "elementwise", seconds)
 
     def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:

@@ -156,13 +156,39 @@ class AllReduceParameters(_Mapped):
     """Latency of that kernel, which has neither ramp nor latency by rank."""
 
 
+ELEMENTWISE = {"norm": "norm", "final_norm": "norm", "embedding": "embedding", "activation": "activation",
+               "rotary": "rotary", "qk_norm": "qk_norm"}
+"""Kinds of element-wise operators that may have a launch and a rate of their own, by operator."""
+
+
 @dataclass(frozen=True)
 class ElementwiseParameters(_Mapped):
-    """Norms, activations, rotary positions, embeddings: `elementwise_s`."""
+    """Norms, activations, rotary positions, embeddings: `elementwise_s`. A kind without its own takes the common."""
 
     memory_bytes_per_s: float
+    """Common rate; what fits the cache moves at the cache's, above the memory's."""
     launch_s: float = 0.0
     exponent: float = 1.0
+    cache_bytes: float = 0.0
+    """Bytes of one operator beyond which `spilled_bytes_per_s` counts: they fall out of the cache."""
+    spilled_bytes_per_s: float = 0.0
+    """Bytes beyond take so much longer: `1 / spilled_bytes_per_s` each, besides; 0 leaves it out."""
+    norm_launch_s: float = 0.0
+    norm_bytes_per_s: float = 0.0
+    embedding_launch_s: float = 0.0
+    embedding_bytes_per_s: float = 0.0
+    activation_launch_s: float = 0.0
+    activation_bytes_per_s: float = 0.0
+    rotary_launch_s: float = 0.0
+    rotary_bytes_per_s: float = 0.0
+    qk_norm_launch_s: float = 0.0
+    qk_norm_bytes_per_s: float = 0.0
+
+    def of(self, name: str) -> tuple[float, float]:
+        """Launch and rate of an operator by name; the common ones where its kind has none."""
+        kind = ELEMENTWISE.get(name, "")
+        own = getattr(self, f"{kind}_bytes_per_s") if kind else 0.0
+        return (getattr(self, f"{kind}_launch_s"), own) if own else (self.launch_s, self.memory_bytes_per_s)
 
 
 @dataclass(frozen=True)
@@ -312,9 +338,14 @@ def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) 
     return np.where(ranks > 1, seconds, 0.0)
 
 
-def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike) -> np.ndarray:
-    """Seconds of an element-wise operator that reads and writes `moved_bytes` in all."""
-    return norm(p.exponent, p.launch_s, _array(moved_bytes) / p.memory_bytes_per_s)
+def elementwise_s(p: ElementwiseParameters, moved_bytes: ArrayLike, name: str = "") -> np.ndarray:
+    """Seconds of an element-wise operator, `name`, that reads and writes `moved_bytes` in all."""
+    moved = _array(moved_bytes)
+    launch, rate = p.of(name)
+    transfer = moved / rate
+    if p.spilled_bytes_per_s:
+        transfer = transfer + np.maximum(moved - p.cache_bytes, 0.0) / p.spilled_bytes_per_s
+    return norm(p.exponent, launch, transfer)
 
 
 def overhead_s(p: OverheadParameters, phase: Literal["prefill", "decode"], layers: int) -> float:

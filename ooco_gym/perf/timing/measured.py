@@ -105,7 +105,8 @@ class _Lookup(extended.Form):
         if not curve:
             return cost
         parameters = self.kernels(shard).elementwise
-        seconds = curve.seconds(tokens, lambda sizes: kernels.elementwise_s(parameters, operator.token_bytes * sizes))
+        seconds = curve.seconds(tokens, lambda sizes: kernels.elementwise_s(
+            parameters, operator.token_bytes * sizes, operator.name))
         return cost._replace(seconds=operator.times * seconds)
 
     def allreduce_s(self, shard: Shard, payload_bytes: np.ndarray) -> np.ndarray:

@@ -1,0 +1,85 @@
+"""Each fit is judged; kinds of element-wise operators have their own launch and rate; a poor fit says what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ooco_gym.calibrate.operators import OPERATORS, elementwise_kinds, fit, predict_unseen
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.show import notes, tables
+from ooco_gym.calibrate.verdict import FAIR, GOOD, judge, judged, word
+from ooco_gym.perf.specs import load_chip
+from ooco_gym.perf.timing import kernels
+
+CHIP = load_chip("rtx4090")
+TRUE = kernels.ElementwiseParameters(
+    1e12, 2e-6, 1.5, cache_bytes=6e7, spilled_bytes_per_s=1.5e12, norm_launch_s=2e-6, norm_bytes_per_s=3e12,
+    activation_launch_s=4e-6, activation_bytes_per_s=1.5e12, rotary_launch_s=2.5e-6, rotary_bytes_per_s=2e12)
+ERRORS = {"mape": 3.0, "median": 2.0, "p90": 8.0, "p95": 10.0, "worst": 20.0, "median_bias": 1.0, "rows": 50}
+BAD = ERRORS | {"median": 14.0, "p90": 60.0, "median_bias": -14.0}
+
+
+def measured(widths: tuple[int, ...] = (4096,)) -> Rows:
+    """Rows of three kinds that follow `TRUE`."""
+    parts = []
+    for op, name in (("elt:layernorm", "norm"), ("elt:act_fn", "activation"), ("elt:rotary_emb", "rotary")):
+        for width in widths:
+            tokens = np.unique(np.geomspace(1, 8192, 40).astype(int)).astype(float)
+            moved = 8.0 * width * tokens
+            parts.append(Rows.of(Path("elt.csv"), 2, len(tokens), op=op, n_tokens=tokens, d_in=float(width), tp=1.0,
+                                 bytes=moved, time_us=1e6 * kernels.elementwise_s(TRUE, moved, name)))
+    return Rows.join(parts)
+
+
+@pytest.mark.parametrize("widths", [(4096,), (2048, 5120)])
+def test_kinds_of_elementwise_operators_are_told_apart_on_what_the_fit_has_not_seen(widths: tuple[int, ...]) -> None:
+    rows, operator = measured(widths), OPERATORS["extended"]["elementwise"]
+    found = fit(operator, rows, CHIP)
+    predicted, said = predict_unseen(operator, rows, CHIP, 0, found.found)
+    assert ("sizes" if len(widths) == 1 else "shapes") in said
+    for kind in ("norm", "activation", "rotary"):
+        mine = elementwise_kinds(rows) == kind
+        assert np.median(np.abs(predicted[mine] / rows.seconds[mine] - 1)) < 0.06, kind
+    p = operator.parameters(found.found)
+    assert p.activation_bytes_per_s == pytest.approx(TRUE.activation_bytes_per_s, rel=0.3)
+    other = kernels.elementwise_s(p, 1e6, "embedding")
+    assert kernels.elementwise_s(p, 1e6, "norm") < other < kernels.elementwise_s(p, 1e6, "activation")
+
+
+@given(st.floats(1e2, 1e9), st.sampled_from(["", "residual", "norm", "final_norm", "activation", "rotary", "qk_norm"]))
+def test_a_chip_without_kinds_is_timed_as_before_and_more_bytes_take_no_less(moved: float, name: str) -> None:
+    plain = kernels.ElementwiseParameters(2e12, 3e-6, 2.0)
+    assert kernels.elementwise_s(plain, moved, name) == kernels.norm(2.0, 3e-6, moved / 2e12)
+    assert kernels.elementwise_s(TRUE, 1.1 * moved, name) >= kernels.elementwise_s(TRUE, moved, name)
+
+
+@given(st.floats(0, 200), st.floats(0, 500), st.floats(0, 50))
+def test_a_larger_error_is_never_judged_better(median: float, p90: float, more: float) -> None:
+    order = ("good", "fair", "poor")
+    assert order.index(word(median + more, p90 + more)) >= order.index(word(median, p90))
+    assert word(*GOOD) == "good" and word(*FAIR) == "fair" and word(FAIR[0] + 1, 0) == word(0, FAIR[1] + 1) == "poor"
+
+
+def test_a_poor_fit_says_what_to_do_wherever_it_is_shown() -> None:
+    figures = {"device": "d", "held_out_shapes": {
+        "gemm": {"ooco": BAD, "extended": ERRORS}, "attn_decode": {"extended": BAD},
+        "elementwise": {"extended": {**ERRORS, "by_kind": {"norm": ERRORS, "activation": BAD}}}},
+        "held_out_architecture": {}, "whole_steps": {"ooco": BAD, "extended": ERRORS}, "held_out_iterations": {},
+        "excluded": [], "parameters": {"ooco": {}}, "not_fitted": [], "skipped_by_readers": {}, "kernels": {},
+        "iterations": {"engine_noise": None}, "notes": []}
+    verdicts = judged(figures)
+    figures["verdicts"] = [one._asdict() for one in verdicts]
+    poor = {(one.operation, one.form) for one in verdicts if one.verdict == "poor"}
+    assert poor == {("attn_decode", "extended"), ("elementwise: activation", "extended"),
+                    ("iterations, unseen sizes", "ooco")}
+    assert ("gemm", "ooco") not in {(one.operation, one.form) for one in verdicts}, "it is fitted to iterations"
+    lines = [line for line in notes(figures) if line.startswith("poor: ")]
+    assert len(lines) == 3 and all("take timing=" in line and "14 % off in the median" in line for line in lines)
+    shown = [cell for table in tables(figures) for row in table.rows for cell in row]
+    assert {"good", "poor"} <= {str(cell) for cell in shown}
+    assert judge("gemm", "extended", ERRORS).advice == ""
