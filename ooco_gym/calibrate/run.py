@@ -120,7 +120,16 @@ def device_rows(found: Found, device: str | None, also: list[str], source: str |
         if missing:
             parts.append(other.select(np.isin(other.kind(), missing)))
             notes.append(f"{', '.join(missing)}: measured on '{name}', since '{chosen}' has none")
-    return chosen, Rows.join(parts), notes
+    return chosen, Rows.join(parts), notes + _others(rows, [chosen, "", *also])
+
+
+def _others(rows: Rows, taken: list[str]) -> list[str]:
+    """What was measured on devices that are not fitted."""
+    left = rows.select(~np.isin(rows["device"], taken))
+    counts = [f"{name} ({', '.join(f'{op} {count:,}' for op, count in counted(part.kind()).items())})"
+              for name in counted(left["device"]) for part in [left.select(left["device"] == name)]]
+    return [f"left out, of other devices (also=[NAME] takes what '{taken[0]}' lacks): {'; '.join(counts[:4])}"
+            + (f" and {len(counts) - 4} more" if len(counts) > 4 else "")] if counts else []
 
 
 def _same_chip(device: str, rows: Rows, known: list[str]) -> list[str]:

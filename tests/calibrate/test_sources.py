@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import with_bytes
 from ooco_gym.calibrate.rows import Rows
+from ooco_gym.calibrate.run import device_rows
 from ooco_gym.calibrate.sources import Context, Found, list_sources, read
 from ooco_gym.errors import UserError
 from ooco_gym.perf.specs import load_model
@@ -57,6 +58,22 @@ def test_aiconfigurator_attention_and_collectives(tmp_path: Path) -> None:
                    "T,2,X,all_gather,NCCL,half,4,512,0.01\nT,2,X,all_reduce,NCCL,half,4,512,0.02\n")
     row = Rows.join(reduce.rows)
     assert len(row) == 1 and row["bytes"][0] == 1024 and row["row"][0] == 3
+
+
+@pytest.mark.parametrize("folder", ["h200_sxm/gemm/vllm/0.24.0", "kernels/h200_sxm/comm/nccl/2.29.2",
+                                    "h200_sxm/vllm/0.24.0", "data/h200_sxm/gemm"])
+def test_aiconfigurator_s_system_is_found_by_the_layout(tmp_path: Path, folder: str) -> None:
+    text = AICONFIGURATOR + "nccl_dtype,num_gpus,message_size,latency\nT,2,NVIDIA X,all_reduce,NCCL,half,4,512,0.02\n"
+    rows = Rows.join(_read(tmp_path / folder / "nccl_perf.csv", text).rows)
+    assert list(rows["device"]) == ["h200_sxm"]
+
+
+def test_what_other_devices_measured_is_noted(tmp_path: Path) -> None:
+    text = "op,device,n_gpus,bytes,time_us\ngemm,a,,,3\ngemm,a,,,3\nall_reduce,b,2,512,3\n"
+    found = _read(tmp_path / "rows.csv", text)
+    assert device_rows(found, "a", [], None)[2] == [
+        "left out, of other devices (also=[NAME] takes what 'a' lacks): b (all_reduce 1)"]
+    assert device_rows(found, "a", ["b"], None)[2] == ["all_reduce: measured on 'b', since 'a' has none"]
 
 
 def test_vidur_layers_become_shapes_of_one_chip(tmp_path: Path) -> None:

@@ -11,6 +11,10 @@ from ooco_gym.calibrate.sources import Context, Found, Frame
 from ooco_gym.errors import UserError
 
 NAME = "aiconfigurator"
+BACKENDS = ("vllm", "sglang", "trtllm", "nccl", "oneccl", "rccl", "hccl")
+"""Folders above a version's."""
+OPERATIONS = ("gemm", "attention", "comm")
+"""Folders of operators between a system's and a backend's; older tables have none."""
 SIXTEEN_BIT = ("bfloat16", "float16", "half", "bf16", "fp16")
 
 
@@ -92,9 +96,13 @@ def _all_reduce(frame: Frame) -> dict[str, Any]:
 
 
 def _device(frame: Frame, context: Context) -> Any:
-    """The system's folder (`.../data/h200_sxm/gemm/...`) where the file lies in one, else the file's own name."""
-    parts = frame.path.parts
-    if "data" in parts and parts.index("data") + 1 < len(parts) - 1:
+    """The system's folder (`h200_sxm/gemm/vllm/0.24.0/…`, `h200_sxm/vllm/0.24.0/…`), else the file's own name."""
+    parts = frame.path.absolute().parts[:-1]
+    if len(parts) > 2 and parts[-2] in BACKENDS and parts[-1][:1].isdigit():
+        above = parts[:-3] if parts[-3] in OPERATIONS else parts[:-2]
+        if above and above[-1] != "/":
+            return above[-1]
+    if "data" in parts and parts.index("data") + 1 < len(parts):
         return parts[len(parts) - 1 - parts[::-1].index("data") + 1]
     return frame.texts("device", context.device)
 
