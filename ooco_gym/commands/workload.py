@@ -13,7 +13,7 @@ from ooco_gym.commands import run_action
 from ooco_gym.commands.data import describe_tables, facts, show_tables
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
-from ooco_gym.report import Table, as_text
+from ooco_gym.report import Table, as_text, minus
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.catalogue import find_source, list_datasets
 from ooco_gym.workload.describe import describe, write_page
@@ -132,6 +132,11 @@ def fit_tables(name: str, report: Mapping[str, Any]) -> list[Table]:
         trace, model = ("not known, no hashes" if sharing[key] is None else f"{sharing[key]:.3f}"
                         for key in ("trace", "model"))
         rows.append((f"share of prompt tokens seen before ({sharing['form']})", f"{trace} (generator: {model})"))
+        if sharing["hit_rates"]:
+            tables.append(Table("Prompt tokens that an LRU cache of prefixes holds, by its size in tokens",
+                                ("cache", "hit rate: trace", "generator", "difference"), [
+                (f"{int(size):,}", f"{item['trace']:.3f}", f"{item['model']:.3f}",
+                 minus(f"{item['model'] - item['trace']:+.3f}")) for size, item in sharing["hit_rates"].items()]))
     rows += [("note", note) for note in (*report["assumed"], *report["notes"])]
     return [facts(name, rows), *tables]
 

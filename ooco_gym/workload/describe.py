@@ -176,10 +176,11 @@ def play(arrivals: Arrivals, start_s: float, duration_s: float, seed: int, chat:
 
 
 def likeness(arrivals: Arrivals, arrival_s: np.ndarray, seed: int, most: int = MOST_SEEDS,
-             windows_s: Sequence[float] = DISPERSION_S, chat: Chat | None = None) -> Likeness:
-    """Plays a generator over the trace's own span, with up to `most` seeds, and measures both alike."""
+             windows_s: Sequence[float] = DISPERSION_S, chat: Chat | None = None,
+             fewest: int = FEWEST_SEEDS) -> Likeness:
+    """Plays a generator over the trace's own span, with `fewest` to `most` seeds, and measures both alike."""
     start_s, span_s = float(arrival_s[0]), float(arrival_s[-1] - arrival_s[0])
-    seeds = int(np.clip(min(MOST_REQUESTS // len(arrival_s), MOST_SPAN_S // max(span_s, 1.0)), FEWEST_SEEDS, most))
+    seeds = int(np.clip(min(MOST_REQUESTS // len(arrival_s), MOST_SPAN_S // max(span_s, 1.0)), fewest, most))
     runs = [play(arrivals, start_s, span_s, seed * 1000 + i, chat) for i in range(seeds)]
     runs = [run for run in runs if len(run) > 1]
     trace = [(window_s, dispersion(arrival_s, window_s)) for window_s in windows_s]

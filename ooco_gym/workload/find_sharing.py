@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +11,10 @@ from ooco_gym.workload.checks import Section
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.sharing import (
     BLOCK_TOKENS,
-    MOST_TURNS,
+    MOST_ALIKE,
+    MOST_MEAN_TURNS,
     Chat,
+    ChatRatio,
     Groups,
     chat_ratio,
     parse_chat,
@@ -25,6 +26,10 @@ from ooco_gym.workload.trace import NO_SESSION, Trace
 LEAST_RATIO = 0.02          # below it nothing is fitted
 MOST_REQUESTS = 200_000     # whose prefixes are followed
 COMMON = 0.5                # of the requests begin with a block that all are taken to begin with
+SHORTEST_S, LONGEST_S = 0.1, 3600.0     # mean time between turns
+WIDEST = 2.5                # standard deviation of its logarithm
+FEWEST_GAPS = 50            # from which their spread is fitted
+LEAST_ALIKE = 0.05          # correlation below which the prompts of a conversation are taken for independent
 
 
 @dataclass(frozen=True)
@@ -35,12 +40,14 @@ class Found:
         spec: what a workload's YAML says of it.
         sharing: the same, parsed.
         ratio: measured share of prompt tokens seen before; None where the trace has sessions but no hashes.
+        prefixes: what else was measured; None without hashes.
         assumed: what the trace does not tell.
     """
 
     spec: dict[str, Any]
     sharing: Chat | Groups
     ratio: float | None
+    prefixes: Prefixes | None
     assumed: tuple[str, ...]
 
 
@@ -50,17 +57,22 @@ class Prefixes:
 
     Attributes:
         common_blocks: blocks that more than half of the requests begin with.
-        shares: requests with more than those in common with one before.
+        shares: share of the requests that have more than those in common with one before.
         extends: of these, the share that holds the whole prompt of the latest such request.
         gap_s: float64[k], seconds since that one, of those that extend it.
         group_sizes: int64[m], requests by their first block that is not common, largest first, single ones left out.
     """
 
     common_blocks: int
-    shares: int
+    shares: float
     extends: float
     gap_s: np.ndarray
     group_sizes: np.ndarray
+
+    def log_gaps(self) -> tuple[float, float]:
+        """Returns (mean, standard deviation) of the logarithms of the gaps."""
+        log = np.log(np.maximum(self.gap_s, SHORTEST_S))
+        return (float(log.mean()), float(log.std())) if len(log) else (float(np.log(60.0)), 1.0)
 
 
 def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
@@ -76,14 +88,13 @@ def find_sharing(trace: Trace, lengths: LengthModel) -> Found | None:
         return None
     prefixes = follow(trace)
     if prefixes.shares == 0 or prefixes.extends >= 0.5:
-        gap_s = float(np.clip(prefixes.gap_s.mean(), 0.1, 3600.0)) if len(prefixes.gap_s) else 60.0
-        return _chat(ratio, ratio, gap_s, prefixes.common_blocks, lengths, ())
+        mean_s = float(prefixes.gap_s.mean()) if len(prefixes.gap_s) else 60.0
+        return chat_of(ratio, mean_s, _spread(prefixes.gap_s), prefixes.shares, prefixes.common_blocks, lengths, ratio,
+                       prefixes)
     sizes = prefixes.group_sizes
     rank = np.log(np.arange(1, len(sizes) + 1))
-    zipf = float(np.clip(-np.polyfit(rank, np.log(sizes), 1)[0], 0.0, 5.0)) if len(sizes) > 2 else 0.0
-    spec = {"form": "documents", "ratio": round(float(np.clip(ratio, 0.01, 0.99)), 4), "groups": max(1, len(sizes)),
-            "zipf": round(zipf, 3)}
-    return Found(spec, parse_groups(Section(spec, "fit"), "documents"), ratio, ("documents have one length each",))
+    zipf = -np.polyfit(rank, np.log(sizes), 1)[0] if len(sizes) > 2 else 0.0
+    return documents_of(ratio, max(1, len(sizes)), float(zipf), ratio, prefixes)
 
 
 def _from_sessions(trace: Trace, lengths: LengthModel) -> Found | None:
@@ -96,35 +107,61 @@ def _from_sessions(trace: Trace, lengths: LengthModel) -> Found | None:
     mean_turns = len(trace) / (alone + len(order) - int(same.sum()))
     if mean_turns < 1.02:
         return None
-    gap_s = float(np.clip(np.diff(trace.arrival_s[order])[same].mean(), 0.1, 3600.0))
-    ratio = chat_ratio(lengths, min(mean_turns, MOST_TURNS / 2), 0)
-    return _chat(ratio, None, gap_s, 0, lengths, ("each turn's prompt begins with the one before",))
+    gap_s = np.diff(trace.arrival_s[order])[same]
+    ratio = chat_ratio(lengths, min(mean_turns, MOST_MEAN_TURNS), 0)
+    return chat_of(ratio, float(gap_s.mean()), _spread(gap_s), None, 0, lengths, None, None,
+                   ("each turn's prompt begins with the one before",))
 
 
-def _chat(ratio: float, measured: float | None, gap_s: float, common: int, lengths: LengthModel,
-          assumed: tuple[str, ...]) -> Found:
-    lowest, highest = (chat_ratio(lengths, mean, common) for mean in (1.0, MOST_TURNS / 2))
-    spec = {"form": "chat", "ratio": round(float(np.clip(ratio, lowest, highest)), 4), "think_s": float(f"{gap_s:.4g}"),
-            "common_blocks": common}
-    spec["ratio"] = float(np.clip(spec["ratio"], np.ceil(lowest * 1e4) / 1e4, np.floor(highest * 1e4) / 1e4))
-    return Found(spec, parse_chat(Section(spec, "fit"), lengths), measured,
-                 (*assumed, "within a conversation prompts grow", f"turns follow each other after {gap_s:.3g} s in the "
-                  "mean, exponentially"))
+def _spread(gap_s: np.ndarray) -> float:
+    """Returns the standard deviation of the logarithm where gaps are rather lognormal than exponential; otherwise 0."""
+    if len(gap_s) < FEWEST_GAPS:
+        return 0.0
+    gap_s = np.maximum(gap_s, SHORTEST_S)
+    log = np.log(gap_s)
+    sigma = max(float(log.std()), 0.05)
+    exponential = -np.log(gap_s.mean()) - 1.0
+    lognormal = -log.mean() - np.log(sigma) - 0.5 * np.log(2 * np.pi) - 0.5
+    return min(sigma, WIDEST) if lognormal > exponential + 2.0 / len(gap_s) else 0.0
 
 
-def adjusted(found: Found, played: float, lengths: LengthModel) -> Found:
-    """Returns the same form with another ratio, given what the generator's trace measured over the same span.
+def chat_of(ratio: float, think_s: float, sigma: float, shares: float | None, common: int, lengths: LengthModel,
+            measured: float | None, prefixes: Prefixes | None, assumed: tuple[str, ...] = ()) -> Found:
+    """Returns conversations of that ratio in which so large a share of the requests follows an earlier one.
 
-    A trace of finite length does not see the prefixes of before, nor does the generator's: both are measured alike.
+    The ratio follows from how many turns conversations have and how alike their prompts are; both are moved, the
+    ratio into what is possible and the likeness to that share of requests. `shares` None: prompts are independent.
     """
-    if found.ratio is None or played <= 0 or abs(played - found.ratio) < 0.002:
-        return found
-    wanted = float(np.clip(found.spec["ratio"] + found.ratio - played, 0.0, 0.99))
-    if found.spec["form"] == "chat":
-        again = _chat(wanted, found.ratio, found.spec["think_s"], found.spec["common_blocks"], lengths, ())
-        return Found(again.spec, again.sharing, found.ratio, found.assumed)
-    spec = {**found.spec, "ratio": round(max(wanted, 0.01), 4)}
-    return Found(spec, parse_groups(Section(spec, "fit"), "documents"), found.ratio, found.assumed)
+    think_s = float(np.clip(think_s, SHORTEST_S, LONGEST_S))
+    alike = 0.0 if shares is None else _likeness(ratio, shares, common, lengths)
+    model = ChatRatio(lengths, common, alike)
+    lowest, highest = np.ceil(model.at(1.0) * 1e4) / 1e4, np.floor(model.at(MOST_MEAN_TURNS) * 1e4) / 1e4
+    spec = {"form": "chat", "ratio": float(np.clip(round(ratio, 4), lowest, highest)),
+            "think_s": float(f"{think_s:.4g}"), **({"think_sigma": float(f"{sigma:.4g}")} if sigma else {}),
+            **({"correlation": alike} if alike else {}), "common_blocks": common}
+    return Found(spec, parse_chat(Section(spec, "fit"), lengths), measured, prefixes, (
+        *assumed, "within a conversation prompts grow", f"turns follow each other after {think_s:.3g} s in the mean, "
+        + (f"lognormally (sigma {sigma:.2g})" if sigma else "exponentially")))
+
+
+def _likeness(ratio: float, shares: float, common: int, lengths: LengthModel) -> float:
+    """Returns the correlation of a conversation's prompts with which that share of followers gives the ratio."""
+    mean_turns = float(np.clip(1 / (1 - min(shares, 0.99)), 1.0, MOST_MEAN_TURNS))
+    if ChatRatio(lengths, common, 0.0).at(mean_turns) >= ratio:
+        return 0.0
+    low, high = 0.0, MOST_ALIKE
+    for _ in range(12):
+        middle = (low + high) / 2
+        low, high = (low, middle) if ChatRatio(lengths, common, middle).at(mean_turns) > ratio else (middle, high)
+    return round(high, 3) if high >= LEAST_ALIKE else 0.0
+
+
+def documents_of(ratio: float, groups: int, zipf: float, measured: float | None, prefixes: Prefixes | None) -> Found:
+    """Returns questions on so many documents."""
+    spec = {"form": "documents", "ratio": round(float(np.clip(ratio, 0.01, 0.99)), 4), "groups": groups,
+            "zipf": round(float(np.clip(zipf, 0.0, 5.0)), 3)}
+    return Found(spec, parse_groups(Section(spec, "fit"), "documents"), measured, prefixes,
+                 ("documents have one length each",))
 
 
 def follow(trace: Trace) -> Prefixes:
@@ -132,30 +169,46 @@ def follow(trace: Trace) -> Prefixes:
     assert trace.prefix_hashes is not None
     n = min(len(trace), MOST_REQUESTS)
     offsets, values = trace.prefix_hashes
-    lists = [values[offsets[i]:offsets[i + 1]].tolist() for i in range(n)]
-    common = _common(lists)
-    latest: dict[int, int] = {}
-    shares, gaps = 0, []
-    for row, blocks in enumerate(lists):
-        depth = 0
-        while depth < len(blocks) and blocks[depth] in latest:
-            depth += 1
-        if depth > common:
-            shares += 1
-            before = latest[blocks[depth - 1]]
-            if depth >= int(trace.prompt_tokens[before]) // BLOCK_TOKENS:
-                gaps.append(trace.arrival_s[row] - trace.arrival_s[before])
-        latest.update(dict.fromkeys(blocks, row))
-    sizes = Counter(blocks[common] for blocks in lists if len(blocks) > common)
-    return Prefixes(common, shares, len(gaps) / shares if shares else 0.0, np.array(gaps),
-                    np.array(sorted((size for size in sizes.values() if size > 1), reverse=True), dtype=np.int64))
+    offsets, values = offsets[:n + 1], values[:offsets[n]]
+    counts = np.diff(offsets)
+    rows = np.repeat(np.arange(n), counts)
+    position = np.arange(len(values)) - np.repeat(offsets[:-1], counts)
+    common = _common(values, position, n)
+    before = _latest_use(values, rows)
+    depth = _depth(before, position, counts, offsets)
+    sharing = np.flatnonzero(depth > common)
+    latest = before[offsets[sharing] + depth[sharing] - 1]
+    extends = depth[sharing] >= trace.prompt_tokens[latest] // BLOCK_TOKENS
+    gap_s = (trace.arrival_s[sharing] - trace.arrival_s[latest])[extends]
+    sizes = np.unique(values[position == common], return_counts=True)[1]
+    return Prefixes(common, len(sharing) / max(n, 1), float(extends.mean()) if len(sharing) else 0.0, gap_s,
+                    np.sort(sizes[sizes > 1])[::-1].astype(np.int64))
 
 
-def _common(lists: list[list[int]]) -> int:
+def _latest_use(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Returns the latest request before that had each block, int64[blocks]; -1 where none had."""
+    order = np.argsort(values, kind="stable")
+    again = np.flatnonzero(np.diff(values[order]) == 0)
+    before = np.full(len(values), -1, np.int64)
+    before[order[again + 1]] = rows[order[again]]
+    return before
+
+
+def _depth(before: np.ndarray, position: np.ndarray, counts: np.ndarray, offsets: np.ndarray) -> np.ndarray:
+    """Returns how many leading blocks of each request have been used before, int64[n]."""
+    depth = np.zeros(len(counts), np.int64)
+    there = counts > 0
+    if there.any():
+        new_at = np.where(before >= 0, np.iinfo(np.int64).max, position)
+        depth[there] = np.minimum(np.minimum.reduceat(new_at, offsets[:-1][there]), counts[there])
+    return depth
+
+
+def _common(values: np.ndarray, position: np.ndarray, n: int) -> int:
     """Returns how many leading blocks more than half of the requests have, all the same."""
     common = 0
     while True:
-        there = Counter(blocks[common] for blocks in lists if len(blocks) > common)
-        if not there or max(there.values()) <= COMMON * len(lists):
+        there = values[position == common]
+        if not len(there) or np.unique(there, return_counts=True)[1].max() <= COMMON * n:
             return common
         common += 1

@@ -1,81 +1,26 @@
-"""What a trace's arrivals tell: tide, drift, batches; processes on the log-intensity by dispersion; on/off bursts."""
+"""What a trace's arrivals tell of seconds to minutes: batches, processes on the log-intensity, on/off bursts."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
-from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, WEEK_S, Bursts, OrnsteinUhlenbeck, tide_at
+from ooco_gym.workload.arrivals import BLOCK_S, DAY_S, Bursts, OrnsteinUhlenbeck
+from ooco_gym.workload.dispersion import expected_dispersion
 from ooco_gym.workload.keyed import keyed_generator
 from ooco_gym.workload.sharing import Chat
 
-TIDE_FROM_S = 20 * 3600.0
 BATCHED_FROM = 0.3          # share of requests at the same instant as the one before
-_FEWEST_IN_HOUR = 20
-# Of the drift's variance a week's mean keeps this, because the week's last day fades into the next (`drift_at`):
-# ((6 + 2/pi)/7)^2 + (2/pi/7)^2.
-_KEPT = 0.907
+CLOCK_S = (0.02, 1.0)       # steps of a clock that are looked for
+CLOCKED_FROM = 0.2          # mean cosine of the phase between two requests
+_CLOCK_LIKE, _CLOCK_SHARP = 0.6, 3.0
+_CLOCK_REQUESTS = 20_000
 SHORTEST_S = 0.25       # correlation time; the generator's own limit is 0.2 s
 WIDEST = 1.5            # standard deviation of a log-intensity
-_POINTS = 600
 MOST_BINS = 6000
 BAUM_WELCH_ROUNDS = 40
 LARGEST_FACTOR = 1000.0
-
-
-def fit_tide(arrival_s: np.ndarray) -> tuple[tuple[float, ...], float, list[str]]:
-    """Returns (24 hourly rates of mean 1, mean rate over a day, what was assumed)."""
-    span_s = float(arrival_s[-1] - arrival_s[0])
-    flat = (1.0,) * 24
-    rate = (len(arrival_s) - 1) / span_s
-    if span_s < TIDE_FROM_S:
-        return flat, rate, ["no tide: the trace is shorter than 20 hours"]
-    edges = np.arange(np.floor(arrival_s[0] / 3600.0), np.ceil(arrival_s[-1] / 3600.0) + 1)
-    counts = np.diff(np.searchsorted(arrival_s, edges * 3600.0))
-    there_s = np.minimum(edges[1:] * 3600.0, arrival_s[-1]) - np.maximum(edges[:-1] * 3600.0, arrival_s[0])
-    hour = np.mod(edges[:-1], 24).astype(np.int64)
-    requests = np.bincount(hour, counts, minlength=24)
-    exposed_s = np.bincount(hour, there_s, minlength=24)
-    known = exposed_s > 600.0
-    level = np.interp(np.arange(24), np.flatnonzero(known), (requests[known] / exposed_s[known]), period=24)
-    level = np.maximum(level, 1e-4 * level.max())
-    note = "the trace's time 0 is taken for midnight, and each day's tide for the mean day's"
-    if not known.all():
-        note += f"; hours {', '.join(str(x) for x in np.flatnonzero(~known))} are not in the trace"
-    return tuple(float(x) for x in level / level.mean()), float(level.mean()), [note]
-
-
-def without_tide(arrival_s: np.ndarray, tide: tuple[float, ...]) -> np.ndarray:
-    """Returns the arrivals on a clock that runs with the tide, float64[n]: there the rate has none."""
-    if len(set(tide)) == 1:
-        return arrival_s
-    grid = np.arange(arrival_s[0], arrival_s[-1] + 60.0, 30.0)
-    level = tide_at(tide, (grid[1:] + grid[:-1]) / 2)
-    return np.interp(arrival_s, grid, np.concatenate([[0.0], np.cumsum(level * 30.0)]))
-
-
-def fit_drift(arrival_s: np.ndarray, tide: tuple[float, ...]) -> tuple[float, list[str]]:
-    """Returns the standard deviation of a week's log tide around the mean one, and what was assumed.
-
-    From the spread of each hour's rate between whole weeks, less what days within a week differ by. The spread of
-    two or three weeks is a rough estimate: its own error is a fifth of it or more.
-    """
-    weeks = int((arrival_s[-1] - arrival_s[0] + 3600.0) // WEEK_S)
-    if weeks < 2:
-        return 0.0, ["each week's tide is the same: the trace is shorter than two weeks"] * (len(set(tide)) > 1)
-    edges = arrival_s[0] + 3600.0 * np.arange(weeks * 168 + 1)
-    counts = np.diff(np.searchsorted(arrival_s, edges)).reshape(weeks, 7, 24).astype(np.float64)
-    known = counts.sum(axis=(0, 1)) >= _FEWEST_IN_HOUR * weeks
-    if not known.any():
-        return 0.0, ["each week's tide is the same: the trace has too few requests to tell"]
-    counts = counts[:, :, known]
-    weekly = np.log(np.maximum(counts.mean(axis=1), 0.5))
-    between = weekly.var(axis=0, ddof=1)
-    within = (counts.var(axis=1, ddof=1) / np.maximum(counts.mean(axis=1), 0.5) ** 2 / 7).mean(axis=0)
-    sigma = float(np.sqrt(max(0.0, (between - within).mean()) / _KEPT))
-    return (sigma, [f"the tide's drift is that of {weeks} weeks"]) if sigma >= 0.02 else (0.0, [])
 
 
 def find_batches(arrival_s: np.ndarray) -> float:
@@ -90,69 +35,43 @@ def find_batches(arrival_s: np.ndarray) -> float:
     return BLOCK_S / max(1, round(BLOCK_S / step))
 
 
+def find_clock(arrival_s: np.ndarray) -> float:
+    """Returns the step in seconds, a whole part of 600, at about whose multiples requests arrive; 0 if at none.
+
+    A client that asks ten times a second shows neither in counts nor as equal times, but half of the gaps are then
+    whole multiples of its step. The measure is how alike two requests' phases are, within pieces of 30 steps, as the
+    clock may drift; a burst makes them alike at all steps, a clock at its own (and at half of it, and so on).
+    """
+    arrival_s = arrival_s[:_CLOCK_REQUESTS]
+    steps = np.geomspace(*CLOCK_S, 1 + round(math.log(CLOCK_S[1] / CLOCK_S[0]) / 0.01))
+    alike = np.array([_in_phase(arrival_s, step) for step in steps])
+    high = np.flatnonzero(alike >= _CLOCK_LIKE * alike.max())
+    best = high[-1]     # the longest step: a clock's phases are as alike at its half
+    while best and alike[best - 1] > alike[best]:
+        best -= 1
+    beside = max(_in_phase(arrival_s, steps[best] * factor) for factor in (0.8, 0.87, 1.15, 1.25))
+    if alike[best] < CLOCKED_FROM or alike[best] < _CLOCK_SHARP * beside:
+        return 0.0
+    fine = steps[best] * np.linspace(0.985, 1.015, 61)
+    step = float(fine[np.argmax([_in_phase(arrival_s, one) for one in fine])])
+    plain = float(f"{step:.2g}")
+    whole = abs(plain / step - 1) < 0.003 and abs(BLOCK_S / plain - round(BLOCK_S / plain)) < 1e-9
+    return plain if whole else BLOCK_S / max(1, round(BLOCK_S / step))
+
+
+def _in_phase(arrival_s: np.ndarray, step_s: float) -> float:
+    """Returns the mean cosine of the phase between two requests of one piece of 30 steps: 1 on a clock, 0 by chance."""
+    piece = (arrival_s // (30 * step_s)).astype(np.int64)
+    piece -= piece[0]
+    angle = 2 * np.pi * arrival_s / step_s
+    count = np.bincount(piece)
+    power = np.bincount(piece, np.cos(angle)) ** 2 + np.bincount(piece, np.sin(angle)) ** 2
+    return float((power - count).sum() / max(1, (count * (count - 1)).sum()))
+
+
 def spread_batches(arrival_s: np.ndarray, batch_s: float, seed: int) -> np.ndarray:
     """Returns the arrivals as they may have been before they were let in together, float64[n] sorted."""
     return np.sort(arrival_s + batch_s * keyed_generator(seed, "fit/batches").random(len(arrival_s)))
-
-
-def expected_dispersion(rate_per_s: float, ou: Sequence[OrnsteinUhlenbeck], bursts: Bursts | None,
-                        window_s: np.ndarray, windows: np.ndarray, chat: Chat | None = None) -> np.ndarray:
-    """Returns the expected variance over mean of counts, float64[k].
-
-    Args:
-        rate_per_s: mean rate.
-        ou: processes on the log-intensity.
-        bursts: on/off process, or None.
-        window_s: float64[k].
-        windows: int64[k], how many windows of that length in a row are measured.
-        chat: conversations, or None.
-    """
-    lag = np.concatenate([[0.0], np.geomspace(1e-3, float(np.max(window_s * windows)), _POINTS)])
-    exponent = np.zeros_like(lag)
-    for process in ou:
-        exponent += process.sigma**2 * _seen(process.tau_s, lag, chat)
-    relative = np.exp(exponent)
-    if bursts is not None:
-        variance, tau_s = burst_moments(bursts)
-        relative *= 1 + variance * _seen(tau_s, lag, chat)
-    relative -= 1
-    step = np.diff(lag)
-    whole = np.concatenate([[0.0], np.cumsum(step * (relative[1:] + relative[:-1]) / 2)])
-    first = np.concatenate([[0.0], np.cumsum(step * (lag[1:] * relative[1:] + lag[:-1] * relative[:-1]) / 2)])
-
-    def variance_of(span_s: np.ndarray) -> np.ndarray:
-        return rate_per_s * span_s + 2 * rate_per_s**2 * (
-            span_s * np.interp(span_s, lag, whole) - np.interp(span_s, lag, first)) + rate_per_s * turns(span_s)
-
-    def turns(span_s: np.ndarray) -> np.ndarray:
-        if chat is None or chat.mean_turns <= 1:
-            return np.zeros_like(span_s)
-        end = 1 / (chat.mean_turns * chat.think_s)
-        return 2 * (1 - 1 / chat.mean_turns) / chat.think_s * (span_s / end + np.expm1(-end * span_s) / end**2)
-
-    return (variance_of(window_s) - variance_of(window_s * windows) / windows**2) / (rate_per_s * window_s)
-
-
-def _seen(tau_s: float, lag_s: np.ndarray, chat: Chat | None) -> np.ndarray:
-    """Returns the covariance that a process of covariance `e^(-s/τ)` on the beginnings has in the requests, float64[k].
-
-    With a = 1/(mθ) and μ = 1/θ the filter's gain is `(μ² + ω²)/(a² + ω²)/m²`; partial fractions give the covariance.
-    """
-    if chat is None or chat.mean_turns <= 1:
-        return np.exp(-lag_s / tau_s)
-    rate, own = 1 / chat.think_s, 1 / tau_s
-    end = rate / chat.mean_turns
-    own = own * 1.001 if abs(own / end - 1) < 1e-3 else own     # the two terms' poles must not meet
-    fast = (rate**2 - own**2) / (end**2 - own**2) * np.exp(-own * lag_s)
-    slow = own / end * (rate**2 - end**2) / (own**2 - end**2) * np.exp(-end * lag_s)
-    return (fast + slow) / chat.mean_turns**2
-
-
-def burst_moments(bursts: Bursts) -> tuple[float, float]:
-    """Returns (variance of the on/off factor relative to its mean, its correlation time in s)."""
-    share = bursts.on_s / (bursts.on_s + bursts.off_s)
-    mean = 1 + share * (bursts.factor - 1)
-    return share * (1 - share) * ((bursts.factor - 1) / mean) ** 2, 1 / (1 / bursts.on_s + 1 / bursts.off_s)
 
 
 def fit_processes(rate_per_s: float, window_s: np.ndarray, windows: np.ndarray, measured: np.ndarray, *,

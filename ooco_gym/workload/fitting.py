@@ -13,30 +13,22 @@ from ooco_gym.workload.arrivals import DAY_S, Arrivals, Bursts, OrnsteinUhlenbec
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.checks import plain as plain_values
 from ooco_gym.workload.describe import DISPERSION_S, FEWEST_WINDOWS, dispersion, ks, likeness, rank_correlation
-from ooco_gym.workload.find_sharing import Found, adjusted, find_sharing
-from ooco_gym.workload.fit_arrivals import (
-    expected_dispersion,
-    find_batches,
-    find_bursts,
-    fit_drift,
-    fit_processes,
-    fit_tide,
-    spread_batches,
-    without_tide,
-)
-from ooco_gym.workload.generate import WorkloadSpec, generate_lengths
-from ooco_gym.workload.generate import play as play_workload
+from ooco_gym.workload.dispersion import expected_dispersion
+from ooco_gym.workload.find_sharing import Found, find_sharing
+from ooco_gym.workload.fit_arrivals import find_batches, find_bursts, find_clock, fit_processes, spread_batches
+from ooco_gym.workload.fit_sharing import compare_sharing, fit_sharing
+from ooco_gym.workload.fit_tide import Slow, fit_slow
+from ooco_gym.workload.generate import generate_lengths
 from ooco_gym.workload.lengths import LengthModel, parse_lengths
 from ooco_gym.workload.sample import Sample
-from ooco_gym.workload.sharing import Chat, sharing_ratio
-from ooco_gym.workload.trace import Trace
+from ooco_gym.workload.sharing import Chat
 
 SIDES = ("prompt", "output")
 LENGTH_FORMS = ("quantiles", "mixture")
 ARRIVAL_FORMS = ("auto", "cox", "on_off", "poisson")
 FEWEST_REQUESTS = 200
 MOST_REQUESTS = 2_000_000       # whose arrivals are fitted; a tide is taken from all
-RATIO_STEPS = 4
+JITTERS = (0.06, 0.01, 0.02, 0.04, 0.09, 0.13, 0.2)     # of a batch's step; the first before one is chosen
 BIN_S = (0.5, 2.0, 8.0)
 BETTER = 0.7                    # on/off is picked where its score is below this share of the Cox process's
 LONG_WINDOWS_S = (*DISPERSION_S, 600.0, 1200.0, 3600.0)
@@ -107,10 +99,13 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
     else:
         tell("shared prefixes")
         found = find_sharing(sample.trace, model)
-        chat = found.sharing if found and isinstance(found.sharing, Chat) else None
-        process, arrival_report, more = _fit_arrivals(sample.trace.arrival_s, arrivals, seed, tell, chat)
+        base, slow = _fit_slow(sample.trace.arrival_s, seed)
         if found is not None:
-            found, report["sharing"], last = _fit_ratio(found, sample.trace, process, model, seed)
+            found = fit_sharing(found, sample.trace, base, model, seed)
+        chat = found.sharing if found and isinstance(found.sharing, Chat) else None
+        process, arrival_report, more = _fit_arrivals(base, slow, sample.trace.arrival_s, arrivals, seed, tell, chat)
+        if found is not None:
+            report["sharing"], last = compare_sharing(found, sample.trace, process, model, seed)
             more += found.assumed
             if chat is None and len(last):      # documents and questions make prompts of their own
                 length_report["prompt"]["ks"] = ks(last.prompt_tokens, sample.trace.prompt_tokens)
@@ -126,6 +121,7 @@ def fit(sample: Sample, *, name: str, source: str, seed: int = 1, arrivals: str 
         "ou": [{"sigma": _round(x.sigma), "tau_s": _round(x.tau_s)} for x in process.ou],
         "bursts": {key: _round(x) for key, x in asdict(process.bursts).items()} if process.bursts else None,
         "batch_s": process.batch_s or None,
+        **({"batch_jitter_s": process.batch_jitter_s} if process.batch_jitter_s else {}),
         "lengths": length_spec, "length_correlation": model.correlation or None,
         "sharing": found.spec if found else None,
     }
@@ -143,34 +139,27 @@ def _measured(process: Arrivals, found: Found | None, model: LengthModel, sides:
     return [what for what, is_known in known.items() if is_known]
 
 
-def _fit_ratio(found: Found, trace: Trace, process: Arrivals, model: LengthModel,
-               seed: int) -> tuple[Found, dict[str, Any], Trace]:
-    """Plays the generator over the trace's span and moves its ratio until both measure alike; returns the last play."""
-    span = {"start_s": float(trace.arrival_s[0]), "duration_s": float(trace.arrival_s[-1] - trace.arrival_s[0])}
-
-    def played(seed: int) -> Trace:
-        return play_workload(WorkloadSpec("fit", process, model, 0.0, found.sharing), **span, seed=seed, stream="fit")
-
-    for step in range(RATIO_STEPS):
-        found = adjusted(found, sharing_ratio(played(seed + step)) or 0.0, model)
-    last = played(seed + RATIO_STEPS)
-    return found, {"form": found.spec["form"], "trace": found.ratio, "model": sharing_ratio(last) or 0.0}, last
-
-
-def _fit_arrivals(arrival_s: np.ndarray, form: str, seed: int, tell: Callable[[str], None],
-                  chat: Chat | None) -> tuple[Arrivals, dict[str, Any], list[str]]:
+def _fit_slow(arrival_s: np.ndarray, seed: int) -> tuple[Arrivals, Slow]:
+    """Returns the process without its bursts, and the slow course of the trace's own rate."""
     if arrival_s[-1] <= arrival_s[0]:
         raise UserError("all requests arrive at the same time: there are no arrivals to fit")
     batch_s = find_batches(arrival_s)
-    spread = spread_batches(arrival_s, batch_s, seed) if batch_s else arrival_s
-    tide, rate, assumed = fit_tide(spread)
-    drift, more = fit_drift(spread, tide)
-    assumed += more
+    slow = fit_slow(spread_batches(arrival_s, batch_s, seed) if batch_s else arrival_s)
+    jitter_s = 0.0
+    if not batch_s:
+        batch_s = find_clock(arrival_s)
+        jitter_s = JITTERS[0] * batch_s
+    return Arrivals(slow.rate_per_s, slow.tide, drift=slow.drift, batch_s=batch_s, batch_jitter_s=jitter_s), slow
+
+
+def _fit_arrivals(base: Arrivals, slow: Slow, arrival_s: np.ndarray, form: str, seed: int,
+                  tell: Callable[[str], None], chat: Chat | None) -> tuple[Arrivals, dict[str, Any], list[str]]:
+    assumed = list(slow.assumed)
     part = arrival_s[:MOST_REQUESTS]
     if len(part) < len(arrival_s):
         assumed.append(f"bursts are those of the first {MOST_REQUESTS:,} requests")
-    plain = without_tide(spread[:MOST_REQUESTS], tide)
-    base = Arrivals(rate, tide, drift=drift, batch_s=batch_s)
+    together = base.batch_s and not base.batch_jitter_s
+    plain = slow.plain(spread_batches(part, base.batch_s, seed) if together else part)
     tried: dict[str, tuple[Arrivals, float]] = {}
     if form in ("auto", "cox", "poisson"):
         tell("Cox process")
@@ -185,12 +174,22 @@ def _fit_arrivals(arrival_s: np.ndarray, form: str, seed: int, tell: Callable[[s
             raise UserError("no on/off bursts were found in this trace; expected arrivals=auto, cox or poisson")
     chosen = min(tried, key=lambda key: tried[key][1] * (BETTER if key == "cox" else 1.0))
     process = tried[chosen][0]
+    if process.batch_jitter_s:
+        tell("clock")
+        process = _with_jitter(process, part, seed, chat)
     tell("comparison")
     # By other seeds than those the form was chosen by.
     alike = likeness(process, part, seed + 1, most=100, chat=chat)
     shown = "poisson" if chosen == "cox" and not process.ou else chosen
     return process, {"form": shown, "arrivals": alike.describe(),
                      "scores": {key: unlike for key, (_, unlike) in tried.items()}}, assumed
+
+
+def _with_jitter(process: Arrivals, arrival_s: np.ndarray, seed: int, chat: Chat | None) -> Arrivals:
+    """Returns the process with the jitter whose gaps are most like the trace's; without batches if these are."""
+    tried = [replace(process, batch_s=0.0, batch_jitter_s=0.0),
+             *(replace(process, batch_jitter_s=_round(share * process.batch_s, 3)) for share in JITTERS)]
+    return min(tried, key=lambda one: likeness(one, arrival_s, seed, chat=chat, fewest=1).ks_gaps)
 
 
 def _doubts(alike: dict[str, Any], arrival_s: np.ndarray, batch_s: float) -> list[str]:
@@ -238,7 +237,7 @@ def _with_processes(base: Arrivals, plain: np.ndarray, arrival_s: np.ndarray, bu
         found = expected_dispersion(rate, ou, bursts, window_s, windows, chat)
         misfit = float(np.sqrt(np.mean(np.log(np.maximum(found, 1e-3) / np.maximum(target, 1e-3)) ** 2)))
     process = replace(base, ou=ou, bursts=bursts)
-    alike = likeness(process, arrival_s, seed, chat=chat)
+    alike = likeness(process, arrival_s, seed, chat=chat, fewest=1)
     return process, alike.ks_gaps + alike.ks_counts + 0.3 * misfit
 
 

@@ -102,10 +102,12 @@ class LengthModel:
     output: Lengths
     correlation: float = 0.0
 
-    def draw(self, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def draw(self, draws: np.ndarray, scores: bool = False) -> tuple[np.ndarray, np.ndarray]:
         """Returns (prompt int32[n], output int32[n]) for float64[4, n]: two uniform and two normal numbers a request.
+
+        With `scores`, or where the two are correlated, the normal numbers alone decide, as normal scores.
         """
-        if self.correlation == 0.0:
+        if self.correlation == 0.0 and not scores:
             return self.prompt.tokens(draws[0], draws[2]), self.output.tokens(draws[1], draws[3])
         from scipy.special import ndtr
 

@@ -5,9 +5,11 @@ up to its end, as Mooncake defines `hash_ids`. The *sharing ratio* is the share 
 seen before: what an endless prefix cache would save.
 
 In conversations, sessions begin as the arrival process says, at its rate over the mean number of turns; turns follow
-at exponential times. The prompts of a session are drawn from the workload's own lengths and put in ascending order, so
-that all prompts together have exactly those lengths, while each turn's prompt can hold the one before. The number of
-turns is geometric (40 at most), its mean such that the stated share of prompt tokens has been seen before.
+at exponential or lognormal times. The prompts of a session are drawn from the workload's own lengths, alike to a stated
+degree, and put in ascending order, so that all prompts together have exactly those lengths, while each turn's prompt
+can hold the one before. The number of turns is geometric (40 at most), its mean such that the stated share of prompt
+tokens has been seen before. Times between turns and likeness together decide how many other blocks are used between
+two uses of a prefix, and so what a cache of finite size finds.
 """
 
 from __future__ import annotations
@@ -17,7 +19,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.workload.arrivals import BLOCK_S, Arrivals, draw_requests
+from ooco_gym.workload.arrivals import BLOCK_S, Arrivals, draw_requests, let_in
 from ooco_gym.workload.checks import Section
 from ooco_gym.workload.keyed import keyed_generator, keyed_uniform, scattered
 from ooco_gym.workload.lengths import LengthModel
@@ -28,7 +30,10 @@ FORMS = ("chat", "documents", "few_shot")
 GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
 MOST_TURNS = 40
+MOST_MEAN_TURNS = MOST_TURNS / 2
+MOST_ALIKE = 0.98       # correlation of a session's prompts
 _LONGEST = 2.0 * MOST_TURNS     # of a session, in think times: 40 turns are longer once in ten million times
+_SESSIONS, _STEP = 32, 4        # kinds of sessions where their prompts are alike, and grid points put together then
 _GRID = (np.arange(4000) + 0.5) / 4000
 
 
@@ -117,14 +122,19 @@ def sharing_ratio(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> float | Non
     """
     if trace.prefix_hashes is None or len(trace.prefix_hashes[1]) == 0:
         return None
-    offsets, values = trace.prefix_hashes
+    tokens = block_tokens_of(trace, block_tokens)
+    seen = np.ones(len(tokens), bool)
+    seen[np.unique(trace.prefix_hashes[1], return_index=True)[1]] = False
+    return float(tokens[seen].sum() / trace.prompt_tokens.sum(dtype=np.int64))
+
+
+def block_tokens_of(trace: Trace, block_tokens: int = BLOCK_TOKENS) -> np.ndarray:
+    """Returns how many prompt tokens lie in each block of a trace with prefix hashes, int64[blocks]."""
+    assert trace.prefix_hashes is not None
+    offsets, _ = trace.prefix_hashes
     counts = np.diff(offsets)
     position = np.arange(offsets[-1]) - np.repeat(offsets[:-1], counts)
-    prompt = trace.prompt_tokens.astype(np.int64)
-    tokens = np.clip(np.repeat(prompt, counts) - position * block_tokens, 0, block_tokens)
-    seen = np.ones(len(values), bool)
-    seen[np.unique(values, return_index=True)[1]] = False
-    return float(tokens[seen].sum() / prompt.sum())
+    return np.clip(np.repeat(trace.prompt_tokens.astype(np.int64), counts) - position * block_tokens, 0, block_tokens)
 
 
 @dataclass(frozen=True)
@@ -136,12 +146,16 @@ class Chat:
         think_s: mean seconds from a turn to the next.
         common_blocks: blocks of 512 tokens that all conversations begin with.
         mean_turns: of a session, were there no limit, which gives that ratio.
+        think_sigma: standard deviation of the logarithm of lognormal times between turns; 0: they are exponential.
+        correlation: of the lengths of a session's prompts (their normal scores); 0: independent of each other.
     """
 
     ratio: float
     think_s: float
     common_blocks: int
     mean_turns: float
+    think_sigma: float = 0.0
+    correlation: float = 0.0
 
     @property
     def turns(self) -> float:
@@ -157,14 +171,15 @@ class Chat:
              stream: str, rate_scale: float) -> tuple[np.ndarray, ...]:
         """Returns (arrival_s float64[n], prompt int32[n], output int32[n], session int64[n], own number int64[n])."""
         first_s = float(np.floor((start_s - self.longest_s) / BLOCK_S) * BLOCK_S)
-        sessions = replace(arrivals, mean_rate_per_s=arrivals.mean_rate_per_s / self.turns, batch_s=0.0)
+        sessions = replace(arrivals, mean_rate_per_s=arrivals.mean_rate_per_s / self.turns, batch_s=0.0,
+                           batch_jitter_s=0.0)
         last_s = start_s + duration_s + arrivals.batch_s
         parts = []
         for begin_s, _, numbers in draw_requests(sessions, start_s=first_s, duration_s=last_s - first_s, seed=seed,
                                                  stream=stream, rate_scale=rate_scale):
             asked_s, session, turn = self._turns(begin_s, numbers, seed, stream)
             if arrivals.batch_s:
-                asked_s = np.floor(asked_s / arrivals.batch_s) * arrivals.batch_s
+                asked_s = let_in(arrivals, asked_s, session * MOST_TURNS + turn, seed, stream)
             # Whole sessions, so that their prompts can be put in order, but only those that reach into the window.
             wanted = np.isin(session, session[(asked_s >= start_s) & (asked_s < start_s + duration_s)])
             asked_s, session, turn = asked_s[wanted], session[wanted], turn[wanted]
@@ -185,7 +200,7 @@ class Chat:
             MOST_TURNS, 1 + np.floor(np.log1p(-uniform) / np.log1p(-1 / self.mean_turns)).astype(np.int64))
         first = np.concatenate([[0], np.cumsum(turns)])[:-1]
         session, turn = np.repeat(numbers, turns), np.arange(turns.sum()) - np.repeat(first, turns)
-        gap_s = -self.think_s * np.log1p(-keyed_uniform(session * MOST_TURNS + turn, seed, f"{stream}/think"))
+        gap_s = self._think(keyed_uniform(session * MOST_TURNS + turn, seed, f"{stream}/think"))
         since_s = np.zeros(len(turn))
         for number in range(1, int(turns.max(initial=1))):  # turn by turn: a sum over all sessions would round
             later = first[turns > number] + number
@@ -193,8 +208,16 @@ class Chat:
         asked = since_s <= self.longest_s
         return (np.repeat(begin_s, turns) + since_s)[asked], session[asked], turn[asked]
 
-    @staticmethod
-    def _lengths(lengths: LengthModel, session: np.ndarray, turn: np.ndarray, seed: int,
+    def _think(self, uniform: np.ndarray) -> np.ndarray:
+        """Returns the times between turns at quantiles float64[m], float64[m]."""
+        if not self.think_sigma:
+            return -self.think_s * np.log1p(-uniform)
+        from scipy.special import ndtri
+
+        sigma = self.think_sigma
+        return self.think_s * np.exp(sigma * ndtri(np.maximum(uniform, 1e-300)) - sigma**2 / 2)
+
+    def _lengths(self, lengths: LengthModel, session: np.ndarray, turn: np.ndarray, seed: int,
                  stream: str) -> tuple[np.ndarray, np.ndarray]:
         """Returns (prompt int32[m], output int32[m]); within each session pairs are in order of their prompts."""
         from scipy.special import ndtri
@@ -202,7 +225,10 @@ class Chat:
         own = session * MOST_TURNS + turn
         uniform = np.stack([keyed_uniform(own, seed, f"{stream}/{what}") for what in ("a", "b", "c", "d")])
         uniform[2:] = ndtri(np.maximum(uniform[2:], 1e-300))
-        prompt, output = lengths.draw(uniform)
+        if self.correlation:
+            whole = ndtri(np.maximum(keyed_uniform(session, seed, f"{stream}/alike"), 1e-300))
+            uniform[2] = np.sqrt(self.correlation) * whole + np.sqrt(1 - self.correlation) * uniform[2]
+        prompt, output = lengths.draw(uniform, scores=self.correlation > 0)
         order = np.lexsort((prompt, session))
         slots = np.argsort(session, kind="stable")
         prompt[slots], output[slots] = prompt[order], output[order]
@@ -210,44 +236,82 @@ class Chat:
 
 
 def parse_chat(section: Section, lengths: LengthModel) -> Chat:
-    """Reads `{form: chat, ratio, think_s, common_blocks}`; finds the mean number of turns for the ratio.
+    """Reads `{form: chat, ratio, think_s, think_sigma, correlation, common_blocks}`; finds the mean number of turns.
 
     Raises:
         UserError: an impossible key, or a ratio that these prompt lengths cannot have.
     """
-    section.only("form", "ratio", "think_s", "common_blocks")
+    section.only("form", "ratio", "think_s", "think_sigma", "correlation", "common_blocks")
     think_s = section.number("think_s", 0.1, 3600.0) if section.has("think_s") else 60.0
+    sigma = section.number("think_sigma", 0.0, 2.5) if section.has("think_sigma") else 0.0
+    correlation = section.number("correlation", 0.0, MOST_ALIKE) if section.has("correlation") else 0.0
     common = section.integer("common_blocks", 0, 1000) if section.has("common_blocks") else 0
     ratio = section.number("ratio", 0.0, 0.99)
-    lowest, highest = (chat_ratio(lengths, mean, common) for mean in (1.0, MOST_TURNS / 2))
+    sharing = ChatRatio(lengths, common, correlation)
+    lowest, highest = sharing.at(1.0), sharing.at(MOST_MEAN_TURNS)
     if not lowest - 1e-9 <= ratio <= highest:
         raise UserError(f"{section.what('ratio')} must be from {lowest:.3f} (one turn) to {highest:.3f} "
-                        f"({MOST_TURNS // 2} turns) with these prompt lengths, found {ratio}")
-    few, many = 1.0, MOST_TURNS / 2
-    for _ in range(40):
-        middle = (few + many) / 2
-        few, many = (middle, many) if chat_ratio(lengths, middle, common) < ratio else (few, middle)
-    return Chat(ratio, think_s, common, 1.0 if ratio <= lowest else few)
+                        f"({MOST_MEAN_TURNS:g} turns) with these prompt lengths, found {ratio}")
+    return Chat(ratio, think_s, common, sharing.turns_for(ratio), sigma, correlation)
 
 
-def chat_ratio(lengths: LengthModel, mean_turns: float, common_blocks: int) -> float:
-    """Returns the share of prompt tokens that have been seen before, in sessions of that many turns in the mean.
+class ChatRatio:
+    """What share of prompt tokens has been seen before, by the mean number of turns of a session.
 
     A turn after the first has seen the whole blocks f(P) of the prompt before it, so a session has seen those of all
     its prompts but the longest: E[T] E[f(P)] - E[f(max)] of E[T] E[P], besides the common blocks of the first turn.
+    Given what a session's prompts have in common, they are independent: the maximum's distribution function is a power
+    of theirs, in the mean over sessions.
+
+    Args:
+        lengths: of prompts.
+        common_blocks: blocks that all conversations begin with.
+        correlation: of a session's prompts, as `Chat` has it.
     """
-    prompt = np.sort(np.asarray(lengths.prompt.at(_GRID), dtype=np.float64))
-    blocks = np.floor(prompt / BLOCK_TOKENS) * BLOCK_TOKENS
-    stop = 1 / mean_turns
-    edges = np.arange(len(_GRID) + 1) / len(_GRID)
 
-    def raised(share: np.ndarray) -> np.ndarray:
-        """E[share^T], T geometric from 1 to MOST_TURNS."""
-        go_on = (1 - stop) * share
-        return (stop * share * (1 - go_on ** (MOST_TURNS - 1)) / (1 - go_on) if stop < 1 else share) + (
-            go_on ** (MOST_TURNS - 1) * share if stop < 1 else 0.0)
+    def __init__(self, lengths: LengthModel, common_blocks: int, correlation: float = 0.0) -> None:
+        from scipy.special import ndtr, ndtri
 
-    turns = (1 - (1 - stop) ** MOST_TURNS) / stop
-    longest = float(np.sum(blocks * np.diff(raised(edges))))
-    shortest = float(np.sum(np.minimum(blocks, common_blocks * BLOCK_TOKENS) * np.diff(-raised(1 - edges))))
-    return (turns * float(blocks.mean()) - longest + shortest) / (turns * float(prompt.mean()))
+        prompt = np.sort(np.asarray(lengths.prompt.at(_GRID), dtype=np.float64))
+        blocks = np.floor(prompt / BLOCK_TOKENS) * BLOCK_TOKENS
+        common = np.minimum(blocks, common_blocks * BLOCK_TOKENS)
+        self.below = (np.arange(len(_GRID) + 1) / len(_GRID))[None]
+        self.mean_blocks, self.mean_prompt = float(blocks.mean()), float(prompt.mean())
+        if correlation:     # in coarser steps: each is there for each kind of session
+            prompt, blocks, common = (x.reshape(-1, _STEP).mean(axis=1) for x in (prompt, blocks, common))
+            session = ndtri((np.arange(_SESSIONS) + 0.5) / _SESSIONS)[:, None]
+            scores = ndtri(self.below[:, ::_STEP]) - np.sqrt(correlation) * session
+            self.below = ndtr(scores / np.sqrt(1 - correlation))
+            weight = np.diff(self.below.mean(axis=0))
+            self.mean_blocks, self.mean_prompt = float(blocks @ weight), float(prompt @ weight)
+        self.blocks, self.common = blocks, common
+
+    def at(self, mean_turns: float) -> float:
+        """The ratio with that many turns in the mean, before the limit of `MOST_TURNS`."""
+        stop = 1 / mean_turns
+
+        def raised(share: np.ndarray) -> np.ndarray:
+            """E[share^T], T geometric from 1 to MOST_TURNS."""
+            go_on = (1 - stop) * share
+            return ((stop * share * (1 - go_on ** (MOST_TURNS - 1)) / (1 - go_on) if stop < 1 else share) + (
+                go_on ** (MOST_TURNS - 1) * share if stop < 1 else 0.0)).mean(axis=0)
+
+        turns = (1 - (1 - stop) ** MOST_TURNS) / stop
+        longest = float(np.sum(self.blocks * np.diff(raised(self.below))))
+        shortest = float(np.sum(self.common * np.diff(-raised(1 - self.below))))
+        return (turns * self.mean_blocks - longest + shortest) / (turns * self.mean_prompt)
+
+    def turns_for(self, ratio: float) -> float:
+        """The mean number of turns that gives a ratio; 1 where it is no higher than one turn's."""
+        if ratio <= self.at(1.0):
+            return 1.0
+        few, many = 1.0, MOST_MEAN_TURNS
+        for _ in range(40):
+            middle = (few + many) / 2
+            few, many = (middle, many) if self.at(middle) < ratio else (few, middle)
+        return few
+
+
+def chat_ratio(lengths: LengthModel, mean_turns: float, common_blocks: int, correlation: float = 0.0) -> float:
+    """Returns the share of prompt tokens that have been seen before, in sessions of that many turns in the mean."""
+    return ChatRatio(lengths, common_blocks, correlation).at(mean_turns)

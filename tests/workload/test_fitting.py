@@ -19,7 +19,8 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, write_trace
 from ooco_gym.workload.arrivals import Arrivals, Bursts, OrnsteinUhlenbeck
 from ooco_gym.workload.describe import DISPERSION_S, dispersion, ks, likeness, play
-from ooco_gym.workload.fit_arrivals import burst_moments, expected_dispersion, find_bursts, fit_processes
+from ooco_gym.workload.dispersion import burst_moments, expected_dispersion
+from ooco_gym.workload.fit_arrivals import find_bursts, fit_processes
 from ooco_gym.workload.fitting import fit, fit_mixture
 from ooco_gym.workload.sample import Sample, read_sample, sample_of
 

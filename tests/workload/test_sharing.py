@@ -17,8 +17,10 @@ from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace, generate, generate_lengths, load_spec, read_trace, write_trace
 from ooco_gym.workload.arrivals import DAY_S, WEEK_S, Arrivals, Bursts, OrnsteinUhlenbeck, drift_at
 from ooco_gym.workload.describe import describe, dispersion, ks, play
+from ooco_gym.workload.dispersion import expected_dispersion
 from ooco_gym.workload.find_sharing import follow
-from ooco_gym.workload.fit_arrivals import expected_dispersion, find_batches, fit_drift, fit_tide
+from ooco_gym.workload.fit_arrivals import find_batches
+from ooco_gym.workload.fit_tide import fit_drift, fit_tide
 from ooco_gym.workload.fitting import fit
 from ooco_gym.workload.sample import sample_of
 from ooco_gym.workload.sharing import Chat, chat_ratio, hash_blocks, sharing_ratio
@@ -171,10 +173,10 @@ def test_a_tide_with_drift_says_little_of_the_next_week_and_the_fit_finds_it() -
 
     assert next_week(alike) > 0.85 and next_week(drifting) < 0.6
     assert fit_drift(alike.arrival_s, fit_tide(alike.arrival_s)[0])[0] < 0.04
-    sigma, assumed = fit_drift(drifting.arrival_s, fit_tide(drifting.arrival_s)[0])
+    sigma, _, assumed = fit_drift(drifting.arrival_s, fit_tide(drifting.arrival_s)[0])
     assert sigma == pytest.approx(0.5, rel=0.35) and "6 weeks" in assumed[0]
     short = drifting.slice_time(0, 10 * DAY_S)
-    assert "shorter than two weeks" in " ".join(fit_drift(short.arrival_s, tuple(tide))[1])
+    assert "shorter than two weeks" in " ".join(fit_drift(short.arrival_s, tuple(tide))[2])
 
 
 def test_batches_are_made_and_found() -> None:
