@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.common.svg import Axis, Panel, Series
+from experiments.validity import refits
 from experiments.validity.section import Context, Figures, Missing, Section, percent, read_csv, signed, table
 from ooco_gym.report import joined, minus, number
 from ooco_gym.workload.describe import counts_in_windows, ks_lengths, likeness, play, rank_correlation
@@ -431,7 +432,7 @@ def glance_tides(figures: Figures) -> list[tuple[str, str, str]]:
              minus(f"{min(values):.2f} to {max(values):.2f}"), "near zero")]
 
 
-SECTIONS = {
+SECTIONS = refits.SECTIONS | {
     "generators": Section(210, "Generators beside their traces",
                           measure_generators, write_generators, draw_generators, glance_generators),
     "curves": Section(220, "Azure 2024 beside its published curves", measure_curves, write_curves, draw_curves),

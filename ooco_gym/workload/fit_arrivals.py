@@ -44,16 +44,16 @@ def find_clock(arrival_s: np.ndarray) -> float:
     """
     arrival_s = arrival_s[:_CLOCK_REQUESTS]
     steps = np.geomspace(*CLOCK_S, 1 + round(math.log(CLOCK_S[1] / CLOCK_S[0]) / 0.01))
-    alike = np.array([_in_phase(arrival_s, step) for step in steps])
+    alike = np.array([_in_phase(arrival_s, float(step)) for step in steps])
     high = np.flatnonzero(alike >= _CLOCK_LIKE * alike.max())
     best = high[-1]     # the longest step: a clock's phases are as alike at its half
     while best and alike[best - 1] > alike[best]:
         best -= 1
-    beside = max(_in_phase(arrival_s, steps[best] * factor) for factor in (0.8, 0.87, 1.15, 1.25))
+    beside = max(_in_phase(arrival_s, float(steps[best]) * factor) for factor in (0.8, 0.87, 1.15, 1.25))
     if alike[best] < CLOCKED_FROM or alike[best] < _CLOCK_SHARP * beside:
         return 0.0
     fine = steps[best] * np.linspace(0.985, 1.015, 61)
-    step = float(fine[np.argmax([_in_phase(arrival_s, one) for one in fine])])
+    step = float(fine[np.argmax([_in_phase(arrival_s, float(one)) for one in fine])])
     plain = float(f"{step:.2g}")
     whole = abs(plain / step - 1) < 0.003 and abs(BLOCK_S / plain - round(BLOCK_S / plain)) < 1e-9
     return plain if whole else BLOCK_S / max(1, round(BLOCK_S / step))
