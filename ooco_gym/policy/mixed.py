@@ -10,6 +10,7 @@ import numpy as np
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
+from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
 from ooco_gym.sim.mixed import iteration_latency
 from ooco_gym.sim.state import BATCH, RECOMPUTE, SWAP
 from ooco_gym.sim.step_actions import (
@@ -99,22 +100,25 @@ def preempt_least(state, instance):
 def continue_running(state, instance, budget):
     """vLLM V1's first half: running requests, in order, get all the tokens that they miss, as far as the budget goes.
 
-    One without a free block takes it from the least important. Returns (budget left, how many were preempted).
+    One without a free block takes it from the least important; where that is itself, those after it go on (until vLLM
+    0.32 they did not). Returns (budget left, how many were preempted).
     """
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
     while index < spec.running and budget > 0:
         slot = batch[index]
-        tokens = min(missing(state, slot), budget)
-        while not allocate_slots(state, instance, slot, tokens):
+        tokens, alive = min(missing(state, slot), budget), True
+        while alive and not allocate_slots(state, instance, slot, tokens):
             victim, freed = preempt_least(state, instance)
             budget += freed
             preempted += 1
-            if victim == index:
-                return budget, preempted
+            alive = victim != index
             if victim < index:
                 index -= 1
-        budget -= tokens
-        index += 1
+        if alive:
+            budget -= tokens
+            index += 1
+        elif state.config.engine_version >= SELF_PREEMPTION_ENDS_PASS:
+            break
     return budget, preempted
 
 
@@ -122,11 +126,14 @@ def continue_running(state, instance, budget):
 def admit_waiting(state, instance, budget):
     """vLLM V1's second half: waiting requests are admitted in order until the head's whole context does not fit.
 
-    Returns the budget left.
+    Until vLLM 0.18 its first chunk had to fit. Returns the budget left.
     """
+    whole = state.config.engine_version < CHUNK_MUST_FIT
     while budget > 0:
         slot = first_waiting(state, instance)
-        if slot < 0 or not fits_whole(state, instance, slot):
+        if slot < 0:
+            break
+        if not (fits_whole(state, instance, slot) if whole else fits_chunk(state, instance, slot, budget)):
             break
         budget -= admit(state, instance, slot, budget)
     return budget

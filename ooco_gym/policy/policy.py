@@ -15,7 +15,8 @@ from ooco_gym.sim import state as s
 
 # Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.
 SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_tokens", "max_num_seqs",
-            "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap", "bidirectional")
+            "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap", "bidirectional",
+            "engine_version")
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 

@@ -3,8 +3,9 @@
 Used where a policy asks for prefix caching; elsewhere blocks are only counted. It is vLLM's block pool: a full block is
 known by a key of all the tokens up to its end, a request that starts finds its longest run of such blocks, and a block
 that no request reads keeps its content until it is taken for another one. Taken first are blocks that hold nothing, the
-latest first; then the others, in the order in which they were freed, each request's last block before its first. With
-`kv_priority=task` (Echo 4.2) the queue is split into levels by what the content is still good for.
+latest first; then the others, in the order in which they were freed, each request's last block before its first (as in
+vLLM 0.24 and newer; before, blocks that hold nothing waited in the same order). With `kv_priority=task` (Echo 4.2) the
+queue is split into levels by what the content is still good for.
 
 A row of State.kv holds, one after the other, the index of keys (a hash table of blocks + 1, linear probing), first and
 last block of each level's queue, the free block tables, and the block tables.
@@ -13,6 +14,7 @@ last block of each level's queue, the free block tables, and the block tables.
 import numpy as np
 
 from ooco_gym.compile import inner
+from ooco_gym.sim.engine_versions import FREED_IN_ORDER
 from ooco_gym.sim.state import HASH_TOKENS, LEVELS
 
 NONE = -1
@@ -280,6 +282,7 @@ def free_table(state, instance, slot, wanted):
     """
     spec, request = state.instances[instance], state.requests[slot]
     index, idle = _table_index(state, request.row), 0
+    in_order = state.config.engine_version >= FREED_IN_ORDER
     for i in range(request.blocks - 1, -1, -1):
         block = state.kv[instance, index + i]
         one = state.blocks[instance, block]
@@ -288,13 +291,15 @@ def free_table(state, instance, slot, wanted):
             continue
         idle += 1
         one.online = request.online
-        if one.key != 0:
+        if one.key == 0 and in_order:
+            _push(state, instance, block, 0, False)
+        elif one.key != 0:
             where = hash_index(state, slot, i)
             level = _level_of(state, instance, block, state.hash_ids[where] if where >= 0 else -1)
             if wanted and state.config.kv_priority:
                 level = max(level, 2) if not request.online else LEVELS - 1
             _push(state, instance, block, level, False)
-    for i in range(request.blocks):
+    for i in range(0 if in_order else request.blocks):
         block = state.kv[instance, index + i]
         if state.blocks[instance, block].references == 0 and state.blocks[instance, block].key == 0:
             _push(state, instance, block, 0, True)

@@ -327,6 +327,7 @@ class Config(Record):
     default_tpot_ps: int
     own_tpot: int  # some online request has one of its own
     rules_flush: int  # 0: all records are flushed before each rule
+    engine_version: int  # of vLLM: a place in `sim.engine_versions`, 0 the newest
 
 
 class Pending(Record):

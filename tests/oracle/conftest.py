@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from baselines.vllm_v1 import engine_version_of
 from experiments.studies.oracle_vllm import schedulers
 from experiments.studies.oracle_vllm.cases import Case
 from experiments.studies.oracle_vllm.schedulers import Oracle
-from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
+from experiments.studies.oracle_vllm.study import pythons
+from ooco_gym.calibrate.measure.interpreter import VARIABLE
 from ooco_gym.workload import Trace
 
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "sim")]
+
 
 @pytest.fixture(scope="session")
 def tables() -> dict:
@@ -24,10 +27,16 @@ def tables() -> dict:
     return schedulers.tables_of(schedulers.episode(one)[0])
 
 
-@pytest.fixture(scope="session")
-def oracle(tables: dict) -> Iterator[Oracle]:
-    """The real scheduler: one process for all tests."""
+@pytest.fixture(scope="session", params=(os.environ.get(VARIABLE) or "none").split(","))
+def oracle(request: pytest.FixtureRequest, tables: dict) -> Iterator[Oracle]:
+    """The real scheduler of each Python that is named: one process for all tests."""
     if not os.environ.get(VARIABLE):
         pytest.skip(f"needs a Python with vLLM: `make test-oracle`, or ${VARIABLE}")
-    with Oracle(find_python(None), tables) as running:
+    with Oracle(pythons(request.param)[0], tables) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def version(oracle: Oracle) -> str:
+    """Whose schedule ours follows beside it."""
+    return engine_version_of(oracle.version)

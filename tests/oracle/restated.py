@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from vllm_schedule import Request, Schedule
+from vllm_schedule import Request, Schedule, release_of
 
 from experiments.studies.oracle_vllm.cases import Case
 from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Clock, Steps
@@ -13,7 +13,8 @@ def restate(case: Case, tables: dict) -> dict[str, np.ndarray]:
     """Returns what `Oracle.play` returns, made by the restatement. All blocks are free at the end."""
     settings, requests, clock = case.settings(), _requests(case), Clock(tables)
     schedule = Schedule(case.kv_blocks - 1, case.max_num_batched_tokens, case.max_num_seqs,
-                        settings["policy"] == "priority", case.block_tokens, case.prefix_caching)
+                        settings["policy"] == "priority", case.block_tokens, case.prefix_caching,
+                        release_of(case.engine_version))
     steps, now_ps, arrived, lost = Steps(), 0, 0, []
     first, finish = np.zeros(len(requests), np.int64), np.zeros(len(requests), np.int64)
     while schedule.running or schedule.waiting or arrived < len(requests):

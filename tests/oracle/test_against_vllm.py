@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from cases import PROFILE, cases
@@ -11,8 +13,8 @@ from restated import restate
 
 from experiments.studies.oracle_vllm import schedulers
 from experiments.studies.oracle_vllm.cases import Case
+from experiments.studies.oracle_vllm.compare import Played, agreement
 from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import Played, agreement
 
 pytestmark = pytest.mark.oracle
 
@@ -26,17 +28,17 @@ def same(real: Played, mine: Played) -> None:
 
 @PROFILE
 @given(case=cases(caching=False))
-def test_our_schedule_is_the_real_one(oracle: Oracle, case: Case) -> None:
-    same(oracle.play(case), schedulers.simulate(case))
+def test_our_schedule_is_the_real_one(oracle: Oracle, version: str, case: Case) -> None:
+    same(oracle.play(case), schedulers.simulate(replace(case, engine_version=version)))
 
 
 @PROFILE
 @given(case=cases(caching=True))
-def test_our_schedule_with_prefix_caching_is_the_real_one(oracle: Oracle, case: Case) -> None:
-    same(oracle.play(case), schedulers.simulate(case))
+def test_our_schedule_with_prefix_caching_is_the_real_one(oracle: Oracle, version: str, case: Case) -> None:
+    same(oracle.play(case), schedulers.simulate(replace(case, engine_version=version)))
 
 
 @PROFILE
 @given(case=st.booleans().flatmap(cases))
-def test_the_restatement_is_the_real_one(oracle: Oracle, tables: dict, case: Case) -> None:
-    same(oracle.play(case), restate(case, tables))
+def test_the_restatement_is_the_real_one(oracle: Oracle, version: str, tables: dict, case: Case) -> None:
+    same(oracle.play(case), restate(replace(case, engine_version=version), tables))

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from baselines.vllm_v1 import engine_version_of
 from experiments.studies.oracle_vllm import schedulers
 from experiments.studies.oracle_vllm.cases import Case, random_case
+from experiments.studies.oracle_vllm.compare import agreement, report
 from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import agreement, markdown, report
+from experiments.studies.oracle_vllm.study import markdown
 from ooco_gym.calibrate.measure.interpreter import VARIABLE
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -67,7 +69,7 @@ def test_differences_are_in_the_table(case: Case) -> None:
     rows = [{"load": "own", "policy": case.policy, "prefix_caching": case.prefix_caching, **report(case, played, other)}
             for other in (played, {**later, "end_ps": later["end_ps"] + 1})]
     assert rows[1]["difference_percent"]["makespan_s"] == pytest.approx(1.0, rel=0.05)
-    lines = markdown(rows).splitlines()
+    lines = markdown({"results": rows}).splitlines()
     assert [line.split(" | ")[3] for line in lines[2:]] == ["all", "100.000 %"]
     assert lines[2].endswith("| none |")
     assert "makespan" in lines[3] or "tpot" in lines[3]
@@ -86,7 +88,9 @@ def test_what_the_engine_refuses_is_named() -> None:
 @pytest.mark.parametrize(("words", "told"), [
     (["oracle_vllm.loads=[heavy]"], "unknown load 'heavy'"),
     (["oracle_vllm.policies=[ooco]"], "unknown policy with a counterpart in the engine 'ooco'"),
-    (["oracle_vllm.requests=0"], "oracle_vllm.requests=0: expected a whole number"),
+    (["oracle_vllm.requests=0"], "oracle_vllm.requests=0: expected a whole number of at least 1"),
+    (["oracle_vllm.fuzz_steps=-1"], "oracle_vllm.fuzz_steps=-1: expected a whole number of at least 0"),
+    (["engine.python='/bin/true,/no/such'"], "engine.python=/no/such is no Python interpreter that can be run"),
     (["engine.python=/no/such/python"], "engine.python=/no/such/python is no Python interpreter that can be run"),
 ])
 def test_mistakes_on_the_command_line(words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
@@ -97,14 +101,29 @@ def test_mistakes_on_the_command_line(words: list[str], told: str, tmp_path: Pat
     assert told in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(("version", "known"), [
+    ("0.33.0", "0.33.0"), ("0.32.0+cpu", "0.32.0"), ("0.19.1", "0.19.1"), ("0.20.3", "0.20.2"), ("0.12.1", "0.12.0"),
+    ("0.34.1.dev7", "0.33.0"), ("1.0", "0.33.0")])
+def test_whose_schedule_stands_beside_a_release(version: str, known: str) -> None:
+    assert engine_version_of(version) == known
+
+
+@pytest.mark.parametrize("version", ["0.11.2", "0.8.5", "dev"])
+def test_what_is_older_has_no_schedule(version: str) -> None:
+    with pytest.raises(UserError, match=f"vLLM {version} has no schedule of ours .*: expected 0.12.0 or newer"):
+        engine_version_of(version)
+
+
 @pytest.mark.oracle
-def test_the_command(oracle: Oracle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("plan", ["loads=[saturated,shared_saturated]", "fuzz_steps=2000"])
+def test_the_command(oracle: Oracle, version: str, plan: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    loads = "oracle_vllm.loads=[saturated,shared_saturated]"
-    assert main(["experiment", "oracle_vllm", loads, "oracle_vllm.requests=60", "out=o"]) == 0
+    words = [f"oracle_vllm.{plan}", "oracle_vllm.requests=60", f"engine.python={oracle.python}", "out=o"]
+    assert main(["experiment", "oracle_vllm", *words]) == 0
     found = json.loads(Path("o/summary.json").read_text())
-    assert (found["schema"], found["vllm"]) == ("ooco-gym/oracle_vllm/1", oracle.version)
-    assert found["identical"]
-    assert [row["requests"] for row in found["results"]] == [60] * 4
-    assert np.all([row["steps"] == row["identical_steps"] > 100 for row in found["results"]])
-    assert Path("o/oracle.md").read_text().count("\n") == 6
+    one, = found["engines"]
+    assert (found["schema"], one["vllm"], one["engine_version"]) == ("ooco-gym/oracle_vllm/2", oracle.version, version)
+    assert found["identical"] and one["identical"]
+    rows = one["fuzz" if "fuzz" in plan else "results"]
+    assert len(rows) == 4 and np.all([row["steps"] == row["identical_steps"] > 100 for row in rows])
+    assert Path("o/oracle.md").read_text().count("\n") == 8

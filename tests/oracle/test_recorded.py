@@ -10,11 +10,19 @@ from restated import restate
 
 from experiments.studies.oracle_vllm import schedulers
 from experiments.studies.oracle_vllm.cases import LOADS, POLICIES
+from experiments.studies.oracle_vllm.compare import agreement
 from experiments.studies.oracle_vllm.record import SMALL, TABLES, read_arrays, read_run, read_small
 from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import agreement
+from ooco_gym.sim.engine_versions import (
+    CHUNK_MUST_FIT,
+    ENGINE_VERSIONS,
+    FREED_IN_ORDER,
+    SELF_PREEMPTION_ENDS_PASS,
+)
 
 FOLDER = Path(__file__).parent / "recorded"
+VERSIONS = ("0.33.0", *(ENGINE_VERSIONS[last] for last in (
+    SELF_PREEMPTION_ENDS_PASS, FREED_IN_ORDER, CHUNK_MUST_FIT)))
 RUNS = [f"{load}-{policy}" for load in LOADS for policy in POLICIES]
 PER_REQUEST = ("first_token_ps", "finish_ps", "cached_tokens", "preemptions")
 
@@ -34,13 +42,26 @@ def test_the_restatement_makes_the_recorded_steps(name: str) -> None:
     assert agreement(real, restate(case, read_arrays(FOLDER / TABLES))).first == ""
 
 
-def test_small_cases_are_as_recorded() -> None:
+@pytest.mark.parametrize("version", VERSIONS)
+def test_small_cases_are_as_recorded(version: str) -> None:
     """Many cases with ties, few seats and hardly any memory: our schedule and the restatement's."""
     tables = read_arrays(FOLDER / TABLES)
-    for case, real in read_small(FOLDER / SMALL):
+    for case, real in read_small(FOLDER / SMALL.format(version)):
         for mine in (schedulers.simulate(case, tables), restate(case, tables)):
             for key, value in real.items():
                 assert np.array_equal(value, mine[key]), (case.trace.name, key)
+
+
+def test_each_rule_that_changed_is_in_the_small_cases() -> None:
+    """The releases on both sides of each change: what a change is about differs, and nothing else does."""
+    runs = {version: read_small(FOLDER / SMALL.format(version)) for version in VERSIONS}
+    changes = {("0.33.0", "0.32.0"): {(True, False), (True, True)}, ("0.32.0", "0.23.0"): {(True, True), (False, True)},
+               ("0.23.0", "0.18.1"): {(priority, caching) for priority in (False, True) for caching in (False, True)}}
+    for (new, old), allowed in changes.items():
+        differ = {(case.policy == "vllm_priority", case.prefix_caching)
+                  for (case, one), (_, other) in zip(runs[new], runs[old], strict=True)
+                  if any(not np.array_equal(one[key], other[key]) for key in one)}
+        assert differ and differ <= allowed, (new, old, differ)
 
 
 def test_the_recorded_runs_are_worth_it() -> None:
@@ -49,13 +70,15 @@ def test_the_recorded_runs_are_worth_it() -> None:
     for name, (case, real) in runs.items():
         assert (len(real["preempted_slot"]) > 20) == ("saturated" in name)
         assert (real["cached_tokens"].sum() > 0.3 * case.trace.prompt_tokens.sum()) == case.prefix_caching
-    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 300_000
+    assert sum(path.stat().st_size for path in FOLDER.iterdir()) < 400_000
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", RUNS)
-def test_recorded_runs_can_be_made_again(oracle: Oracle, tables: dict, name: str) -> None:
+def test_recorded_runs_can_be_made_again(oracle: Oracle, version: str, tables: dict, name: str) -> None:
     case, real = read_run(FOLDER / f"{name}.npz")
+    if version != case.engine_version:
+        pytest.skip(f"recorded with vLLM {case.engine_version}; this is {oracle.version}")
     oracle.use(read_arrays(FOLDER / TABLES))
     again = oracle.play(case)
     oracle.use(tables)

@@ -1,7 +1,8 @@
 """vLLM's V1 scheduler restated with Python lists, to hold the compiled one against: tokens by request, step by step.
 
-Prefix caching, too: blocks with reference counts, a queue of free ones in the order of their eviction, and content
-hashes as a chain of interned pairs. `tests/oracle` holds this restatement against vLLM itself.
+As vLLM 0.33 schedules, or an older release: what changed is where `version` is asked. Prefix caching, too: blocks with
+reference counts, a queue of free ones in the order of their eviction, and content hashes as a chain of interned pairs.
+`tests/oracle` holds this restatement against vLLM itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,13 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 HASH_TOKENS = 512  # tokens of a prompt that one of its hashes stands for
+NEWEST = (0, 33)
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """Major and minor of a version such as `0.33.0`."""
+    major, minor, *_ = map(int, version.split("."))
+    return major, minor
 
 
 @dataclass(eq=False)
@@ -51,9 +59,11 @@ class Memory:
 
     Args:
         blocks: usable ones.
+        nameless_first: whether freed blocks that cannot be found are taken before all others.
     """
 
-    def __init__(self, blocks: int) -> None:
+    def __init__(self, blocks: int, nameless_first: bool = True) -> None:
+        self._nameless_first = nameless_first
         self._references = [0] * blocks
         self._queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(blocks))  # free; the first is taken next
         self._chain: dict[tuple[int | None, Hashable], int] = {}  # (hash before, content) -> hash
@@ -108,7 +118,7 @@ class Memory:
             self._references[block] -= 1
             if self._references[block]:
                 continue
-            if block in self._hash:
+            if block in self._hash or not self._nameless_first:
                 self._queue[block] = None
             else:
                 nameless.append(block)
@@ -132,6 +142,7 @@ class Schedule:
         by_priority: by `Request.rank`; otherwise first come, first served.
         block: tokens of a block.
         caching: prefix caching.
+        version: the engine's, (major, minor).
     """
 
     blocks: int
@@ -140,13 +151,14 @@ class Schedule:
     by_priority: bool
     block: int = 16
     caching: bool = False
+    version: tuple[int, int] = NEWEST
     waiting: list[Request] = field(default_factory=list)
     running: list[Request] = field(default_factory=list)
     preempted: list[int] = field(default_factory=list)  # slots, in the last step
     preemptions: int = 0
 
     def __post_init__(self) -> None:
-        self.memory = Memory(self.blocks)
+        self.memory = Memory(self.blocks, nameless_first=self.version >= (0, 24))
 
     @property
     def free(self) -> int:
@@ -189,14 +201,20 @@ class Schedule:
                 victim = max(self.running, key=lambda one: one.rank) if self.by_priority else self.running[-1]
                 self._preempt(victim, given)
                 if victim is request:
-                    return
-            self._grow(request, tokens)
-            given[request.slot] = tokens
+                    break
+            if request in self.running:
+                self._grow(request, tokens)
+                given[request.slot] = tokens
+            elif not self.by_priority or self.version < (0, 33):
+                return
 
     def _admit(self, head: Request, given: dict[int, int]) -> bool:
         """Lets the head of the waiting run, where its whole context fits beside what it finds in memory."""
         found = self.memory.hits(self._links(head, head.length - 1))  # the last token must be computed
-        if self._count(head.length) - len(found) + self.memory.idle(found) > self.free:
+        budget = self.tokens - sum(given.values())
+        start = len(found) * self.block
+        reach = head.length if self.version >= (0, 19) else min(head.length, start + budget)
+        if self._count(reach) - len(found) + self.memory.idle(found) > self.free:
             return False
         self.running.append(self.waiting.pop(0))
         self.memory.touch(found)

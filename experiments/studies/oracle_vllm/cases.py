@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 from ooco_gym.workload import Trace, load_workload, merge, workload_mean_rate
 
 POLICIES = {"vllm_fcfs": "fcfs", "vllm_priority": "priority"}
@@ -32,6 +33,7 @@ class Case:
         max_num_batched_tokens: as the engine's option.
         prefix_caching: whether what prompts share is kept.
         block_tokens: tokens of a KV block; a divisor of 512.
+        engine_version: whose schedule ours follows, one of `ENGINE_VERSIONS`; the real one follows its own.
 
     Raises:
         UserError: an unknown policy, a token budget below the number of sequences (the engine refuses it), or a request
@@ -45,6 +47,7 @@ class Case:
     max_num_batched_tokens: int = 2048
     prefix_caching: bool = False
     block_tokens: int = 16
+    engine_version: str = ENGINE_VERSIONS[0]
 
     def __post_init__(self) -> None:
         if self.policy not in POLICIES:
@@ -105,9 +108,10 @@ class Load:
             trace = replace(trace, online=np.random.Generator(np.random.Philox(seed)).random(len(trace)) < 0.5)
         return trace
 
-    def case(self, policy: str, requests: int, seed: int) -> Case:
+    def case(self, policy: str, requests: int, seed: int, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
         """This load under one of our policies."""
-        return Case(self.trace(requests, seed), policy, self.kv_blocks, prefix_caching=self.prefix_caching)
+        return Case(self.trace(requests, seed), policy, self.kv_blocks, prefix_caching=self.prefix_caching,
+                    engine_version=engine_version)
 
 
 _REASONING = {"name": "few_shot", "sharing": {"form": "few_shot", "ratio": 0.8, "groups": 10, "zipf": 0.0}, "lengths": {
@@ -139,7 +143,7 @@ def load_named(name: str) -> Load:
 _GROUPS, _OWN = 4, 1_000_000
 
 
-def random_case(seed: int) -> Case:
+def random_case(seed: int, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
     """A case of up to 24 requests; every second one with prefix caching."""
     draws = np.random.Generator(np.random.Philox(seed))
     n, caching = int(draws.integers(2, 25)), seed % 2 == 1
@@ -149,13 +153,13 @@ def random_case(seed: int) -> Case:
     output = draws.integers(1, int(draws.choice([3, 40, 120])), n)
     needed = int((-(-(prompt + output + 1) // 16)).max())
     tokens = int(draws.choice([64, 200, 2048]))
-    hashes = _hashes(draws, prompt) if caching else None
+    hashes = shared_hashes(draws, prompt) if caching else None
     trace = Trace(arrival_s, prompt, output, draws.random(n) < 0.5, prefix_hashes=hashes, name=f"small {seed}")
     return Case(trace, tuple(POLICIES)[seed // 2 % 2], needed + 1 + int(draws.choice([0, 0, 1, 3, 12])),
-                int(draws.choice([2, 3, 5, 24])), tokens, caching)
+                int(draws.choice([2, 3, 5, 24])), tokens, caching, engine_version=engine_version)
 
 
-def _hashes(draws: np.random.Generator, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def shared_hashes(draws: np.random.Generator, prompt: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Each prompt begins like its group's, for a number of blocks; one in ten has no hashes."""
     values: list[int] = []
     offsets = [0]

@@ -1,8 +1,8 @@
 """Runs of the real scheduler, written down for tests that have no vLLM.
 
-`python -m experiments.studies.oracle_vllm.record FOLDER [PYTHON]` makes them anew: the loads of the comparison with
-fewer requests, many small random cases, the cost tables that timed them (so that a better roofline does not touch
-them), and what came of it.
+`python -m experiments.studies.oracle_vllm.record FOLDER [PYTHON[,PYTHON…]]` makes them anew: the loads of the
+comparison with fewer requests by the first engine, many small random cases by each, the cost tables that timed them (so
+that a better roofline does not touch them), and what came of it.
 """
 
 from __future__ import annotations
@@ -10,53 +10,64 @@ from __future__ import annotations
 import json
 import lzma
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from baselines.vllm_v1 import engine_version_of
 from experiments.studies.oracle_vllm import schedulers
 from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, Case, random_case
+from experiments.studies.oracle_vllm.compare import Played
 from experiments.studies.oracle_vllm.schedulers import Oracle
-from experiments.studies.oracle_vllm.study import Played
-from ooco_gym.calibrate.measure.interpreter import find_python
+from experiments.studies.oracle_vllm.study import pythons
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.workload import Trace
 
 REQUESTS = 200
 SMALL_CASES = 150
-TABLES, SMALL = "tables.npz", "small.json.xz"
+TABLES, SMALL = "tables.npz", "small-{}.json.xz"
 SMALL_FIELDS = ("change_step", "change_slot", "change_tokens", "preempted_step", "preempted_slot", "finish_ps",
                 "cached_tokens")
 _SETTINGS = ("policy", "kv_blocks", "max_num_seqs", "max_num_batched_tokens", "prefix_caching", "block_tokens")
 _TRACE = ("arrival_s", "prompt_tokens", "output_tokens", "online")  # in the order of Trace's own
 
 
-def record(folder: Path, python: Path, requests: int = REQUESTS) -> list[Path]:
-    """Plays every load under every policy, and the small cases, through the real scheduler; returns files written."""
+def record(folder: Path, engines: Sequence[Path], requests: int = REQUESTS) -> list[Path]:
+    """Plays every load under every policy through the first engine, the small cases through all; returns the files."""
     cases = {f"{name}-{policy}": load.case(policy, requests, seed=1)
              for name, load in LOADS.items() for policy in POLICIES}
     first = next(iter(cases.values()))
     tables = schedulers.tables_of(schedulers.episode(first)[0], first.max_num_seqs, first.max_num_batched_tokens)
     folder.mkdir(parents=True, exist_ok=True)
     _write(folder / TABLES, tables)
-    with Oracle(python, tables) as oracle:
-        for name, case in cases.items():
-            write_run(folder / f"{name}.npz", case, oracle.play(case), oracle.version)
-        played = [oracle.play(random_case(seed)) for seed in range(SMALL_CASES)]
+    made = [folder / TABLES]
+    for python in engines:
+        with Oracle(python, tables) as oracle:
+            if python == engines[0]:
+                for name, case in cases.items():
+                    made.append(folder / f"{name}.npz")
+                    write_run(made[-1], case, oracle.play(case), oracle.version)
+            made.append(folder / SMALL.format(engine_version_of(oracle.version)))
+            _write_small(made[-1], [oracle.play(random_case(seed)) for seed in range(SMALL_CASES)])
+    return made
+
+
+def _write_small(path: Path, played: Sequence[Played]) -> None:
     plain = [{key: one[key].tolist() for key in SMALL_FIELDS} for one in played]
-    with atomic_write(folder / SMALL) as temporary, lzma.open(temporary, "wt", preset=9, encoding="utf-8") as file:
+    with atomic_write(path) as temporary, lzma.open(temporary, "wt", preset=9, encoding="utf-8") as file:
         json.dump(plain, file, separators=(",", ":"))
-    return [folder / TABLES, *(folder / f"{name}.npz" for name in cases), folder / SMALL]
 
 
 def read_small(path: Path) -> list[tuple[Case, Played]]:
-    """Reads the small cases; each is made from its number, and only `SMALL_FIELDS` are kept of it."""
+    """Reads the small cases of an engine; each is made from its number, and only `SMALL_FIELDS` are kept of it."""
+    version = path.name.removeprefix("small-").removesuffix(".json.xz")
     with lzma.open(path, "rt", encoding="utf-8") as file:
         plain = json.load(file)
-    return [(random_case(seed), {key: np.array(value, np.int64) for key, value in one.items()})
+    return [(random_case(seed, version), {key: np.array(value, np.int64) for key, value in one.items()})
             for seed, one in enumerate(plain)]
 
 
@@ -85,7 +96,7 @@ def read_run(path: Path) -> tuple[Case, Played]:
     ends = np.cumsum(arrays["pause_ps"] + arrays["length_ps"])
     times = {"start_ps": ends - arrays.pop("length_ps"), "end_ps": ends}
     del arrays["pause_ps"]
-    return Case(trace, **about["settings"]), {**times, **arrays}
+    return Case(trace, **about["settings"], engine_version=engine_version_of(about["vllm"])), {**times, **arrays}
 
 
 def read_arrays(path: Path) -> dict[str, np.ndarray]:
@@ -105,7 +116,7 @@ def main(words: list[str]) -> int:
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        for path in record(Path(words[0]), find_python(words[1] if len(words) > 1 else None)):
+        for path in record(Path(words[0]), pythons(words[1] if len(words) > 1 else None)):
             print(f"{path}: {path.stat().st_size:,} bytes")
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)

@@ -36,13 +36,13 @@ class Oracle:
     """
 
     def __init__(self, python: Path, tables: dict[str, Any]) -> None:
-        self._python, self._tables = python, tables
+        self.python, self._tables = python, tables
         self.version = ""
 
     def __enter__(self) -> Oracle:
         self._files = tempfile.TemporaryDirectory()
         self._folder = Path(self._files.name)
-        self._driver = Driver(self._python, _ENVIRONMENT, self._folder / "oracle.log", package="oracle_driver",
+        self._driver = Driver(self.python, _ENVIRONMENT, self._folder / "oracle.log", package="oracle_driver",
                               folder=_SCRIPTS)
         self.use(self._tables)
         return self
@@ -113,7 +113,7 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
         tables: cost tables; those of `CHIP`, `MODEL` and `TIMING` unless told.
     """
     values: dict[str, Any] = {"max_num_batched_tokens": case.max_num_batched_tokens, "reserved_blocks": 1,
-                              "max_num_seqs": case.max_num_seqs}
+                              "max_num_seqs": case.max_num_seqs, "engine_version": case.engine_version}
     if case.prefix_caching:
         values["prefix_caching"] = "on"
     policy = get_policy(case.policy).with_values(values)

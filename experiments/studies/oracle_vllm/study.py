@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
+from baselines.vllm_v1 import engine_version_of
 from experiments.common.output import write_texts
-from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, Case, load_named
+from experiments.studies.oracle_vllm.cases import LOADS, POLICIES, load_named
+from experiments.studies.oracle_vllm.compare import LATENCIES, report
+from experiments.studies.oracle_vllm.fuzz import LARGEST, fuzz
 from experiments.studies.oracle_vllm.schedulers import CHIP, MODEL, TIMING, Oracle, episode, simulate, tables_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.report import Table, minus
@@ -18,177 +19,101 @@ from ooco_gym.report import Table, minus
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-Played = dict[str, np.ndarray]
-LATENCIES = ("ttft_mean_s", "ttft_p99_s", "tpot_mean_s", "tpot_p99_s", "makespan_s")
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """How far two schedules agree.
-
-    Attributes:
-        steps: of the real scheduler.
-        identical: its steps for which ours, of the same number, schedules the same tokens of the same requests, and
-            before which the same requests have lost their memory.
-        same_times: its steps that begin and end with ours, to the picosecond.
-        preemptions: of the real scheduler, and of ours.
-        first: what differs in the first step that does; empty where none does.
-    """
-
-    steps: int
-    identical: int
-    same_times: int
-    preemptions: tuple[int, int]
-    first: str
-
-    @property
-    def whole(self) -> bool:
-        """Whether everything is the same."""
-        return not self.first
-
-
-def agreement(real: Played, ours: Played) -> Agreement:
-    """Compares the steps of two schedules."""
-    total = (len(real["start_ps"]), len(ours["start_ps"]))
-    shorter, identical, first = min(total), 0, ""
-    for step, wrong, lost in _differences(real, ours, shorter):
-        if not wrong and lost[0] == lost[1]:
-            identical += 1
-        elif not first:
-            first = _told(step, wrong, lost)
-    if not first and total[0] != total[1]:
-        first = f"step {shorter}: the real scheduler makes {total[0]} steps, ours {total[1]}"
-    same = (real["start_ps"][:shorter] == ours["start_ps"][:shorter]) & (
-        real["end_ps"][:shorter] == ours["end_ps"][:shorter])
-    if not first and not same.all():
-        first = f"step {int(np.argmin(same))}: the same tokens at other times"
-    return Agreement(total[0], identical, int(same.sum()), (len(real["preempted_slot"]), len(ours["preempted_slot"])),
-                     first)
-
-
-def latencies(case: Case, played: Played) -> dict[str, float]:
-    """`LATENCIES` in seconds, and the share of prompt tokens found in memory at the first admission."""
-    columns = case.columns()
-    ttft = 1e-12 * (played["first_token_ps"] - columns["arrival_ps"])
-    more = columns["output_tokens"] > 1
-    tpot = 1e-12 * (played["finish_ps"] - played["first_token_ps"])[more] / (columns["output_tokens"][more] - 1)
-    figures = [*_mean_and_p99(ttft), *_mean_and_p99(tpot),
-               1e-12 * float(played["finish_ps"].max() - columns["arrival_ps"][0])]
-    return {**dict(zip(LATENCIES, figures, strict=True)),
-            "cached_share": float(played["cached_tokens"].sum() / columns["prompt_tokens"].sum())}
-
-
-def differences(real: dict[str, float], ours: dict[str, float]) -> dict[str, float]:
-    """By how much ours differ, in percent of the real ones."""
-    return {key: 100.0 * (ours[key] / real[key] - 1.0) if real[key] else 0.0 for key in LATENCIES}
-
-
-def report(case: Case, real: Played, ours: Played) -> dict[str, Any]:
-    """Everything that is said of a run."""
-    found, measured = agreement(real, ours), (latencies(case, real), latencies(case, ours))
-    return {"requests": len(case.trace), "steps": found.steps, "identical_steps": found.identical,
-            "identical_times": found.same_times, "identical": found.whole, "preemptions_real": found.preemptions[0],
-            "preemptions_ours": found.preemptions[1], "first_difference": found.first or None, "real": measured[0],
-            "ours": measured[1], "difference_percent": differences(*measured)}
-
-
-def _mean_and_p99(values: np.ndarray) -> tuple[float, float]:
-    if not len(values):
-        return 0.0, 0.0
-    return float(values.mean()), float(np.percentile(values, 99))
-
-
-def _differences(real: Played, ours: Played,
-                 steps: int) -> Iterator[tuple[int, dict[int, tuple[int, int]], tuple[list[int], list[int]]]]:
-    """Of each step: its number, tokens by slot where they differ, and the slots that lost memory; each (real, ours)."""
-    now: tuple[dict[int, int], dict[int, int]] = ({}, {})
-    readers = [(_by_step(one, ("change_slot", "change_tokens")), _by_step(one, ("preempted_slot",)))
-               for one in (real, ours)]
-    differ: set[int] = set()
-    for step in range(steps):
-        lost: tuple[list[int], list[int]] = ([], [])
-        changed: set[int] = set()
-        for side, (changes, preempted) in enumerate(readers):
-            for slot, tokens in changes.get(step, ()):
-                now[side][slot] = tokens
-                changed.add(slot)
-            lost[side].extend(slot for slot, in preempted.get(step, ()))
-        for slot in changed:
-            if now[0].get(slot, 0) == now[1].get(slot, 0):
-                differ.discard(slot)
-            else:
-                differ.add(slot)
-        yield step, {slot: (now[0].get(slot, 0), now[1].get(slot, 0)) for slot in sorted(differ)}, lost
-
-
-def _by_step(played: Played, columns: tuple[str, ...]) -> dict[int, list[tuple[int, ...]]]:
-    rows: dict[int, list[tuple[int, ...]]] = {}
-    values = zip(*(played[key].tolist() for key in columns), strict=True)
-    for step, row in zip(played[f"{columns[0].split('_')[0]}_step"].tolist(), values, strict=True):
-        rows.setdefault(step, []).append(row)
-    return rows
-
-
-def _told(step: int, wrong: dict[int, tuple[int, int]], lost: tuple[list[int], list[int]]) -> str:
-    parts = [f"request {slot} gets {real} tokens, ours gives {ours}" for slot, (real, ours) in list(wrong.items())[:3]]
-    if len(wrong) > 3:
-        parts.append(f"and {len(wrong) - 3} more")
-    if lost[0] != lost[1]:
-        parts.append(f"preempted are {lost[0]}, by ours {lost[1]}")
-    return f"step {step}: {', '.join(parts)}"
-
-
-SCHEMA = "ooco-gym/oracle_vllm/1"
+SCHEMA = "ooco-gym/oracle_vllm/2"
 _HEADER = ("load", "policy", "steps", "identical", "preemptions", "from the cache", "TTFT s", "P99", "TPOT ms", "P99",
            "makespan s", "largest difference")
+_FUZZ_HEADER = ("policy", "prefix caching", "cases", "steps", "identical", "preemptions", "seconds")
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
-    """Plays the loads of `cfg.oracle_vllm` under its policies; writes `oracle.md`.
+    """Plays the loads of `cfg.oracle_vllm` under its policies, or random cases; writes `oracle.md`.
 
     Raises:
-        UserError: an unknown load or policy, no interpreter with vLLM, or an engine that fails.
+        UserError: an unknown load or policy, no interpreter with vLLM, or an engine that fails or is too old.
     """
-    from rich.console import Console
-
-    from ooco_gym.calibrate.measure.interpreter import find_python
-
     plan = cfg.oracle_vllm
-    loads, policies, requests = list(plan.loads), list(plan.policies), plan.requests
-    if not isinstance(requests, int) or requests < 1:
-        raise UserError(f"oracle_vllm.requests={requests}: expected a whole number of at least 1")
+    loads, policies = list(plan.loads), list(plan.policies)
+    for name, least in (("requests", 1), ("fuzz_steps", 0)):
+        if not isinstance(plan[name], int) or plan[name] < least:
+            raise UserError(f"oracle_vllm.{name}={plan[name]}: expected a whole number of at least {least}")
     for policy in policies:
         if policy not in POLICIES:
             raise unknown("policy with a counterpart in the engine", policy, POLICIES)
     for load in loads:
         load_named(load)
-    version, rows = compare_all(find_python(cfg.engine.python), loads, policies, requests, int(plan.seed))
+    pages, engines = [], []
+    for python in pythons(cfg.engine.python):
+        found = (fuzzed(python, plan.fuzz_steps, int(plan.seed)) if plan.fuzz_steps else
+                 compare_all(python, loads, policies, plan.requests, int(plan.seed)))
+        pages.append(f"vLLM {found['vllm']}\n\n{markdown(found)}\n")
+        engines.append(found)
+        _print(found)
     page = Path(cfg.out) / "oracle.md"
-    write_texts({page: markdown(rows) + "\n"})
-    console = Console()
-    for row in rows:
-        console.print(_line(row), highlight=False, markup=False, soft_wrap=True)
-    return {"schema": SCHEMA, "vllm": version, "chip": CHIP, "model": MODEL, "timing": TIMING,
-            "identical": all(row["identical"] for row in rows), "results": rows, "page": str(page)}
+    write_texts({page: "\n".join(pages)})
+    return {"schema": SCHEMA, "chip": CHIP, "model": MODEL, "timing": TIMING, "seed": int(plan.seed),
+            "identical": all(one["identical"] for one in engines), "engines": engines, "page": str(page)}
+
+
+def pythons(given: str | None) -> list[Path]:
+    """The interpreters that are named, with commas between them, by `engine.python` or the environment.
+
+    Raises:
+        UserError: one of them is none.
+    """
+    from ooco_gym.calibrate.measure.interpreter import VARIABLE, find_python
+
+    names = (given or os.environ.get(VARIABLE) or "").split(",")
+    return [find_python(name or None) for name in names]
 
 
 def compare_all(python: Path, loads: Sequence[str], policies: Sequence[str], requests: int,
-                seed: int) -> tuple[str, list[dict[str, Any]]]:
-    """Returns vLLM's version, and `compare.report` of each load under each policy."""
+                seed: int) -> dict[str, Any]:
+    """Returns `vllm`, `engine_version`, `identical`, and in `results` the `report` of each load under each policy."""
     rows = []
     first = LOADS["light"].case(policies[0], 1, seed)
     with Oracle(python, tables_of(episode(first)[0])) as oracle:
+        version = engine_version_of(oracle.version)
         for load in loads:
             for policy in policies:
-                case = LOADS[load].case(policy, requests, seed)
+                case = LOADS[load].case(policy, requests, seed, version)
                 rows.append({"load": load, "policy": policy, "prefix_caching": case.prefix_caching,
                              "kv_blocks": case.kv_blocks, **report(case, oracle.play(case), simulate(case))})
-        return oracle.version, rows
+        return {"vllm": oracle.version, "engine_version": version,
+                "identical": all(row["identical"] for row in rows), "results": rows}
 
 
-def markdown(rows: Sequence[dict[str, Any]]) -> str:
+def fuzzed(python: Path, steps: int, seed: int) -> dict[str, Any]:
+    """Returns `vllm`, `engine_version`, `identical`, `steps`, `identical_steps`, `seconds`, and groups in `fuzz`."""
+    with Oracle(python, tables_of(episode(LARGEST)[0])) as oracle:
+        version = engine_version_of(oracle.version)
+        rows = fuzz(oracle, steps, seed, version)
+        return {"vllm": oracle.version, "engine_version": version,
+                "identical": all(row["identical_cases"] == row["cases"] for row in rows),
+                **{key: sum(row[key] for row in rows) for key in ("steps", "identical_steps", "seconds")},
+                "fuzz": rows}
+
+
+def markdown(found: dict[str, Any]) -> str:
     """The results as a table."""
-    return Table("", _HEADER, [_cells(row) for row in rows], align="").markdown()
+    if "fuzz" in found:
+        return Table("", _FUZZ_HEADER, [_fuzz_cells(row) for row in found["fuzz"]], align="").markdown()
+    return Table("", _HEADER, [_cells(row) for row in found["results"]], align="").markdown()
+
+
+def _fuzz_cells(row: dict[str, Any]) -> list[str]:
+    share = 100 * row["identical_steps"] / max(1, row["steps"])
+    return [row["policy"], "on" if row["prefix_caching"] else "off", f"{row['cases']:,}", f"{row['steps']:,}",
+            "all" if row["identical_cases"] == row["cases"] else f"{share:.3f} %", f"{row['preemptions_real']:,}",
+            f"{row['seconds']:.0f}"]
+
+
+def _print(found: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console()
+    lines = map(_fuzz_line, found["fuzz"]) if "fuzz" in found else map(_line, found["results"])
+    for line in lines:
+        console.print(f"vLLM {found['vllm']}: {line}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -216,3 +141,10 @@ def _line(row: dict[str, Any]) -> str:
     told = (f"{row['load']} under {row['policy']}: {row['identical_steps']:,} of {row['steps']:,} steps identical, "
             f"{row['preemptions_real']:,} preemptions")
     return told if row["identical"] else f"{told}; first difference at {row['first_difference']}"
+
+
+def _fuzz_line(row: dict[str, Any]) -> str:
+    caching = "with" if row["prefix_caching"] else "without"
+    told = (f"{row['policy']} {caching} prefix caching: {row['identical_steps']:,} of {row['steps']:,} steps of "
+            f"{row['cases']:,} random cases identical, {row['preemptions_real']:,} preemptions")
+    return f"{told}; first difference in {row['first_difference']}" if row["first_difference"] else told

@@ -40,6 +40,7 @@ def main() -> None:
 
 class _Oracle:
     def __init__(self) -> None:
+        _mend_torch()
         from .play import Factory
 
         self._factory, self._clock = Factory(), None
@@ -62,6 +63,15 @@ class _Oracle:
         found = play(scheduler, self._clock, _read(order["case"]), order["settings"])
         np.savez(order["out"], **found)
         return {"steps": len(found["start_ps"]), "wall_s": time.perf_counter() - begun}
+
+
+def _mend_torch() -> None:
+    """Puts back what PyTorch 2.13 has no more and vLLM 0.17 asks for when it is imported."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    processor: Any = torch._C._cpu  # pyright: ignore
+    if not hasattr(processor, "_is_avx512_supported"):
+        processor._is_avx512_supported = lambda: False
 
 
 def _read(path: str) -> dict[str, np.ndarray]:

@@ -1,10 +1,15 @@
-"""A trace through vLLM's scheduler without a model, under a clock of ours. Written against vLLM 0.32."""
+"""A trace through vLLM's scheduler without a model, under a clock of ours.
+
+Written against vLLM 0.33; what its constructors did not take yet, or still needed, in releases from 0.11.1 on is left
+out or added as they say themselves (`_made`).
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +36,7 @@ from vllm.v1.kv_cache_interface import (  # pyright: ignore[reportMissingImports
     KVCacheGroupSpec,
 )
 from vllm.v1.outputs import ModelRunnerOutput  # pyright: ignore[reportMissingImports]
-from vllm.v1.request import Request  # pyright: ignore[reportMissingImports]
+from vllm.v1.request import Request, RequestStatus  # pyright: ignore[reportMissingImports]
 from vllm.v1.structured_output import StructuredOutputManager  # pyright: ignore[reportMissingImports]
 
 from .iterations import Clock, Steps
@@ -41,6 +46,11 @@ _MODEL = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_s
           "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
           "max_position_embeddings": LONGEST, "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2,
           "torch_dtype": "float32"}
+
+
+def _made(kind: Callable[..., Any], **values: Any) -> Any:
+    """An object of the engine's, made from those of the values that this release's constructor takes."""
+    return kind(**{name: value for name, value in values.items() if name in inspect.signature(kind).parameters})
 
 
 class Factory:
@@ -68,16 +78,16 @@ class Factory:
         spec = FullAttentionSpec(block_size=size, num_kv_heads=1, head_size=1, dtype=torch.float32)
         memory = KVCacheConfig(num_blocks=settings["num_blocks"], kv_cache_tensors=[],
                                kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)])
-        return Scheduler(vllm_config=config, kv_cache_config=memory, block_size=size, log_stats=False,
-                         structured_output_manager=StructuredOutputManager(config))
+        return _made(Scheduler, vllm_config=config, kv_cache_config=memory, block_size=size, log_stats=False,
+                     structured_output_manager=StructuredOutputManager(config))
 
 
 def request(slot: int, tokens: list[int], output: int, priority: int, arrival_ps: int, block: int | None) -> Any:
     """A request that makes exactly `output` tokens; its name sorts as its slot. `block`: size in which it is hashed."""
     hasher = None if block is None else get_request_block_hasher(block, sha256)
-    return Request(request_id=f"{slot:09d}", prompt_token_ids=tokens, pooling_params=None,
-                   sampling_params=SamplingParams(max_tokens=output, ignore_eos=True), arrival_time=arrival_ps,
-                   priority=priority, block_hasher=hasher)
+    return _made(Request, request_id=f"{slot:09d}", prompt_token_ids=tokens, pooling_params=None, eos_token_id=None,
+                 sampling_params=SamplingParams(max_tokens=output, ignore_eos=True), arrival_time=arrival_ps,
+                 priority=priority, block_hasher=hasher)
 
 
 def outcome(sampled: dict[str, list[int]]) -> Any:
@@ -170,8 +180,9 @@ class _Episode:
             self._now_ps = max(self._now_ps, arrivals[self._arrived])
         while self._arrived < len(arrivals) and arrivals[self._arrived] <= self._now_ps:
             self._arrive()
+        ran = list(self._scheduler.running)
         output = self._scheduler.schedule()
-        lost = [int(name) for name in output.preempted_req_ids or ()]
+        lost = [int(one.request_id) for one in ran if one.status == RequestStatus.PREEMPTED]
         self._preempted += lost
         for slot in lost:
             self._preemptions[slot] += 1

@@ -1,0 +1,89 @@
+"""Random requests under random settings, through the real scheduler and ours, until enough steps have been made.
+
+Memory is that of the longest request and a few blocks to twice it, budgets are 16 to 8,192 tokens, blocks 16 to 128;
+requests come all at once, in bursts or one by one; with prefix caching their prompts begin alike. A quarter of the
+steps is made under each of the two policies with prefix caching off and on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from experiments.studies.oracle_vllm.cases import HASH_TOKENS, POLICIES, Case, shared_hashes
+from experiments.studies.oracle_vllm.compare import agreement
+from experiments.studies.oracle_vllm.schedulers import Oracle, simulate
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
+from ooco_gym.workload import Trace
+
+GROUPS = [(policy, caching) for policy in POLICIES for caching in (False, True)]
+_ONE = np.ones(1, np.int64)
+LARGEST = Case(Trace(_ONE, _ONE, _ONE), "vllm_fcfs", 10, max_num_batched_tokens=8192)   # whose cost tables fit all
+_LONGEST = (20, 60, 60, 500, 2600)      # tokens of prompts
+
+
+def fuzz(oracle: Oracle, steps: int, seed: int, engine_version: str) -> list[dict[str, Any]]:
+    """Plays random cases in each of `GROUPS` until its share of the steps is reached.
+
+    Args:
+        oracle: the real scheduler.
+        steps: of the real scheduler, of all groups together.
+        seed: of the cases.
+        engine_version: whose schedule ours follows.
+
+    Returns:
+        Of each group `policy`, `prefix_caching`, `cases`, `steps`, `identical_steps`, `identical_cases`,
+        `preemptions_real`, `seconds`, and `first_difference` with the seeds of the first case that differs, or None.
+    """
+    return [_group(oracle, place, -(-steps // len(GROUPS)), seed, engine_version) for place in range(len(GROUPS))]
+
+
+def fuzz_case(seeds: tuple[int, ...], policy: str, caching: bool, engine_version: str = ENGINE_VERSIONS[0]) -> Case:
+    """The case of these seeds: up to 40 requests."""
+    draws = np.random.Generator(np.random.Philox(np.random.SeedSequence(seeds)))
+    n, block = int(draws.integers(2, 41)), int(draws.choice([16, 16, 16, 32, 64, 128]))
+    arrival_s = _arrivals(draws, n)
+    longest = int(draws.choice(_LONGEST))
+    grain = int(draws.choice([1, block, 4 * block, HASH_TOKENS]))
+    prompt = np.maximum(1, draws.integers(1, longest, n) // grain * grain)
+    output = draws.integers(1, int(draws.choice([3, 40, 120, 120])), n)
+    needed = int((-(-(prompt + output + 1) // block)).max())
+    tokens = int(draws.choice([16, 64, 200, 512, 2048, 8192]))
+    slack = int(draws.choice([0, 0, 1, 3, 12, needed]))
+    trace = Trace(arrival_s, prompt, output, draws.random(n) < draws.choice([0.2, 0.5, 0.8]),
+                  name="fuzz " + " ".join(map(str, seeds)))
+    if caching:
+        trace = replace(trace, prefix_hashes=shared_hashes(draws, prompt))
+    seats = min(tokens, int(draws.choice([2, 3, 5, 16, 40])))
+    return Case(trace, policy, needed + 1 + slack, seats, tokens, caching, block, engine_version)
+
+
+def _arrivals(draws: np.random.Generator, n: int) -> np.ndarray:
+    """All at once, at ties of a tenth of a second, or in bursts."""
+    spread_s = float(draws.choice([0.0, 0.0, 0.5, 3.0]))
+    times = np.round(spread_s * draws.random(n), 1)
+    if draws.random() < 0.3:
+        times = np.round(spread_s * draws.random(max(1, n // 10)), 1)[draws.integers(max(1, n // 10), size=n)]
+    return np.sort(times)
+
+
+def _group(oracle: Oracle, place: int, steps: int, seed: int, engine_version: str) -> dict[str, Any]:
+    policy, caching = GROUPS[place]
+    cases = made = identical = same = preemptions = 0
+    first, begun = None, time.perf_counter()
+    while made < steps:
+        case = fuzz_case((seed, place, cases), policy, caching, engine_version)
+        found = agreement(oracle.play(case), simulate(case))
+        cases += 1
+        made += found.steps
+        identical += found.identical
+        same += found.whole
+        preemptions += found.preemptions[0]
+        if not found.whole and first is None:
+            first = f"{case.trace.name}: {found.first}"
+    return {"policy": policy, "prefix_caching": caching, "cases": cases, "steps": made, "identical_steps": identical,
+            "identical_cases": same, "preemptions_real": preemptions, "first_difference": first,
+            "seconds": time.perf_counter() - begun}

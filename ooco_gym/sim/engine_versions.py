@@ -1,0 +1,18 @@
+"""Releases of vLLM whose V1 schedule the policies `vllm_*` follow, and what changed from one to the next.
+
+Each was held against the engine's own scheduler, step by step (docs/oracle.md). State.config.engine_version is a place
+in ENGINE_VERSIONS: 0 is the newest, which is also what policies without this parameter follow. The other constants are
+the place of the last release that had the older rule, so that `engine_version >= RULE` asks whether it is in force.
+"""
+
+ENGINE_VERSIONS = (
+    "0.33.0", "0.32.0", "0.31.0", "0.30.0", "0.29.0", "0.28.0", "0.27.1", "0.27.0", "0.26.0", "0.25.1", "0.25.0",
+    "0.24.0", "0.23.0", "0.22.1", "0.22.0", "0.21.0", "0.20.2", "0.20.1", "0.20.0", "0.19.1", "0.19.0", "0.18.1",
+    "0.18.0", "0.17.1", "0.17.0", "0.16.0", "0.15.1", "0.15.0", "0.14.1", "0.14.0", "0.13.0", "0.12.0",
+)
+# A running request that preempts itself (by priority) ends the pass over the running ones; now the pass goes on.
+SELF_PREEMPTION_ENDS_PASS = ENGINE_VERSIONS.index("0.32.0")
+# Freed blocks are taken again in the order in which they were freed; now those that hold nothing come first.
+FREED_IN_ORDER = ENGINE_VERSIONS.index("0.23.0")
+# A waiting request is admitted where its first chunk fits; now its whole context must.
+CHUNK_MUST_FIT = ENGINE_VERSIONS.index("0.18.1")
