@@ -13,14 +13,14 @@ from typing import Any
 
 from experiments.common import svg
 from experiments.common.output import rounded, write_texts
-from experiments.validity import engines, load, operators, papers
+from experiments.validity import engines, load, operators, papers, transfer
 from experiments.validity.section import PARTS, Section, details, table
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.report import joined
 
-SECTIONS: dict[str, Section] = dict(sorted(
-    (operators.SECTIONS | load.SECTIONS | engines.SECTIONS | papers.SECTIONS).items(), key=lambda item: item[1].order))
+_PARTS = operators.SECTIONS | transfer.SECTIONS | load.SECTIONS | engines.SECTIONS | papers.SECTIONS
+SECTIONS: dict[str, Section] = dict(sorted(_PARTS.items(), key=lambda item: item[1].order))
 """All sections by name, in the page's order."""
 SCHEMA = "ooco-gym/validity/1"
 PLOTS = "validity"  # folder of the plots, beside the page
@@ -34,7 +34,8 @@ table says otherwise they are errors on what the fit had not seen.
 
 **To regenerate:** `make validity OOCO_GYM_DATA=FOLDER` (minutes on two cores), or \
 `python -m experiments.validity data=FOLDER out=docs` for all, `only=NAME` for one section. FOLDER holds `profiles/`, \
-`traces/` and `runs/` ([calibration](calibration.md), [trace files](traces.md)); a section whose data are not there \
+`traces/` and `runs/` ([calibration](calibration.md), [trace files](traces.md)); kernel tables of \
+github ai-dynamo/aiconfigurator are given by `aiconfigurator=FOLDER`; a section whose data are not there \
 keeps its last figures and says so. Every figure is in `results/validity/*.json`."""
 
 

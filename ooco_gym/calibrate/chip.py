@@ -15,6 +15,7 @@ from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows, plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
+from ooco_gym.perf.links import link_of
 from ooco_gym.perf.specs import ChipSpec, list_chips, load_chip
 from ooco_gym.perf.timing.kernels import ExtendedParameters
 
@@ -22,6 +23,7 @@ ALIASES = {"a100_sxm": "a100_80g", "a100": "a100_80g", "a100_dgx": "a100_80g", "
            "a100_80gb": "a100_80g", "geforce_rtx_4090": "rtx4090", "rtx_4090": "rtx4090"}
 """Names that public tables give to chips of ours."""
 DATASHEET = ("memory_bytes", "peak_flops_per_s", "peak_memory_bytes_per_s", "peak_link_bytes_per_s")
+_OPTIONAL = ("link", "units", "like", "not_measured", "allreduce_bytes_per_s", "allreduce_latency_s")
 _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attention_flops_per_s",
            "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
 
@@ -45,13 +47,13 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str) -> 
                         "those of a chip")
     figures = {str(key): value for key, value in given.items() if value is not None}
     for key in figures:
-        if key not in DATASHEET and key not in ("title", *_FITTED):
+        if key not in DATASHEET and key not in ("title", "link", "units", *_FITTED):
             raise UserError(f"chip.{key} is no datasheet figure{nearest(key, DATASHEET)}; "
                             f"expected: {', '.join(DATASHEET)}")
     name = base or chip_named(device)
     if name:
         chip = load_chip(name)
-        values = {item.name: getattr(chip, item.name) for item in fields(chip)} | figures
+        values = {item.name: getattr(chip, item.name) for item in fields(chip)} | _another_link(figures) | figures
         said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(figures)} as given" if figures else "")
         return load_chip({**values, "extended": None, "validity": None, "tables": ""}), said
     missing = [key for key in DATASHEET if key not in figures]
@@ -61,9 +63,15 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str) -> 
                         f"({keys}), or base=NAME of a chip like it, one of: {', '.join(list_chips())}")
     flops, memory = float(figures["peak_flops_per_s"]), float(figures["peak_memory_bytes_per_s"])
     assumed = {"gemm_flops_per_s": flops, "prefill_attention_flops_per_s": flops, "decode_attention_flops_per_s": flops,
-               "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory,
-               "allreduce_bytes_per_s": figures["peak_link_bytes_per_s"]}
+               "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory}
     return load_chip({"name": plain(device), **assumed, **figures}), "datasheet figures as given"
+
+
+def _another_link(figures: Mapping[str, Any]) -> dict[str, Any]:
+    """The base's all-reduce is of its own link: another one has that kind's."""
+    if not {"link", "peak_link_bytes_per_s"} & set(figures):
+        return {}
+    return {"link": "", "allreduce_bytes_per_s": 0.0, "allreduce_latency_s": 0.0}
 
 
 def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: ExtendedParameters,
@@ -72,9 +80,12 @@ def chip_of(base: ChipSpec, name: str, roofline: Mapping[str, float], extended: 
     kept = {item: f"not measured; as chip '{base.name}' has it" for item in
             (*_FITTED, "allreduce_latency_s", "prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s",
              "decode_layer_overhead_s") if item not in roofline}
+    if "allreduce_bytes_per_s" not in roofline and not base.allreduce_bytes_per_s:
+        kept |= dict.fromkeys(("allreduce_bytes_per_s", "allreduce_latency_s"), "not measured; that of link "
+                              f"'{link_of(base).name}' counts (docs/timing.md)")
     sheet = {item: base.sources.get(item, f"as chip '{base.name}' has it, or as given") for item in DATASHEET}
-    return replace(base, name=name, extended=extended if extended.to_mapping() else None, **dict(roofline),
-                   sources={**sheet, **kept, **sources})
+    return replace(base, name=name, extended=extended if extended.to_mapping() else None, **dict(roofline), like="",
+                   not_measured="", sources={**sheet, **kept, **sources})
 
 
 def validity(rows: Rows, engine: list[EngineRows]) -> dict[str, Any]:
@@ -105,7 +116,7 @@ def write_chip(chip: ChipSpec, valid: Mapping[str, Any], tables: str, path: Path
             values |= {"tables": tables} if tables else {}
         elif item.name == "sources":
             values["sources"] = {key: str(text) for key, text in chip.sources.items()}
-        elif item.name != "extended":
+        elif item.name != "extended" and (value or item.name not in _OPTIONAL):
             values[item.name] = _short(value) if isinstance(value, float) else value
     text = yaml.dump(values, Dumper=_Dumper, sort_keys=False, width=116, allow_unicode=True)
     with atomic_write(path) as temporary:

@@ -219,7 +219,8 @@ def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) ->
 
 def _gemm_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     free = [*_rates(chip, 1.5), LAUNCH, _NORM, Free("depth", 100.0, 0.5, 3000.0, off=True),
-            Free("waste", 0.2, 0.01, 1.5, off=True), Free("padding", 0.5, 0.01, 1.5, off=True),
+            Free("waste", 0.2, 0.01, 1.5, off=True),
+            Free("padding", 0.5, 0.01, 1.0, off=True),  # beyond 1 more rows in a tile would take less time
             Free("edge", 8.0, 0.1, 60.0, off=True)]
     tall = Free("tall", 0.03, 1e-3, 1.0, off=True)
     return [*free, tall] if (rows["n_tokens"] > 2 * kernels.TALL_ROWS).any() else free

@@ -28,6 +28,7 @@ from ooco_gym.cli.source import OocoSearchPath, OocoSource
 from ooco_gym.errors import EXTRAS, UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table
+from ooco_gym.report.terminal import remarks
 
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
@@ -60,7 +61,10 @@ class Task:
             os.chdir(self.cwd)
         cfg = unwrap(cfg, out)
         try:
-            summary = load(self.function)(cfg)
+            with remarks() as said:
+                summary = load(self.function)(cfg)
+                if said and isinstance(summary, Mapping):
+                    summary = {**summary, "remarks": list(said)}
             return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
         except UserError as error:
             return Outcome(MISTAKE, out, one_line(error))

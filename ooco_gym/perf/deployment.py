@@ -9,9 +9,11 @@ from typing import Any
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.perf.links import allreduce_remark, with_allreduce
 from ooco_gym.perf.specs import ChipSpec, ModelSpec, load_chip, load_model
 from ooco_gym.perf.timing import Shard, TimingForm, timing_form
 from ooco_gym.perf.timing.measured import unmeasured
+from ooco_gym.report.terminal import remark
 
 _said: set[str] = set()
 
@@ -29,6 +31,8 @@ class Deployment:
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
+
+    What of the chip was not measured (`remarks`) is said once in a process, as a `UserWarning`.
 
     Raises:
         UserError: the weights do not fit, or the model cannot be split that way.
@@ -59,6 +63,8 @@ class Deployment:
         self._check_split()
         if self.kv_blocks < 1:
             raise UserError(self._does_not_fit())
+        for sentence in self.remarks:
+            remark(sentence)
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Deployment:
@@ -96,8 +102,17 @@ class Deployment:
 
     @property
     def shard(self) -> Shard:
-        """What the timing form needs to know."""
-        return Shard(self.chip, self.model, self.tp, self.pp, self.causal_factor)
+        """What the timing form needs to know; an all-reduce that was not measured is the link's (`perf.links`)."""
+        chip = with_allreduce(self.chip, self.tp if self.tp > 1 else self.pp)
+        return Shard(chip, self.model, self.tp, self.pp, self.causal_factor)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What of the chip was not measured and what stands in for it, a sentence each."""
+        found = [self.chip.remark]
+        if self.chips > 1:
+            found.append(allreduce_remark(self.chip, self.tp if self.tp > 1 else self.pp))
+        return [sentence for sentence in found if sentence]
 
     @property
     def weight_bytes(self) -> int:

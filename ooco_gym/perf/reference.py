@@ -77,7 +77,7 @@ def _attention(deployment: Deployment, requests: list[tuple[int, int]], is_prefi
 
 
 def _all_reduce(deployment: Deployment, tokens: int) -> float:
-    chip, model, tp = deployment.chip, deployment.model, deployment.tp
+    chip, model, tp = deployment.shard.chip, deployment.model, deployment.tp
     if tp == 1:
         return 0.0
     payload = model.dtype_bytes * tokens * model.hidden
@@ -87,7 +87,7 @@ def _all_reduce(deployment: Deployment, tokens: int) -> float:
 
 
 def _stage_transfers(deployment: Deployment, tokens: int) -> float:
-    chip, model = deployment.chip, deployment.model
+    chip, model = deployment.shard.chip, deployment.model
     link = 10e9 if deployment.timing == "ooco_xllm" else chip.allreduce_bytes_per_s
     latency = 0.0 if deployment.timing == "ooco_xllm" else chip.allreduce_latency_s
     seconds = 0.0

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ooco_gym import resources
 from ooco_gym.errors import UserError, check_keys, nearest
+from ooco_gym.perf.links import check_link
+from ooco_gym.perf.transfer import transferred
 
 if TYPE_CHECKING:
     from ooco_gym.perf.timing.kernels import ExtendedParameters
@@ -74,9 +76,12 @@ class ChipSpec:
     """`M_g`."""
     attention_memory_bytes_per_s: float
     """`M_a`."""
-    allreduce_bytes_per_s: float
-    """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n * x / B_c`."""
+    allreduce_bytes_per_s: float = 0.0
+    """`B_c`: an all-reduce of `x` bytes over `n` chips takes `allreduce_latency_s + 2 (n - 1) / n * x / B_c`. 0 where
+    it was not measured: that of `link` counts then (`ooco_gym.perf.links`)."""
     allreduce_latency_s: float = 0.0
+    link: str = ""
+    """Kind of link to the other chips of an instance (`conf/link`); '': the one nearest to `peak_link_bytes_per_s`."""
     prefill_overhead_s: float = 0.0
     """`O_p`, once a prefill iteration."""
     decode_overhead_s: float = 0.0
@@ -93,12 +98,25 @@ class ChipSpec:
     """Parquet file of measured operators for `timing=measured`; in a YAML file relative to it, otherwise to the
     current folder. Empty where there are none."""
     title: str = ""
+    units: int = 0
+    """Streaming multiprocessors (compute units) by the datasheet, which only `like` looks at; 0: not known."""
+    like: str = ""
+    """A chip by name whose efficiency stands for this one's, which was not measured: its fitted figures, by the ratio
+    of the datasheets (`ooco_gym.perf.transfer`), are those that are not given."""
+    not_measured: str = ""
+    """What was not measured and what stands in for it, in words; '' where all was. Every run on the chip says it."""
     sources: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
     """Where each figure comes from, by field; figures that are scaled or assumed say so."""
 
     def __post_init__(self) -> None:
         _check_numbers(self, "chip", zero_allowed=_OVERHEADS)
         _check_kernels(self)
+        check_link(self.link, f"chip '{self.name}'")
+
+    @property
+    def remark(self) -> str:
+        """One sentence where the chip's figures were not measured on it; '' otherwise."""
+        return f"chip '{self.name}': not measured: {self.not_measured}" if self.not_measured else ""
 
 
 @dataclass(frozen=True)
@@ -166,7 +184,7 @@ class ModelSpec:
 
 
 _OVERHEADS = {"prefill_overhead_s", "decode_overhead_s", "prefill_layer_overhead_s", "decode_layer_overhead_s",
-              "allreduce_latency_s"}
+              "allreduce_latency_s", "allreduce_bytes_per_s", "units"}
 _AT_LEAST_ONE = {"exponent", "tile", "units", "group_rows"}
 
 
@@ -229,10 +247,28 @@ def _load(cls: type[Spec], group: str, source: Any) -> Spec:
         if key not in known:
             raise UserError(f"{where}: unknown field '{key}'{nearest(str(key), known)}; "
                             f"expected: {', '.join(known)}")
+    if values.get("like"):
+        values = _like(values, where)
     for key, item in known.items():
         if key not in values and item.default is MISSING and item.default_factory is MISSING:
             raise UserError(f"{where}: field '{key}' is missing")
     return cls(**{key: _convert(where, key, str(known[key].type), value) for key, value in values.items()})
+
+
+def _like(values: dict[str, Any], where: str) -> dict[str, Any]:
+    """Fills in what a chip's YAML leaves to the efficiency of another chip."""
+    base = load_chip(str(values["like"]))
+    if base.like:
+        raise UserError(f"{where}: field 'like' must name a chip that was measured, but '{base.name}' is itself like "
+                        f"'{base.like}'")
+    try:
+        found = transferred(base, values)
+    except (KeyError, TypeError, ValueError):
+        raise UserError(f"{where}: with like={base.name} the datasheet is needed, as numbers: peak_flops_per_s, "
+                        "peak_memory_bytes_per_s and, where known, units") from None
+    said = (f"the efficiency of '{base.name}' is applied to its datasheet; what that is worth: docs/validity.md, "
+            "'Leave one chip out'")
+    return {**found, "not_measured": said, **values}
 
 
 def _convert(where: str, key: str, kind: str, value: Any) -> Any:

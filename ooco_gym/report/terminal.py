@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 import warnings
@@ -93,6 +94,28 @@ def plain_warnings() -> Any:
 
     warnings.formatwarning = one_line
     return before
+
+
+_remarks: dict[str, None] = {}
+_remarked: set[str] = set()
+
+
+def remark(sentence: str) -> None:
+    """Says something about the figures that a command rests on: a `UserWarning`, once in a process.
+
+    Worker processes keep quiet, since the process that asked knows the same chips.
+    """
+    _remarks[sentence] = None
+    if sentence not in _remarked and multiprocessing.parent_process() is None:
+        _remarked.add(sentence)
+        warnings.warn(sentence, UserWarning, stacklevel=4)
+
+
+@contextmanager
+def remarks() -> Iterator[dict[str, None]]:
+    """What is remarked in this process within the block, in order, for a command's `summary.json`."""
+    _remarks.clear()
+    yield _remarks
 
 
 @contextmanager

@@ -103,8 +103,8 @@ def test_overheads_count_by_iteration_and_by_layer():
     assert added == pytest.approx(18e-3)
     assert iteration_latency(paper, decode=[250]) == iteration_latency(engine, decode=[250])
     gpu = deploy(chip="h100", model="qwen2_5_7b")
-    assert gpu.form.overhead_s(gpu.shard, "prefill") == pytest.approx(28 * 26e-6)
-    assert gpu.form.overhead_s(gpu.shard, "decode") == pytest.approx(28 * 24e-6)
+    assert gpu.form.overhead_s(gpu.shard, "prefill") == pytest.approx(28 * gpu.chip.prefill_layer_overhead_s)
+    assert gpu.form.overhead_s(gpu.shard, "decode") == pytest.approx(28 * gpu.chip.decode_layer_overhead_s)
 
 
 def test_grouped_queries_read_fewer_keys():
