@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from baselines.vllm_v1 import engine_version_of
 from experiments.common.served import Served, compare, served
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
@@ -23,6 +24,7 @@ from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.specs import model_named
 from ooco_gym.report import Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -229,7 +231,7 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
     trace = Trace(arrival_s=rows["arrival_s"], prompt_tokens=rows["prompt_tokens"].astype(np.int32),
                   output_tokens=rows["output_tokens"].astype(np.int32), online=np.ones(n, bool))
     policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
-              "max_num_seqs": engine["max_num_seqs"]}
+              "max_num_seqs": engine["max_num_seqs"], **release_of(engine)}
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "requests.parquet")
         write_trace(trace, path)
@@ -247,6 +249,20 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
               "kv_percent": 100.0 * samples["kv_share"][:, 0]}
     return Again(served(times["arrival_ps"], times["first_token_ps"], times["finish_ps"], requests["output_tokens"]),
                  curves, int(result.instances["steps_begun"].sum()), int(requests["evictions"].sum()))
+
+
+def release_of(engine: dict[str, Any]) -> dict[str, str]:
+    """`engine_version`, where `engine.json` names a release of vLLM, such as "vLLM 0.19.0": its schedule is followed.
+
+    A release before all that are known is served by the oldest of them.
+    """
+    named = re.search(r"vllm\D*(\d+(?:\.\d+)+)", str(engine.get("engine", "")), re.IGNORECASE)
+    if named is None:
+        return {}
+    try:
+        return {"engine_version": engine_version_of(named[1])}
+    except UserError:
+        return {"engine_version": ENGINE_VERSIONS[-1]}
 
 
 def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: str) -> Any:

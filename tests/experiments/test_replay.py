@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from experiments.studies.replay import Recorded, device_of, model_of, read_run, replay, simulate_run
+from experiments.studies.replay import Recorded, device_of, model_of, read_run, release_of, replay, simulate_run
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 
@@ -101,3 +101,10 @@ def test_a_measured_run_comes_out_within_a_few_percent(tmp_path: Path):
         for key in ("ttft", "tpot", "e2e"):
             assert abs(results["measured"][f"{key}_mean_error"]) <= 4.0
             assert abs(results["extended"][f"{key}_mean_error"]) <= 8.0
+
+
+@pytest.mark.parametrize(("engine", "version"), [
+    ("vLLM 0.19.0", "0.19.0"), ("vLLM 0.32.0+cpu", "0.32.0"), ("vllm v0.34.1", "0.33.0"), ("vLLM 0.8.5", "0.12.0"),
+    ("vLLM", None), ("SGLang 0.4.1", None), (None, None)])
+def test_the_schedule_is_that_of_the_release_that_is_named(engine: str | None, version: str | None) -> None:
+    assert release_of({"engine": engine}).get("engine_version") == version
