@@ -170,8 +170,13 @@ def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str
     from omegaconf import OmegaConf
 
     from ooco_gym.calibrate.command import main
+    from ooco_gym.calibrate.sources import is_table
     from ooco_gym.resources import load_yaml
 
+    own = (run.folder / "requests.parquet", run.folder / "timeseries.csv")
+    if not any(is_table(path) and path not in own for path in run.folder.rglob("*")):
+        raise UserError(f"'{run.folder}' holds no kernel times from which a chip could be made (layouts: "
+                        "docs/calibration.md): put them there, or give chip=NAME or chip=FILE.yaml")
     out.mkdir(parents=True, exist_ok=True)
     plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
     given = {"data": str(run.folder), "device": device, "model": model_of(run, model), "tp": degree_of(run),
@@ -344,12 +349,27 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
-    said = list(dict.fromkeys(str(item.message) for item in caught))
+    said = [*(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
+            *dict.fromkeys(str(item.message) for item in caught)]
     for sentence in said:
         Console().print(f"note: {sentence}", highlight=False, markup=False)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "results": found, "notes": said,
             "page": str(out / "replay.html")}
+
+
+def _allreduce(run: Recorded, chip: str) -> list[str]:
+    """Says which all-reduce stands in where the model was split and the folder has none."""
+    from ooco_gym.perf import load_chip
+    from ooco_gym.perf.timing._measurements import measurements
+
+    spec, chips = load_chip(chip), degree_of(run)
+    table = measurements(spec)
+    if chips == 1 or not spec.allreduce_bytes_per_s or (table and table.all_reduce(chips)):
+        return []
+    return [f"the model was split over {chips} chips and no all-reduce over {chips} was measured in '{run.folder}': "
+            f"{1e-9 * spec.allreduce_bytes_per_s:.0f} GB/s and {1e6 * spec.allreduce_latency_s:.0f} µs of chip "
+            f"'{spec.name}' stand in, which may be far too fast; put allreduce.csv (n_gpus, bytes, time_us) there"]
 
 
 def _split(run: Recorded, tp: Any) -> Recorded:

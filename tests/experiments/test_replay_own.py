@@ -104,6 +104,17 @@ def test_summary_says_degree_percentiles_and_what_was_not_measured(replayed: Pat
             real, ours = (summary["results"][form][f"{key}_p99_ms_{which}"] for which in ("real", "simulated"))
             assert summary["results"][form][f"{key}_p99_error"] == pytest.approx(100 * (ours / real - 1))
     assert any("all_reduce" in text or "all-reduce" in text for text in summary["notes"])
+    calibration = json.loads((replayed / "calibration" / "summary.json").read_text())
+    assert {one["verdict"] for one in calibration["verdicts"]} <= {"good", "fair", "poor"}
+    assert {one["operation"] for one in calibration["verdicts"]} >= {"gemm", "elementwise: qk_norm"}
+
+
+def test_a_run_without_kernel_times_says_so(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("requests.parquet", "engine.json"):
+        (tmp_path / name).write_bytes((folder / name).read_bytes())
+    assert main(["experiment", "replay", f"run={tmp_path}", f"model={folder.parent / 'mine.yaml'}", *SHEET,
+                 f"out={tmp_path / 'out'}"]) == 2
+    assert "holds no kernel times" in capsys.readouterr().err
 
 
 def test_an_all_reduce_in_the_folder_is_read(folder: Path, tmp_path: Path,
