@@ -1,0 +1,88 @@
+"""Writes `docs/batching_features.md`, the feature contract of Batching-v0, from its tables; a test compares.
+
+`python -m docs.generators.batching_features` writes it below the current folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from docs.generators.environments import table
+from ooco_gym.runtime.batching_features import (
+    ACTION,
+    BLOCKS_S,
+    ENGINE,
+    HORIZONS_S,
+    LOOK_OFFLINE,
+    LOOK_ONLINE,
+    Contracted,
+)
+
+NOTE = ("<!-- Written by `python -m docs.generators.batching_features` from the code; a test compares it. "
+        "Edit ooco_gym/runtime/batching_features.py instead. -->")
+PATH = Path("docs") / "batching_features.md"
+_EXAMPLE = '''```python
+from ooco_gym.runtime.batching_features import ArrivalRates, Blocks, observe
+
+rates, blocks = ArrivalRates(now), Blocks()          # .arrived(now) and .missed(now) as requests come and fail
+engine = {
+    "now": now, "tpot_slo": 0.05, "violation_budget": 0.03,
+    "running": [request, …], "waiting_online": [request, …], "waiting_offline": [request, …],
+    "num_waiting_online": 3, "num_waiting_online_tokens": 4200,
+    "num_waiting_offline": 80, "num_waiting_offline_tokens": 160000,
+    "num_free_blocks": 21000, "num_blocks": 46178, "max_num_seqs": 255, "max_num_batched_tokens": 2048,
+    "latency": believed,                             # [(new tokens, context after it), …] of a batch -> seconds
+    **rates.describe(), **blocks.describe(now),
+}
+cluster, candidates = observe(engine, actions)       # (44,) and (actions, 8), float32
+```'''
+
+
+def page() -> str:
+    """The Markdown page."""
+    return "\n".join([
+        NOTE, "# The feature contract of Batching-v0", "",
+        "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed twice: by compiled code from "
+        "the simulator's state, in training, and by `ooco_gym.runtime.batching_features.observe` from plain "
+        "descriptions of requests and blocks, in service. That module needs numpy alone. "
+        "`tests/envs/test_batching.py` plays episodes and compares both on every state, so that serving and training "
+        "cannot drift apart.", "",
+        _EXAMPLE, "",
+        "A request is a dict: `online`, `arrival_time`, `first_token_time` (None before it), `num_prompt_tokens`, "
+        "`num_output_tokens`, `num_computed_tokens`; online ones have `ttft_slo` and `tpot_slo` (seconds), running "
+        "offline ones `num_blocks`, waiting offline ones `num_cached_tokens`. Of the waiting requests the first "
+        f"{LOOK_ONLINE} online and {LOOK_OFFLINE} offline ones are enough. Times are seconds of any one clock.", "",
+        "The names in the last column are those of vLLM V1 (`vllm/v1/request.py`, `vllm/v1/core`). vLLM has no "
+        "deadlines and does not keep the time of a first token in its scheduler; its requests' `priority` can say the "
+        "class. Nothing here knows how many tokens a request will generate.", "",
+        f"## The engine: {len(ENGINE)} features, `cluster`", "", _rows(ENGINE), "",
+        "A running online request is *in time* if its first token met the TTFT SLO. Its next token is due so many "
+        "times the TPOT SLO after the first one as it has generated tokens; being ahead of that is its *slack*. A "
+        "q-quantile of n values is the one at place ⌊q (n − 1)⌋ in ascending order.", "",
+        "Prompts that are priced together count as one of so many tokens, at most `max_num_batched_tokens`.", "",
+        f"Rates: exponential averages over {', '.join(map(str, HORIZONS_S))} s. The budget is looked at in blocks of "
+        f"{BLOCKS_S[0]} and {BLOCKS_S[1]} s that begin anew: requests that missed an SLO in the block, over the "
+        "violation budget times those that arrived in it.", "",
+        f"## Each answer: {len(ACTION)} features, of `candidates`", "", _rows(ACTION), "",
+        "With the time τ, the shares p and o, and the believed latency D of the online decodes alone, the room is "
+        "r = max(0, τ − D). Online prompts take min(p r, their work), offline work max(0, min(o r − that, its work)); "
+        "the sum of the three is `step`. In the environment's own table of candidates these stand in columns that are "
+        "listed on [its page](envs/batching.md#observation-space).", "",
+        "Scale `log` is log(1 + x) / log(1 + limit), `signed log` the same of |x| with the sign of x, `linear` "
+        "x / limit; all are cut at their bounds.", ""])
+
+
+def _rows(features: Iterable[Contracted]) -> str:
+    return table(("", "name", "unit", "scale", "limit", "bounds", "meaning", "vLLM V1"),
+                 [(index, f"`{one.name}`", one.unit, one.scale, f"{one.limit:g}", f"{one.low:g} … {one.high:g}",
+                   one.meaning, one.vllm) for index, one in enumerate(features)])
+
+
+def main() -> None:
+    """Writes the page below the current folder."""
+    (Path.cwd() / PATH).write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
