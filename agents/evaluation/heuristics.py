@@ -6,12 +6,13 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
 - `partner`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
-- `level 0.9` (Packing) and `slo_margin=0.95` (Control; several with commas): a constant;
+- `level 0.9` (Packing), `slo_margin=0.95` (Control; several with commas), `time 2 offline 1` (Batching): a constant;
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
-Packing and Control, it has settings instead: there the whole policy takes the partner's seat, and the partner's action
-is taken (`seated`). Among other decisions (Colocation) packing is answered by the level nearest to the policy's own.
+Packing and Control, it has settings instead, and Batching asks for whole iterations: there the whole policy takes the
+partner's seat, and the partner's action is taken (`seated`). Among other decisions (Colocation) packing is answered by
+the level nearest to the policy's own.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
             return seated(config, name, made)
     here = env.unwrapped
     kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
-    if not kinds or min(kinds) < b.CLOCK or not is_published(name) or is_partner(name, here):
+    if not kinds or not kinds <= set(b.SEATED) or not is_published(name) or is_partner(name, here):
         return dict(config), name
     moved = {**config, "partner": name}
     make_env(moved).close()  # a policy without the settings that are turned here says so
@@ -127,7 +128,7 @@ def by_name(env: Any, name: str) -> Heuristic:
         policy_of(name)
         if is_partner(name, env):
             return Heuristic(name, plain[PARTNER].begin)
-        if min(kinds) >= b.CLOCK:
+        if kinds <= set(b.SEATED):
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
                             "the partner's seat (agents.evaluation.heuristics.seated)")
         return _published(name)
@@ -179,10 +180,10 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
     kinds = {decision.kind for decision in env.decisions}
     rules = rule_names(rules)
     plain = _plain(env, kinds)
-    if rules and min(kinds) >= b.CLOCK:
+    if rules and kinds <= set(b.SEATED):
         raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
                         "which are settings; leave rules=null")
-    if min(kinds) >= b.CLOCK:
+    if kinds <= set(b.SEATED):
         return plain
     return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
 
@@ -194,6 +195,8 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
         return listed + _constant_controls(env.episodes.controls)
     if [decision.name for decision in env.decisions] == [PACK]:
         return listed + _constant_levels(env)
+    if kinds == {s.COMPOSE}:
+        return listed + _constant_times(env)
     listed.append(Heuristic("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
         listed += [Heuristic(name, lambda env, longest=longest: partial(by_length, env, longest))
@@ -244,6 +247,13 @@ def _constant_levels(env: Any) -> list[Heuristic]:
     scale = float(env.episodes.buffers.settings[b.PACK_SCALE]) or 1.0
     return [Heuristic(f"level {level * scale:g}", lambda env, k=k: lambda: b.FIXED + k)
             for k, level in enumerate(env.episodes.buffers.levels[0])]
+
+
+def _constant_times(env: Any) -> list[Heuristic]:
+    """Every iteration as long, with as much offline work; online prompts may have all of it."""
+    times, online, offline = env.episodes.buffers.levels
+    return [Heuristic(f"time {times[k]:g} offline {offline[k]:g}", lambda env, k=k: lambda: b.FIXED + k)
+            for k in np.flatnonzero(online == online.max())]
 
 
 def _constant_controls(controls: Any) -> list[Heuristic]:

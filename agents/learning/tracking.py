@@ -23,7 +23,7 @@ from agents.settings import is_number, number, plain, whole
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import actual
-from ooco_gym.envs.features import CLUSTER, CLUSTER_SIZE, kind_name
+from ooco_gym.envs.features import CLUSTER, Feature, kind_name
 from ooco_gym.report.pages import GRID_COLOUR, LIMIT_COLOUR
 
 _NUMBERS_ONLY = ("csv",)  # progress.csv takes no pictures, tables and histograms
@@ -116,7 +116,8 @@ class Tracking(BaseCallback):
             self.logger.record(f"regret/{key}", value)
         if watch.moments:
             seed, place = watch.first
-            picture = timeline(watch.moments, f"seed {seed}, window {place}, after {self.num_timesteps:,} decisions")
+            picture = timeline(watch.moments, f"seed {seed}, window {place}, after {self.num_timesteps:,} decisions",
+                               watch.features)
             self.logger.record(TIMELINE, Image(picture, "HWC"), exclude=_NUMBERS_ONLY)
 
 
@@ -150,6 +151,7 @@ class Watch:
         self.history = getattr(player, "history", 1)
         self.first = (int(windows[0][0]), int(windows[0][1]))
         self.moments: list[Moment] = []
+        self.features: tuple[Feature, ...] = CLUSTER
         self.regrets: list[float] = []
         self._due = {(int(seed), int(place)): _shares(int(seed), int(place), count)
                      for (seed, place), count in zip(windows, _spread(looks, len(windows)), strict=True)}
@@ -164,10 +166,10 @@ class Watch:
         return actions
 
     def _look(self, env: DecisionEnv, observation: Mapping[str, np.ndarray], action: Any) -> None:
-        now_s = env.simulation.now_s - env.config.warmup_s
+        now_s, self.features = env.simulation.now_s - env.config.warmup_s, env.episodes.features
         if self._drawn and env.window == self.first:
             self.moments.append(Moment(now_s, int(np.argmax(observation["decision"])), action,
-                                       observation["cluster"][:CLUSTER_SIZE].copy()))  # the newest comes first
+                                       observation["cluster"][: len(self.features)].copy()))  # the newest first
         due = self._due.get(env.window)
         if due and now_s >= due[0] * env.config.window_s:
             while due and now_s >= due[0] * env.config.window_s:
@@ -209,7 +211,6 @@ def _shares(seed: int, place: int, count: int) -> list[float]:
 WIDTH, LEFT, RIGHT, TOP, PANEL, GAP, STRIP, BIN = 1000, 64, 20, 34, 108, 34, 30, 4
 _BLUE, _ORANGE, _GREEN, _GREY, _DARK = "#0072B2", "#D55E00", "#009E73", "#9A9A9A", "#222222"
 _MARKS = ((DECLINE_ACTION, "no", _GREY), (PARTNER_ACTION, "as the partner", _BLUE), (FIXED, "a candidate", _ORANGE))
-_PLACES = {feature.name: place for place, feature in enumerate(CLUSTER)}
 # title, unit, lines (feature, colour, words), a limit to draw
 _PANELS = (
     ("Free KV memory", "%", (("kv_free", _BLUE, "where it is decided"),
@@ -239,35 +240,38 @@ class Moment(NamedTuple):
     cluster: np.ndarray
 
 
-def timeline(moments: Sequence[Moment], title: str) -> np.ndarray:
+def timeline(moments: Sequence[Moment], title: str, features: Sequence[Feature] = CLUSTER) -> np.ndarray:
     """Draws a window. Returns uint8[height, width, 3].
 
     Args:
         moments: its decisions, in order; at least one.
+        title: above the picture.
+        features: of what was seen of the cluster; panels of others are left out.
     """
     from PIL import Image, ImageDraw
 
+    places = {feature.name: place for place, feature in enumerate(features)}
+    panels = [(name, unit, there, limit) for name, unit, lines, limit in _PANELS
+              if (there := [line for line in lines if line[0] in places])]
     kinds = sorted({moment.kind for moment in moments})
-    height = TOP + len(_PANELS) * (PANEL + GAP) + GAP + len(kinds) * (STRIP + 6) + 46
+    height = TOP + len(panels) * (PANEL + GAP) + GAP + len(kinds) * (STRIP + 6) + 46
     image = Image.new("RGB", (WIDTH, height), "white")
     canvas = _Canvas(ImageDraw.Draw(image), np.array([moment.at_s for moment in moments]))
     canvas.text(LEFT, 8, f"A validation window: {title}", 15)
     seen = np.array([moment.cluster for moment in moments])
     top = TOP + 18
-    for name, unit, lines, limit in _PANELS:
-        canvas.panel(top, name, unit, [(_figures(seen, feature), colour, words) for feature, colour, words in lines],
-                     limit)
+    for name, unit, lines, limit in panels:
+        canvas.panel(top, name, unit, [(_figures(seen[:, places[one]], features[places[one]]), colour, words)
+                                       for one, colour, words in lines], limit)
         top += PANEL + GAP
     canvas.strips(top + 4, moments, kinds)
     canvas.time_axis(height - 34)
     return np.asarray(image)
 
 
-def _figures(seen: np.ndarray, name: str) -> np.ndarray:
+def _figures(seen: np.ndarray, feature: Feature) -> np.ndarray:
     """A feature over time in its unit; shares in percent."""
-    place = _PLACES[name]
-    feature = CLUSTER[place]
-    figures = np.array([actual(feature, float(value)) for value in seen[:, place]])
+    figures = np.array([actual(feature, float(value)) for value in seen])
     return 100.0 * figures if feature.unit == "share" else figures
 
 

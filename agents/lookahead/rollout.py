@@ -64,6 +64,8 @@ class Rollout:
 
     def __init__(self, env: Any, horizon_s: float | None = None, weight: float = 1.0, every: int = 1,
                  progress: float = 1.0, samples: int = 0, bases: Sequence[str] | None = None, seed: int = 0) -> None:
+        if env.config.box:
+            raise UserError("action=box: looking ahead plays single candidates out; leave action=discrete")
         self.env, self.horizon_s, self.every, self.progress = env, horizon_s, every, progress
         self.samples, self.seed = samples, seed
         self.weights = env.config.weights * [weight if term in PRICED else 1.0 for term in r.TERMS]
@@ -147,7 +149,7 @@ def bases_of(env: Any, names: Sequence[str] | None) -> list[int]:
             if name not in BASES:
                 raise unknown("base", name, BASES)
         return [PARTNER, *(base for base, name in enumerate(BASES) if name in names and base != PARTNER)]
-    if min(kinds) >= b.CLOCK:
+    if kinds <= set(b.SEATED):
         return [PARTNER, HOLD]
     return [PARTNER, DECLINE] + [SHORTEST, LONGEST] * bool(kinds & set(SIZED))
 

@@ -126,7 +126,7 @@ class Windows:
     @property
     def by_the_clock(self) -> bool:
         """Whether only the clock asks here: then a policy takes the partner's seat, rather than answer decisions."""
-        return min(decision.kind for decision in self.env.decisions) >= b.CLOCK
+        return all(decision.kind in b.SEATED for decision in self.env.decisions)
 
     def play(self, policy: str) -> list[dict[str, Any]]:
         """Plays all windows with a policy: records as `players.play` gives them, without the reward's parts.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,12 +136,36 @@ def _shapes(env: Any) -> str:
     size = _candidates(spaces["candidates"])
     fixed = "" if size == env.config.candidates else (
         f"The argument `candidates` changes nothing here: there are {size}, one for each thing that can be chosen.")
+    shape = ("`Dict`: " + ", ".join(f"`{part}` {_type(space)}" for part, space in spaces.items())
+             + f"; K × F = {_times(spaces['candidates'])}.")
+    if env.episodes.features is not features.CLUSTER:
+        return joined(shape, fixed, *_own_features(env))
     return joined(
-        "`Dict`: " + ", ".join(f"`{part}` {_type(space)}" for part, space in spaces.items())
-        + f"; K × F = {_times(spaces['candidates'])}. [Features](common.md#observation-space).", fixed,
+        f"{shape} [Features](common.md#observation-space).", fixed,
         "Features of a candidate that say something here: "
         + "; ".join((f"`{one.name}`: " if len(env.decisions) > 1 else "")
                     + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".")
+
+
+def _own_features(env: Any) -> list[str]:
+    """The features of an environment whose observation is not the common one."""
+    return ["Its features are its own: what one engine can tell ([where vLLM has it]"
+            "(../batching_features.md)). Of a candidate the other columns are 0.",
+            f"### `cluster`: {len(env.episodes.features)} features", _feature_table(enumerate(env.episodes.features)),
+            "### `candidates`: those of its features that say something",
+            _feature_table((slot, one) for slot, one in enumerate(env.decisions[0].columns)
+                           if one.name in ("present", *env.decisions[0].figures)),
+            "### `decision`: a slot of its own",
+            table(("", "name", "asked"), [(slot, f"`{name}`", kinds()[name].question) for slot, name in enumerate(
+                env.decision_names) if name not in features.DECISIONS]),
+            "Scale `signed log` is log(1 + |x|) / log(1 + limit) with the sign of x, cut at the bounds; the others are "
+            "as [everywhere](common.md#observation-space)."]
+
+
+def _feature_table(listed: Iterable[tuple[int, Any]]) -> str:
+    return table(("", "name", "unit", "scale", "limit", "bounds", "meaning"),
+                 [(index, f"`{one.name}`", one.unit or "–", one.scale, f"{one.limit:g}", f"{one.low:g} … {one.high:g}",
+                   one.meaning) for index, one in listed])
 
 
 def _defaults(short: str) -> list[str]:
@@ -169,13 +193,12 @@ def _observations() -> list[str]:
     parts = []
     for part, listed in (("cluster", features.CLUSTER), ("candidates", features.CANDIDATES)):
         of_each = f"F = {len(listed)} features of each" if part == "candidates" else f"C = {len(listed)} features"
-        parts += [f"### `{part}`: {of_each}", *([_AS_TABLE] if part == "candidates" else []), table(
-            ("", "name", "unit", "scale", "limit", "bounds", "meaning"),
-            [(index, f"`{one.name}`", one.unit or "–", one.scale, f"{one.limit:g}", f"{one.low:g} … {one.high:g}",
-              one.meaning) for index, one in enumerate(listed)])]
+        parts += [f"### `{part}`: {of_each}", *([_AS_TABLE] if part == "candidates" else []),
+                  _feature_table(enumerate(listed))]
     asking = {kind: [f"[{short_name(name)}]({short_name(name)}.md)" for name in ENVIRONMENTS
                      if kind in _decisions(name)] for kind in features.DECISIONS}
-    return [*parts, "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
+    return [*parts, "[Batching](batching.md) has tables of its own, of one engine.",
+            "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
             f"### `decision`: {len(features.DECISIONS)} kinds",
             table(("", "name", "asked", "in"),
                   [(index, f"`{kind}`", kinds()[kind].question, ", ".join(asking[kind]))
@@ -313,8 +336,8 @@ def _rules() -> list[str]:
             parts += [f"### `{name}`: {kind.question}", "", table(("policy", what), rows), ""]
     mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
     return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
-            f"({mixed}) compose whole iterations, which no environment asks: they act as partners, and `hygen_pd` and "
-            "`echo_pd` are their rules carried to pools."]
+            f"({mixed}) compose whole iterations: they play `batch` ([batching](batching.md)) from the partner's seat, "
+            "and `hygen_pd` and `echo_pd` are their rules carried to pools."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------
@@ -349,7 +372,7 @@ def settings_for_packing() -> list[Rule]:
 
 
 def mixed_policies() -> list[str]:
-    """Policies of mixed instances: they compose whole iterations, which no environment asks."""
+    """Policies of mixed instances, which compose whole iterations."""
     return [name for name in shipped_policies() if get_policy(name).mixed]
 
 

@@ -1,7 +1,7 @@
 """Draws where in the cluster an environment's decisions are taken: SVG text, the same bytes for the same code.
 
-`cluster.svg` beside this file is the scheme of the cluster. Its groups `many` and `one` show pools of several instances
-or of one, its group `knobs` shows the partner's parameters.
+`cluster.svg` beside this file is the scheme of the cluster, `engine.svg` that of a mixed instance. Of the first the
+groups `many` and `one` show pools of several instances or of one, its group `knobs` shows the partner's parameters.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from ooco_gym.envs.decision import PARTNER, kinds
 
 WIDTH, HEIGHT, LINE = 860, 344, 20  # of the scheme, and of a row below it
 ASKED = "#D55E00"
+ENGINES = "batch"  # the decision of mixed instances, whose scheme is another one
 
 
 def picture(title: str, decisions: Sequence[str]) -> str:
@@ -25,7 +26,8 @@ def picture(title: str, decisions: Sequence[str]) -> str:
         decisions: names of their kinds.
     """
     rows, several = _key(decisions), len(decisions) > 1
-    scheme = Path(__file__).with_name("cluster.svg").read_text(encoding="utf-8")
+    drawn = "engine.svg" if list(decisions) == [ENGINES] else "cluster.svg"
+    scheme = Path(__file__).with_name(drawn).read_text(encoding="utf-8")
     for group, shown in (("many", "route" in decisions), ("one", "route" not in decisions),
                          ("knobs", "control" in decisions)):
         scheme = re.sub(rf'<g id="{group}">\n(.*?)</g>\n', r"\1" if shown else "", scheme, flags=re.DOTALL)

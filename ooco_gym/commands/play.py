@@ -13,7 +13,7 @@ import numpy as np
 
 from ooco_gym.envs.buffers import CLOCK, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import actual, asked, figures_of, kinds, meaning
-from ooco_gym.envs.features import CANDIDATES, CLUSTER, candidate_table
+from ooco_gym.envs.features import CANDIDATES, candidate_table
 from ooco_gym.errors import UserError, whole_number
 from ooco_gym.policy import spelling_of
 from ooco_gym.report import Table, percent, progress
@@ -27,7 +27,6 @@ KEYS = "a number; Enter: as {partner}; p N: {partner} plays N decisions; q: {par
 CONTROL_KEYS = "a level for each parameter, or name=level; " + KEYS.partition("; ")[2]
 MOST_INSTANCES = 6  # shown one by one; of more, the sums of each role
 _PARTNER = [feature.name for feature in CANDIDATES].index("partner")
-_CLUSTER = {feature.name: index for index, feature in enumerate(CLUSTER)}
 SHARES = ("violation_rate",)  # of a summary: shown in percent
 
 
@@ -197,6 +196,8 @@ def _make(cfg: DictConfig) -> Any:
     if not is_ours(name):
         raise unknown("environment", name, list(ENVIRONMENTS))
     arguments = {str(key): value for key, value in spec.items() if key not in NOT_ARGUMENTS}
+    if arguments.get("action") == "box":
+        raise UserError("env.action=box: the game offers candidates to choose from; leave action=discrete")
     arguments |= {key: cfg[key] for key in ("window_s", "warmup_s", "partner", "shift") if cfg[key] is not None}
     return gym.make(imported(name), disable_env_checker=True, **arguments).unwrapped
 
@@ -211,9 +212,9 @@ def decision(env: Any, observation: Mapping[str, Any], number: int) -> Any:
     now = simulation.now_s - simulation.window_s[0]
     day = int(env.episodes.buffers.days[0] + simulation.now_s) % 86_400
     clock = f"{day // 3600:02d}:{day // 60 % 60:02d}:{day % 60:02d}"
-    cluster = observation["cluster"]
-    rates = " / ".join(f"{actual(CLUSTER[_CLUSTER[key]], float(cluster[_CLUSTER[key]])):.1f}"
-                       for key in ("online_rate_10s", "online_rate_300s"))
+    seen = zip(env.episodes.features, observation["cluster"], strict=True)
+    rates = " / ".join(f"{actual(feature, float(value)):.1f}" for feature, value in seen
+                       if feature.name in ("online_rate_10s", "online_rate_300s"))
     return Group(
         Rule(f"decision {number}: {name}", style="dim"),
         f"{now:.2f} s of {env.config.window_s:g} s, {clock}; {rates} online requests/s (10 s / 300 s), "

@@ -12,7 +12,7 @@ import numpy as np
 from gymnasium import spaces
 
 from ooco_gym.envs import features
-from ooco_gym.envs.buffers import FIXED, ILLEGAL, PARTNER_ACTION
+from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.decision import Decision, slot_names
 from ooco_gym.envs.episodes import Episodes, Snapshot, Snapshots
@@ -59,8 +59,9 @@ class DecisionEnv(gym.Env):
     ## Arguments
     `scenario` (name in `conf/env`, YAML path or mapping of `Scenario` fields), `workload`, `cluster` (in short for
     these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
-    mapping of weights), `interval_s` (of decisions by the clock), `shift` (one of the scenario's distribution shifts),
-    `levels`, `controls`, `vary`, `shifts` (as in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes).
+    mapping of weights), `interval_s` (of decisions by the clock; how long an answer of Batching-v0 stays in force),
+    `shift` (one of the scenario's distribution shifts), `levels`, `shares`, `action`, `controls`, `vary`, `shifts` (as
+    in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes).
     An illegal action does what the partner would do.
 
     ## Rendering
@@ -91,7 +92,8 @@ class DecisionEnv(gym.Env):
     def __init__(self, scenario: Any = None, partner: Any = None, window_s: float | None = None,
                  warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                  interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                 levels: Sequence[float] | None = None, controls: Mapping[str, Any] | None = None,
+                 levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
+                 action: str | None = None, controls: Mapping[str, Any] | None = None,
                  vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
                  shift: str | None = None, render_mode: str | None = None, trace: bool = False,
                  **unknown: Any) -> None:
@@ -99,7 +101,7 @@ class DecisionEnv(gym.Env):
         self.config: EpisodeConfig = episode_config(
             self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
             candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
-            levels=levels, controls=controls, vary=vary, shifts=shifts, shift=shift,
+            levels=levels, shares=shares, action=action, controls=controls, vary=vary, shifts=shifts, shift=shift,
             most_candidates=self.most_candidates, **unknown)
         self.episodes = Episodes(self.config, self.decisions, 1)
         self.observation_space, self.action_space = spaces_of(self.episodes)
@@ -164,6 +166,9 @@ class DecisionEnv(gym.Env):
         return self._observation(), reward, False, over, info
 
     def _take(self, action: Any) -> None:
+        if self.config.box:
+            self._actions[:] = box_actions(action, self.action_space)
+            return
         controls = self.episodes.controls
         try:
             if controls is None:
@@ -238,6 +243,8 @@ class DecisionEnv(gym.Env):
     # --- For agents and evaluation ---------------------------------------------------------------------------------
     def partner_action(self) -> Any:
         """The action that does what the partner would do."""
+        if self.config.box:
+            return np.full(self._actions.shape, np.nan, np.float32)
         controls = self.episodes.controls
         return PARTNER_ACTION if controls is None else controls.tuned.copy()
 
@@ -248,7 +255,7 @@ class DecisionEnv(gym.Env):
             UserError: no policy of that name.
         """
         self.episodes.check_rule(name)
-        if self.episodes.controls is not None:
+        if self.episodes.controls is not None or self.config.box:
             return self.partner_action()
         return self.episodes.rule_action(0, name)
 
@@ -270,7 +277,7 @@ class DecisionEnv(gym.Env):
         """Name, unit, scale, bounds and meaning of every feature of the cluster and of a candidate; those of decisions.
         """
         own = {name: feature for decision in self.decisions for name, feature in decision.features.items()}
-        return {"cluster": [f._asdict() for f in features.CLUSTER],
+        return {"cluster": [f._asdict() for f in self.episodes.features],
                 "candidates": [own.get(f.name, f)._asdict() for f in features.CANDIDATES],
                 "decision": [{"name": name, "meaning": f"1 where '{name}' is what is decided"}
                              for name in self.decision_names]}
@@ -289,11 +296,27 @@ class DecisionEnv(gym.Env):
         return {"cluster": cluster(), "candidates": candidates(), "action_mask": mask(), "decision": decision()}
 
 
+def box_actions(action: Any, space: spaces.Space) -> np.ndarray:
+    """Vectors of numbers from -1 to 1 as they are kept: int64, from 0 to BOX_ONE; ILLEGAL where one is no number.
+
+    Raises:
+        UserError: another shape, or no numbers.
+    """
+    try:
+        values = np.asarray(action, np.float64)
+    except (TypeError, ValueError):
+        values = np.empty(0)
+    if values.shape != space.shape or isinstance(action, (bool, str)):
+        raise UserError(f"step({action!r}): expected an action of {space}")
+    scaled = np.rint(np.clip(0.5 + 0.5 * np.nan_to_num(values), 0.0, 1.0) * BOX_ONE).astype(np.int64)
+    return np.where(np.isnan(values).any(axis=-1, keepdims=True), ILLEGAL, scaled)
+
+
 def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
     """The observation and action space of one episode."""
     buffers = episodes.buffers
     size, actions = buffers.candidates.shape[1], buffers.mask.shape[1]
-    low, high = features.bounds(features.CLUSTER)
+    low, high = features.bounds(episodes.features)
     own = {name: feature for decision in episodes.decisions for name, feature in decision.features.items()}
     each_low, each_high = features.bounds(tuple(own.get(f.name, f) for f in features.CANDIDATES))
     observation = spaces.Dict({
@@ -304,6 +327,8 @@ def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
     })
     if episodes.controls is not None:
         return observation, spaces.MultiDiscrete(episodes.controls.counts)
+    if episodes.config.box:
+        return observation, spaces.Box(-1.0, 1.0, (buffers.actions.shape[1],), np.float32)
     return observation, spaces.Discrete(FIXED + size)
 
 

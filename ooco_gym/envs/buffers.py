@@ -11,21 +11,27 @@ from ooco_gym.compile import Handle, Reference, function_at, jit, layer, referen
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS
-from ooco_gym.sim.state import STATE_TYPE
+from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 
 # --- Kinds of decisions: the points of the simulator, and by the clock one of some levels, or a vector of levels -----
 NO_KIND, CLOCK, CONTROL, KINDS = 0, len(POINTS) + 1, len(POINTS) + 2, len(POINTS) + 3
+SEATED = (COMPOSE, CLOCK, CONTROL)  # whose answers are no rule's of a policy: it plays them from the partner's seat
 
 # --- Actions that every environment of one choice has; candidates come after them -----------------------------------
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
 ILLEGAL = -1
+BOX_ONE = 1 << 30  # of an action that is a vector of numbers from 0 to 1: they are kept as whole ones up to this
 
 # --- Columns of StepBuffers.turns -----------------------------------------------------------------------------------
 (KIND, PICKED, PLANNED, NEXT_CONTROL_PS, UNTIL_PS, OPEN, STEP_KIND, TURN) = range(8)
 MORE = -9  # an answer: the decision goes on with another pick
 MOST_PICKS = 16  # of one decision
+NOTES = 8
+MOST_PARTS = 3  # numbers of an action that may stay in force
+# --- Columns of StepBuffers.held: until when an action is in force, and the action ----------------------------------
+(HELD_UNTIL_PS, HELD_ACTION, HELD) = 0, 1, 1 + MOST_PARTS
 # --- Slots of StepBuffers.settings ----------------------------------------------------------------------------------
-(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, SETTINGS) = range(5)
+(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, BOX, SETTINGS) = range(6)
 
 
 class StepBuffers(NamedTuple):
@@ -36,45 +42,50 @@ class StepBuffers(NamedTuple):
     offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the partner decides
     answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
     partners: np.ndarray  # int64[KINDS], of CLOCK: address of the function that does what the partner would do
+    observers: np.ndarray  # int64[KINDS], address of the function that completes an observation; 0: the common one
     slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
     actions: np.ndarray  # int64[N, P]
     turns: np.ndarray  # int64[N, TURN], where each episode stands
     chosen: np.ndarray  # int32[N, K], what the candidates are: positions, requests, instances or levels; -1: none
     planned: np.ndarray  # int32[N, MOST_PICKS], what the partner would pick
     picked: np.ndarray  # int32[N, MOST_PICKS], what has been picked
-    levels: np.ndarray  # float64[P, levels], values of what is controlled by the clock
+    levels: np.ndarray  # float64[values, levels], values of what is controlled by the clock, or of each candidate
     params: np.ndarray  # int64[P], their indices in State.params
     settings: np.ndarray  # float64[SETTINGS]
     weights: np.ndarray  # float64[terms of the reward]
     account: np.ndarray  # float64[N, ACCOUNT]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
     tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window
-    cluster: np.ndarray  # float32[N, CLUSTER_SIZE]
+    notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
+    held: np.ndarray  # int64[N, instances, HELD], the answers that stay in force on each
+    cluster: np.ndarray  # float32[N, features of the cluster]
     candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
     mask: np.ndarray  # int8[N, A]
     decision: np.ndarray  # float32[N, slots of decisions], one hot
 
 
-def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: int = 1, actions: int | None = None,
-                  decisions: int = DECISION_SIZE) -> StepBuffers:
+def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: tuple[int, int] = (1, 1),
+                  actions: int | None = None, decisions: int = DECISION_SIZE, cluster: int = CLUSTER_SIZE,
+                  instances: int = 1) -> StepBuffers:
     """Allocates buffers, zeroed."""
     n = episodes
     return StepBuffers(
         np.zeros(n, np.int64), np.zeros((2, len(POINTS)), np.int64), np.zeros(KINDS, np.int64),
-        np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
+        np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64), np.zeros(KINDS, np.int64),
         np.zeros((n, dimensions), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
-        np.zeros((n, MOST_PICKS), np.int32), np.zeros((dimensions, levels)), np.zeros(dimensions, np.int64),
+        np.zeros((n, MOST_PICKS), np.int32), np.zeros(levels), np.zeros(dimensions, np.int64),
         np.zeros(SETTINGS), np.zeros(len(TERMS)), np.zeros((n, ACCOUNT)), np.zeros(n),
-        np.zeros(n), np.zeros((n, CLUSTER_SIZE), np.float32), np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
+        np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64), np.zeros((n, cluster), np.float32),
+        np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
         np.zeros((n, decisions), np.float32),
     )
 
 
 # What belongs to one episode, but for its address.
-ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "cluster", "candidates", "mask",
-        "decision")
+ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "notes", "held", "cluster",
+        "candidates", "mask", "decision")
 BUFFERS_TYPE = typeof(empty_buffers(1, 1))
 buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's address
 _lay_buffers = layer(BUFFERS_TYPE)

@@ -21,7 +21,7 @@ PACK_SETTINGS = ("slo_margin", "latency_budget_s")  # what policies call how ful
 _SET_BY_WINDOWS = ("seed", "start_s", "duration_s", "warmup_s", "drain_s")
 NOT_ARGUMENTS = ("id", "name", "splits", "description")  # of an `env` configuration: they do not reach the environment
 _KEYS = ("id", "name", "description", "scenario", "partner", "window_s", "warmup_s", "candidates", "reward",
-         "interval_s", "levels", "controls", "vary", "shifts", "splits")
+         "interval_s", "levels", "shares", "action", "controls", "vary", "shifts", "splits")
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,11 @@ class EpisodeConfig:
         weights: float64[terms], of the reward's terms.
         interval_s: from one decision by the clock to the next, in seconds.
         levels: shares of the TPOT SLO to which steps may be packed.
+        shares: of the time that an iteration may take: `online` prompts' and `offline` work's, lists to choose from.
+        box: an action is a vector of numbers rather than one of the candidates.
         controls: parameters of the partner that may be turned, and the size of a step of each.
-        vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices.
+        vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices. What a file varies stays
+            as it is where a shift or an argument sets it.
     """
 
     scenario: Scenario
@@ -48,6 +51,8 @@ class EpisodeConfig:
     weights: np.ndarray
     interval_s: float = 1.0
     levels: tuple[float, ...] = ()
+    shares: Mapping[str, Any] = field(default_factory=dict)
+    box: bool = False
     controls: Mapping[str, Any] = field(default_factory=dict)
     vary: Mapping[str, Any] = field(default_factory=dict)
 
@@ -68,7 +73,8 @@ class EpisodeConfig:
 def episode_config(default: str, *, scenario: Any = None, partner: Any = None, window_s: float | None = None,
                    warmup_s: float | None = None, candidates: int | None = None, reward: Any = None,
                    interval_s: float | None = None, workload: str | None = None, cluster: str | None = None,
-                   levels: Sequence[float] | None = None, controls: Mapping[str, Any] | None = None,
+                   levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
+                   action: str | None = None, controls: Mapping[str, Any] | None = None,
                    vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
                    shift: str | None = None, most_candidates: int = 64, **others: Any) -> EpisodeConfig:
     """Completes an environment's arguments from its default scenario.
@@ -80,7 +86,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         window_s, warmup_s, candidates, reward, interval_s: as `partner`, None takes the default's.
         workload, cluster: in short for these fields of the scenario.
         shift: name of one of the default's distribution shifts.
-        levels, controls, vary, shifts: instead of the default's, as in `conf/env`.
+        levels, shares, action, controls, vary, shifts: instead of the default's, as in `conf/env`.
         most_candidates: more than the environment can ever offer are cut to this.
         **others: refused, with the nearest name that there is.
 
@@ -91,7 +97,8 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         raise UserError(f"scenario={scenario!r} must be a name in conf/env, a YAML path, a mapping of scenario fields "
                         "or a Scenario")
     base = load_yaml("env", scenario if isinstance(scenario, (str, os.PathLike)) else default)
-    given_settings = {"levels": levels, "controls": controls, "vary": vary, "shifts": shifts}
+    given_settings = {"levels": levels, "shares": shares, "action": action, "controls": controls, "vary": vary,
+                      "shifts": shifts}
     base.update({key: value for key, value in given_settings.items() if value is not None})
     check_keys("env", {**base, **others}, _KEYS)
 
@@ -106,8 +113,9 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         _seconds("warmup_s", given_or_default("warmup_s", warmup_s, 300.0), 0.0), min(most_candidates, size),
         reward_weights(given_or_default("reward", reward, "penalty")),
         _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
+        _mapping("shares", base.get("shares"), "online and offline to lists of shares"), _is_box(base.get("action")),
         _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
-        _vary(chosen, base.get("vary")))
+        _vary(chosen, base.get("vary") if vary is not None else _unless_given(base, scenario, shift)))
 
 
 def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:
@@ -157,6 +165,23 @@ def _levels(value: Any) -> tuple[float, ...]:
     if len(value) > MOST_CANDIDATES:
         raise UserError(f"levels has {len(value)} entries: give at most {MOST_CANDIDATES} shares of the TPOT SLO")
     return tuple(float(level) for level in value)
+
+
+def _is_box(value: Any) -> bool:
+    """Whether actions are vectors of numbers."""
+    if value not in (None, "discrete", "box"):
+        raise UserError(f"action={value!r} must be discrete (one of the candidates) or box (a vector of numbers)")
+    return value == "box"
+
+
+def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None) -> Any:
+    """What a file varies, less what a shift or an argument sets."""
+    listed = base.get("vary")
+    if not isinstance(listed, Mapping):
+        return listed
+    shifted = _mapping("shifts", base.get("shifts"), "").get(shift) if shift is not None else {}
+    given = {*(scenario if isinstance(scenario, Mapping) else ()), *(shifted or ())}
+    return {name: values for name, values in listed.items() if name not in given}
 
 
 def _vary(scenario: Scenario, value: Any) -> dict[str, Any]:

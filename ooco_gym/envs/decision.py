@@ -17,7 +17,7 @@ from ooco_gym.compile import address_of, inlined, inner
 from ooco_gym.envs import ENVIRONMENTS
 from ooco_gym.envs.buffers import CLOCK, DECLINE_ACTION, FIXED, PARTNER_ACTION, PICKED, STEP_SIGNATURE
 from ooco_gym.envs.config import EpisodeConfig
-from ooco_gym.envs.features import CANDIDATES, DECISIONS, Feature
+from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, Feature
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.rules import sort_ascending
 from ooco_gym.sim.state import State
@@ -84,8 +84,8 @@ class Decision:
             settings for it, but no answer.
         window: waiting requests that the simulator must look at, where the partner looks at fewer.
         partner: of `CLOCK`: step kernel that does what the partner would do, and returns ASK.
-        levels: of `CLOCK`: the values to choose among, ascending, for `StepBuffers.levels`: float64[1, levels]; None:
-            there are as many candidates as the configuration says.
+        levels: the values to choose among, for `StepBuffers.levels`: float64[values of one, candidates] (of `CLOCK`:
+            float64[1, levels], ascending); None: there are as many candidates as the configuration says.
         controls: of `CONTROL`: the parameters and their levels.
         question: what is asked, as a sentence.
         no: what action 0 does.
@@ -94,6 +94,10 @@ class Decision:
         figures: features of a candidate that say something here, by name.
         features: features of a candidate that mean something of their own here: the name in `features.CANDIDATES` of
             the column, and the feature that is in it.
+        cluster: the table of the observation's `cluster`, where it is not `features.CLUSTER`; `observe` then fills it.
+        observe: step kernel that completes the observation of this kind of decision: `cluster`, and what of the
+            candidates `offer` has left; None: the common one.
+        box: an action may be a vector of numbers from -1 to 1, one for each row of `levels`, least to most.
         marks: where its marks are in the picture of a cluster, (x, y) in pixels.
     """
 
@@ -112,11 +116,16 @@ class Decision:
     candidates: str = "candidates"
     figures: tuple[str, ...] = ()
     features: Mapping[str, Feature] = field(default_factory=dict)
+    cluster: tuple[Feature, ...] = CLUSTER
+    observe: Any = None
+    box: bool = False
     marks: tuple[tuple[float, float], ...] = ()
 
     def __post_init__(self) -> None:
         if self.kind == CLOCK and self.partner is None:
             raise ValueError(f"decision '{self.name}' comes by the clock: `partner` must say what the partner does")
+        if self.cluster is not CLUSTER and self.observe is None:
+            raise ValueError(f"decision '{self.name}' has a cluster table of its own: `observe` must fill it")
         if unknown := set(self.features) - {feature.name for feature in CANDIDATES}:
             raise ValueError(f"decision '{self.name}': candidates have no feature {', '.join(sorted(unknown))}")
         _KNOWN[self.name] = self
@@ -140,6 +149,15 @@ def kinds() -> Mapping[str, Decision]:
 def slot_names(decisions: Sequence[Decision]) -> tuple[str, ...]:
     """What the slots of an observation's one-hot `decision` say: `features.DECISIONS`, then the other kinds' names."""
     return (*DECISIONS, *(decision.name for decision in decisions if decision.name not in DECISIONS))
+
+
+def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
+    """The features of the observation's `cluster`: the same for all decisions of an environment."""
+    tables = {decision.cluster for decision in decisions}
+    if len(tables) != 1:
+        names = " and ".join(decision.name for decision in decisions)
+        raise ValueError(f"decisions {names} have different cluster tables: one environment has one")
+    return tables.pop()
 
 
 @lru_cache(maxsize=64)
@@ -219,6 +237,8 @@ def actual(feature: Feature, value: float) -> float:
     """The figure behind an observed value, in the feature's unit; what was cut comes back as its limit."""
     if feature.scale == "log":
         return float(np.expm1(value * np.log1p(feature.limit)))
+    if feature.scale == "signed log":
+        return float(np.copysign(np.expm1(abs(value) * np.log1p(feature.limit)), value))
     return value * feature.limit if feature.scale == "linear" else value
 
 

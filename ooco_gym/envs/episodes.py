@@ -14,7 +14,7 @@ from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
-from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, slot_names
+from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, cluster_table, slot_names
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
@@ -47,6 +47,7 @@ class Episodes:
 
     Attributes:
         buffers: their arrays: observations, masks, accounts.
+        features: of the observation's `cluster`.
         config: what an episode is made of.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
         watchers: objects whose `begin`, `opened` and `took` are called as episodes go, such as `recording.Recorder`.
@@ -93,13 +94,22 @@ class Episodes:
                 levels = decision.levels(self._partner, config)
                 size = max(size, levels.shape[1]) if len(self.decisions) > 1 else levels.shape[1]
         slots = slot_names(self.decisions)
-        self.buffers = b.empty_buffers(count, size, dimensions, levels.shape[1], actions, len(slots))
+        if config.box:
+            dimensions = len(levels)
+            if not all(decision.box for decision in self.decisions):
+                raise UserError("action=box: this environment's actions are candidates; leave it out, or take "
+                                "ooco_gym/Batching-v0")
+        self.features = cluster_table(self.decisions)
+        self.buffers = b.empty_buffers(count, size, dimensions, levels.shape, actions, len(slots), len(self.features),
+                                       _most_instances(config))
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
         for decision in self.decisions:
             self.buffers.offers[decision.kind] = address(decision.offer)
             self.buffers.answers[decision.kind] = address(decision.answer)
             self.buffers.slots[decision.kind] = slots.index(decision.name)
+            if decision.observe is not None:
+                self.buffers.observers[decision.kind] = address(decision.observe)
             if decision.partner is not None:
                 self.buffers.partners[decision.kind] = address(decision.partner)
         self._told = list(self.buffers.account[:, _INFO])  # views of its rows, which a step reads
@@ -119,6 +129,7 @@ class Episodes:
         buffers.days[i] = simulation.scenario.start_s - simulation.window_s[0]
         turn = buffers.turns[i]
         turn[:] = 0
+        buffers.notes[i], buffers.held[i] = 0.0, 0
         turn[b.UNTIL_PS] = round(simulation.window_s[1] * s.PS_PER_S)
         clocks = [kind for kind in self._by_kind if kind >= b.CLOCK]
         turn[b.STEP_KIND] = clocks[0] if clocks else b.NO_KIND
@@ -162,6 +173,7 @@ class Episodes:
         index, scale = pack_parameter(policy, self.config)
         buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = index, scale
         buffers.settings[b.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
+        buffers.settings[b.BOX] = float(self.config.box)
         buffers.settings[b.VIOLATION_BUDGET] = float(simulation.scenario.protocol.violation_budget)
         if self.controls is not None:
             names = [param.name for param in policy.params]
@@ -330,7 +342,12 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
     if any(_may_come_up(decision.kind, cluster, partner, config.candidates) for decision in decisions):
         return
     names = " or ".join(decision.name for decision in decisions)
-    if s.ROUTE in [decision.kind for decision in decisions]:
+    if all(decision.kind == s.COMPOSE for decision in decisions):
+        why, instead = "its instances are relaxed and strict ones", "mixed_7b, and a partner for it, such as hygen"
+        if partner.class_blind:
+            raise UserError(f"partner '{partner.name}' treats offline requests as online ones: there are no shares to "
+                            "decide beside it; choose another partner, such as vllm_priority")
+    elif s.ROUTE in [decision.kind for decision in decisions]:
         why, instead = "there are not two instances or candidates to choose from", "fleet_16, and candidates=2 at least"
     elif cluster.mixed:
         why = "its instances are mixed, and such decisions are those of relaxed and strict ones"
@@ -350,9 +367,18 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
         many_arrive = sum(pool.count for pool in (*cluster.relaxed, *cluster.mixed)) > 1 and candidates > 1
         many_decode = sum(pool.count for pool in cluster.strict) > 1  # for an offline one, to stay is a choice as well
         return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
+    if kind == s.COMPOSE:
+        return bool(cluster.mixed) and not partner.class_blind
     if cluster.mixed:
         return False
     return kind == s.EVICT or not partner.class_blind
+
+
+def _most_instances(config: EpisodeConfig) -> int:
+    """Instances of the largest cluster that an episode may have."""
+    clusters = [config.scenario, *(config.scenario.with_(cluster=one) for one in config.vary.get("cluster", ()))]
+    return max(sum(pool.count for pool in (*cluster.relaxed, *cluster.strict, *cluster.mixed))
+               for cluster in (one.load_cluster() for one in clusters))
 
 
 def _facts(simulation: Simulation) -> Facts:
@@ -466,7 +492,8 @@ def _key(episodes: Episodes) -> tuple[Any, ...]:
     shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
     return (tuple(decision.name for decision in episodes.decisions), _partner_key(episodes._partner), config.window_s,
             config.warmup_s, config.interval_s, repr(config.scenario), repr(dict(config.vary)), shapes,
-            tuple(config.weights.tolist()), tuple(config.levels), repr(dict(config.controls)))
+            tuple(config.weights.tolist()), tuple(config.levels), repr(dict(config.controls)),
+            repr(dict(config.shares)), config.box)
 
 
 def _partner_key(partner: Policy) -> tuple[Any, ...]:

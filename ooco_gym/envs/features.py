@@ -1,12 +1,14 @@
 """What an agent sees: tables of features, for people and for bounds. The compiled code that fills them is in `filling`.
 
-Every feature is bounded. `log` features are log(1 + x) / log(1 + limit), cut at 1; `linear` ones x / limit, cut at the
-bounds. Nothing here knows more than a scheduler would: output lengths of unfinished requests are not among them.
+Every feature is bounded. `log` features are log(1 + x) / log(1 + limit), cut at 1; `signed log` ones the same of |x|,
+with the sign of x; `linear` ones x / limit, cut at the bounds. Nothing here knows more than a scheduler would: output
+lengths of unfinished requests are not among them.
 """
 
 from __future__ import annotations
 
 from collections import namedtuple
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +21,7 @@ class Feature(NamedTuple):
 
     name: str
     unit: str
-    scale: str  # log, linear, or as is
+    scale: str  # log, signed log, linear, or as is
     limit: float
     low: float
     high: float
@@ -97,7 +99,7 @@ CANDIDATES = (
 )
 
 
-def columns(table: tuple[Feature, ...]) -> Any:
+def columns(table: Sequence[Any]) -> Any:
     """The index of each feature by its name, as a named tuple: compiled code reads `COLUMN.tokens` as a constant."""
     return namedtuple("Columns", [feature.name for feature in table])(*range(len(table)))
 

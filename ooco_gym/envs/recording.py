@@ -234,7 +234,9 @@ class Asking:
         """The decision noted last in slot i, which `buffers.actions[i]` has answered."""
         buffers, controls = self.episodes.buffers, self.episodes.controls
         action: Any = buffers.actions[i].tolist()
-        if controls is not None:
+        if self.episodes.config.box:
+            kind = PARTNERS if action[0] == b.ILLEGAL else OWN
+        elif controls is not None:
             kind = PARTNERS if action == controls.tuned.tolist() else OWN
         else:
             action = action[0]

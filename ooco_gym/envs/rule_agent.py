@@ -96,7 +96,7 @@ def seat_of(episodes: Episodes, name: str) -> str:
         policy = policy_of(name)
     except UserError as error:
         return str(error)
-    if all(decision.kind >= b.CLOCK for decision in episodes.decisions):
+    if all(decision.kind in b.SEATED for decision in episodes.decisions):
         asked = " and ".join(decision.name for decision in episodes.decisions)
         return (f"policy '{name}' has no say here: what this environment asks ({asked}) are settings, for which no "
                 "rule answers; a policy that has these settings may play as the partner instead")

@@ -103,9 +103,32 @@ def advance(state, buffers, i, run_address, answer):
             turn[b.KIND] = b.NO_KIND
             return False
         turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = kind, 0, 0
+        if kind == s.COMPOSE and in_force(state, buffers, i):
+            answer = own_answer(state, buffers, i)
+            continue
         if offer(state, buffers, i):
             return True
         answer = partner_answer(state, buffers, i, kind)
+
+
+@inlined
+def in_force(state, buffers, i):
+    """Whether the last action on the instance that is asked is still in force; it then is the action again."""
+    held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
+    if state.clock.now_ps >= held[b.HELD_UNTIL_PS]:
+        return False
+    for part in range(buffers.actions.shape[1]):
+        buffers.actions[i, part] = held[b.HELD_ACTION + part]
+    return True
+
+
+@inlined
+def put_in_force(state, buffers, i):
+    """Keeps the action on the instance that is asked for an interval."""
+    held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
+    held[b.HELD_UNTIL_PS] = state.clock.now_ps + np.int64(buffers.settings[b.CONTROL_INTERVAL_PS])
+    for part in range(buffers.actions.shape[1]):
+        held[b.HELD_ACTION + part] = buffers.actions[i, part]
 
 
 @inlined
@@ -127,10 +150,22 @@ def offer(state, buffers, i):
 def answer_of(state, buffers, i):
     """The answer for the simulator, or MORE; an action that is not legal does what the partner would do."""
     kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
-    if kind != b.CONTROL:
+    if kind != b.CONTROL and not buffers.settings[b.BOX]:
         size = buffers.mask.shape[1]
-        if action == b.PARTNER_ACTION or not 0 <= action < size or buffers.mask[i, action] == 0:
-            return partner_answer(state, buffers, i, kind)
+        if not 0 <= action < size or buffers.mask[i, action] == 0:
+            buffers.actions[i, 0] = b.PARTNER_ACTION
+    if kind == s.COMPOSE:
+        put_in_force(state, buffers, i)
+    return own_answer(state, buffers, i)
+
+
+@inlined
+def own_answer(state, buffers, i):
+    """The answer for an action that is known to be legal."""
+    kind, action = buffers.turns[i, b.KIND], buffers.actions[i, 0]
+    theirs = b.ILLEGAL if buffers.settings[b.BOX] else b.PARTNER_ACTION
+    if kind != b.CONTROL and action == theirs:
+        return partner_answer(state, buffers, i, kind)
     return kernel_at(buffers.answers[kind])(state, buffers, i)
 
 
@@ -138,6 +173,11 @@ def answer_of(state, buffers, i):
 def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
     kind, instance = buffers.turns[i, b.KIND], np.int64(0)
+    buffers.decision[i, :] = 0.0
+    buffers.decision[i, buffers.slots[kind]] = 1.0
+    if buffers.observers[kind] != 0:
+        kernel_at(buffers.observers[kind])(state, buffers, i)
+        return
     if kind < b.CLOCK:
         instance = state.pending.instance
         slot = state.pending.request
@@ -152,8 +192,6 @@ def observe(state, buffers, i):
     out[CLUSTER_COLUMN.packing] = share(packing, 2.0)
     out[CLUSTER_COLUMN.recent_violations] = share(recent_violations(state, buffers.account[i]), 0.06)
     out[CLUSTER_COLUMN.picks] = share(float(buffers.turns[i, b.PICKED]), float(b.MOST_PICKS))
-    buffers.decision[i, :] = 0.0
-    buffers.decision[i, buffers.slots[kind]] = 1.0
     rank_candidates(buffers.candidates[i])
 
 
@@ -280,7 +318,9 @@ def _done(state):
         alone = prefill_one(state, table, request.prompt_tokens)
         decoding = max(0, request.service_ps - alone)
         total += decoding * request.generated_tokens / max(1, request.output_tokens)
-        if held:
+        if held and state.instances[0].role == s.MIXED and request.generated_tokens == 0:
+            total += alone * request.num_computed_tokens / request.prompt_tokens
+        elif held:
             total += alone
         else:  # its prompt is to be prefilled anew, with all that it had generated
             total -= prefill_one(state, table, request.prompt_tokens + request.generated_tokens) - alone
@@ -321,10 +361,25 @@ def _picked(state, buffers, i, answer, base):
 
 
 @inner
+def _play_what_holds(state, buffers, i, run_address, answer):
+    """From an answer to the end of the interval for which it is in force; what else is asked, the partner decides."""
+    turn, end_ps = buffers.turns[i], buffers.turns[i, b.UNTIL_PS]
+    held = buffers.held[i, min(state.pending.instance, buffers.held.shape[1] - 1)]
+    turn[b.UNTIL_PS] = min(end_ps, held[b.HELD_UNTIL_PS])
+    while advance(state, buffers, i, run_address, answer):
+        buffers.actions[i, 0] = b.ILLEGAL
+        answer = answer_of(state, buffers, i)
+    turn[b.UNTIL_PS] = end_ps
+
+
+@inner
 def _play_on(state, buffers, i, run_address, answer, base):
     """From an answer to StepBuffers.turns[i, UNTIL_PS] under a base."""
     turn = buffers.turns[i]
     if base == PARTNER:
+        if turn[b.KIND] == s.COMPOSE:
+            _play_what_holds(state, buffers, i, run_address, answer)
+            answer = s.ASK
         if turn[b.NEXT_CONTROL_PS] < turn[b.UNTIL_PS]:
             run_to(state, buffers, i, run_address, buffers.rules[1], turn[b.NEXT_CONTROL_PS], answer)
             _set_back(state, buffers, i, turn[b.STEP_KIND])
@@ -358,7 +413,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         state, turn, base = state_at(buffers.handles[i]), buffers.turns[i], bases[0, i]
         answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
         bases[1, i], same = answer, -1
-        if turn[b.KIND] < b.CLOCK and turn[b.KIND] != s.PULL:
+        if turn[b.KIND] < b.CLOCK and turn[b.KIND] not in (s.PULL, s.COMPOSE):  # whose answers are no more than counts
             for k in range(i):
                 if bases[0, k] == base and bases[1, k] == answer:
                     same = k

@@ -17,7 +17,7 @@ from numba import types
 from ooco_gym.compile import inner, jit
 from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.base import DecisionEnv, spaces_of
+from ooco_gym.envs.base import DecisionEnv, box_actions, spaces_of
 from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION, buffers_at
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
@@ -101,7 +101,8 @@ class DecisionVectorEnv(VectorEnv):
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": buffers.cluster, "candidates": buffers.candidates.reshape(self.num_envs, -1),
                         "action_mask": buffers.mask, "decision": buffers.decision}
-        self._actions = buffers.actions if self.episodes.controls is not None else buffers.actions[:, 0]
+        vectors = self.episodes.controls is not None or self.config.box
+        self._actions = buffers.actions if vectors else buffers.actions[:, 0]
         self._out = BatchStep(self.episodes)
         everyone = np.ones(self.num_envs, bool)
         everyone.flags.writeable = False
@@ -248,6 +249,9 @@ class DecisionVectorEnv(VectorEnv):
         return self._observations(), rewards, np.zeros(self.num_envs, bool), truncated, infos
 
     def _take(self, actions: Any) -> None:
+        if self.config.box:
+            self._actions[:] = box_actions(actions, self.action_space)
+            return
         values = np.asarray(actions)
         if values.shape != self._actions.shape or values.dtype.kind not in "iu":
             raise UserError(f"step(): actions of shape {values.shape} and type {values.dtype}; expected whole numbers "
@@ -298,6 +302,8 @@ class DecisionVectorEnv(VectorEnv):
     def partner_actions(self) -> np.ndarray:
         """The actions that do what the partner would do: (N,), or (N, P)."""
         controls = self.episodes.controls
+        if self.config.box:
+            return np.full(self._actions.shape, np.nan, np.float32)
         if controls is None:
             return np.full(self.num_envs, PARTNER_ACTION)
         return np.tile(controls.tuned, (self.num_envs, 1))
@@ -305,7 +311,7 @@ class DecisionVectorEnv(VectorEnv):
     def rule_actions(self, name: str) -> np.ndarray:
         """The actions that express what a policy's rule would do now: (N,), or (N, P)."""
         self.episodes.check_rule(name)
-        if self.episodes.controls is not None:
+        if self.episodes.controls is not None or self.config.box:
             return self.partner_actions()
         return np.array([self.episodes.rule_action(i, name) for i in range(self.num_envs)])
 

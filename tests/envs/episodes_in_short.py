@@ -23,9 +23,12 @@ MEMORY_BOUND = {"cluster": "pair_llama2_7b_40g", "workload": "azure_conv", "slo"
                 "offline": {"mode": "rate", "rate": 1.0}, "rate_scale": 0.03}
 FLEET = {"cluster": "fleet_16", "workload": "azure_conv", "slo": "chat", "offline": {"mode": "rate", "rate": 20.0},
          "rate_scale": 0.8}
+ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0, "tpot_s": 0.05},
+          "offline": {"mode": "rate", "rate": 3.0}, "rate_scale": 1.7}
 SCENARIOS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v0": MEMORY_BOUND, "ooco_gym/Colocation-v0": MEMORY_BOUND,
-    "ooco_gym/Eviction-v0": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v0": FLEET}
+    "ooco_gym/Eviction-v0": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v0": FLEET,
+    "ooco_gym/Batching-v0": ENGINE}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",

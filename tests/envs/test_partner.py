@@ -29,12 +29,13 @@ def refused(name, policy):
         return "no packing"
     if "Control" in name and "gate_gain" not in params:
         return "no parameter"
-    if any(part in name for part in ("Migration", "Preemption")) and policy_of(policy).class_blind:
+    if any(part in name for part in ("Migration", "Preemption", "Batching")) and policy_of(policy).class_blind:
         return "offline requests as online ones"
     return ""
 
 
-PAIRS = [(name, policy) for name in IDS for policy in POOLS]
+ENGINES = (HYGEN, "sarathi_pp", "vllm_priority", "echo", "vllm_fcfs")  # policies of mixed instances
+PAIRS = [(name, policy) for name in IDS for policy in (ENGINES if "Batching" in name else POOLS)]
 PLAYED = [pair for pair in PAIRS if not refused(*pair)]
 
 

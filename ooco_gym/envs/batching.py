@@ -1,0 +1,181 @@
+"""`ooco_gym/Batching-v0`: how is the next iteration of a mixed instance filled?"""
+
+from __future__ import annotations
+
+from itertools import product
+from typing import ClassVar
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.batching_filling import PLACES, feature_of, observe_engine
+from ooco_gym.envs.buffers import step_kernel
+from ooco_gym.envs.config import MOST_CANDIDATES, EpisodeConfig
+from ooco_gym.envs.decision import Decision
+from ooco_gym.envs.features import COLUMN
+from ooco_gym.envs.vector import register
+from ooco_gym.errors import UserError, check_keys, is_number
+from ooco_gym.policy.latency_budget import OFFLINE_CLASS, Limits, decodes, fill, preempt_last
+from ooco_gym.policy.policy import Policy
+from ooco_gym.runtime.batching_features import ACTION, ENGINE
+from ooco_gym.sim.costs import length
+from ooco_gym.sim.mixed import sums_latency
+from ooco_gym.sim.state import BATCH, COMPOSE, NEVER, RECOMPUTE
+
+TIME, ONLINE, OFFLINE = range(3)  # rows of StepBuffers.levels
+SHARES = ("online", "offline")
+LEAST_TOKENS = 256  # of an iteration that nothing fits into: what can run goes on
+
+
+@inlined
+def _limits(online_ps, offline_ps, tokens):
+    """Limits of an iteration in which any chunk is worth its while."""
+    online_ps, offline_ps, one = np.int64(online_ps), np.int64(offline_ps), np.int64(1)
+    return Limits(online_ps, offline_ps, offline_ps, np.int64(tokens), one, one, np.int64(0), np.int64(RECOMPUTE))
+
+
+@inner
+def compose(state, instance, limit_ps, online_share, offline_share):
+    """Composes the next iteration by times. It is never empty where a request can run.
+
+    Args:
+        state: the episode, at a `compose` decision.
+        instance: that is asked.
+        limit_ps: how long the iteration may take, as believed; online decodes may exceed it.
+        online_share: share of the time beside online decodes that online prompts may take.
+        offline_share: share of it up to which offline work may fill the iteration; 0: none.
+
+    Returns:
+        Its tokens.
+    """
+    spec, batch, count, context = state.instances[instance], state.members[BATCH, instance], 0, np.int64(0)
+    for place in range(spec.running):
+        slot = np.int64(batch[np.uint64(place)])
+        if state.requests[np.uint64(slot)].urgent and decodes(state, slot):
+            count += 1
+            context += length(state, slot)
+    alone = np.int64(0)
+    if count > 0:
+        alone = np.int64(sums_latency(state, spec.belief, (count, count, count, context, 0, 0, 0.0, 0)))
+    room, budget = max(0.0, limit_ps - alone), state.config.max_num_batched_tokens
+    online_ps = alone + np.int64(online_share * room)
+    offline_ps = alone + np.int64(offline_share * room) if offline_share > 0.0 and room > 0.0 else np.int64(0)
+    tokens = fill(state, instance, _limits(online_ps, offline_ps, budget))
+    while tokens == 0 and (spec.running > 0 or spec.online_waiting > 0 or spec.offline_waiting > 0):
+        tokens = fill(state, instance, _limits(NEVER, NEVER, min(budget, LEAST_TOKENS)))
+        if tokens == 0 and not preempt_last(state, instance, OFFLINE_CLASS, -1, RECOMPUTE):
+            break  # what runs is blocked by the memory of others of its class, none by an offline request's
+    return tokens
+
+
+@inlined
+def _decodes_online(state, instance):
+    """Whether an online request decodes there, and whether there is anything else to do."""
+    spec, batch, some, others = state.instances[instance], state.members[BATCH, instance], False, False
+    others = spec.online_waiting > 0 or spec.offline_waiting > 0
+    place = 0
+    while place < spec.running and not (some and others):
+        slot = np.int64(batch[np.uint64(place)])
+        if state.requests[np.uint64(slot)].urgent and decodes(state, slot):
+            some = True
+        else:
+            others = True
+        place += 1
+    return some, others
+
+
+@step_kernel
+def offer_times(state, buffers, i):
+    """Every answer, where there is more to do than online decodes."""
+    decodes, others = _decodes_online(state, state.pending.instance)
+    if not others:
+        return 0
+    candidates, count = buffers.candidates[i], buffers.levels.shape[1]
+    for k in range(count):
+        candidates[k, COLUMN.present] = 1.0
+        buffers.chosen[i, k] = k
+        buffers.mask[i, b.FIXED + k] = 1
+    buffers.mask[i, b.DECLINE_ACTION] = decodes
+    buffers.mask[i, b.PARTNER_ACTION] = 1
+    return count + decodes
+
+
+@step_kernel
+def answer_times(state, buffers, i):
+    """Composes the iteration."""
+    actions, levels, instance = buffers.actions[i], buffers.levels, state.pending.instance
+    tpot_ps = state.config.default_tpot_ps
+    if buffers.settings[b.BOX]:
+        least, most = levels[TIME, 0], levels[TIME, levels.shape[1] - 1]
+        time = least + (most - least) * actions[TIME] / b.BOX_ONE
+        return compose(state, instance, time * tpot_ps, actions[ONLINE] / b.BOX_ONE, actions[OFFLINE] / b.BOX_ONE)
+    if actions[0] == b.DECLINE_ACTION:
+        return compose(state, instance, 0.0, 0.0, 0.0)
+    k = actions[0] - b.FIXED
+    return compose(state, instance, levels[TIME, k] * tpot_ps, levels[ONLINE, k], levels[OFFLINE, k])
+
+
+def time_levels(policy: Policy, config: EpisodeConfig) -> np.ndarray:
+    """The answers: float64[3, candidates]: time over the TPOT SLO, online share, offline share; by time, ascending.
+
+    Raises:
+        UserError: no levels, shares that are none, or too many of all.
+    """
+    check_keys("shares", config.shares, SHARES)
+    lists = {name: config.shares.get(name, (0.0, 0.5, 1.0)) for name in SHARES}
+    for name, values in lists.items():
+        listed = isinstance(values, (list, tuple)) and values
+        if not listed or not all(is_number(value) and 0 <= value <= 1 for value in values):
+            raise UserError(f"shares.{name}={values!r} must be a list of shares from 0 to 1, such as [0, 0.5, 1]")
+    times = sorted(set(config.levels))
+    if not times or times[0] <= 0:
+        raise UserError(f"levels={list(config.levels)!r} must be positive: how long an iteration may take, as shares "
+                        "of the TPOT SLO; online decodes alone are action 0")
+    answers = [answer for answer in product(times, *(sorted(set(lists[name])) for name in SHARES)) if any(answer[1:])]
+    if not 2 <= len(answers) <= MOST_CANDIDATES:
+        raise UserError(f"levels and shares make {len(answers)} answers: give 2 to {MOST_CANDIDATES}")
+    return np.array(answers, float).T.copy()
+
+
+_OWN = tuple(one for one in ACTION if one.name != "present")
+DECISION = Decision(
+    "batch", COMPOSE, offer_times, answer_times, levels=time_levels,
+    question="How is the next iteration filled?", no="online decodes alone",
+    take="fill it up to this time, with these shares for online prompts and offline work",
+    candidates="times and shares", figures=tuple(one.name for one in _OWN),
+    features={PLACES[one.name]: feature_of(one) for one in _OWN}, cluster=tuple(map(feature_of, ENGINE)),
+    observe=observe_engine, box=True, marks=((646, 104),))
+
+
+class BatchingEnv(DecisionEnv):
+    """How the next iterations of an engine are filled that puts prompts and decodes of both classes into one batch.
+
+    ## Description
+    Engines of today compute chunks of prompts beside decodes. A long iteration computes many tokens, and delays every
+    online request that decodes in it; how much delay these can take depends on what they are ahead of their deadlines,
+    and that on what came before. HyGen (arXiv 2501.14808) fills every iteration up to one latency budget, vLLM up to
+    one number of tokens. Here both are chosen anew at each iteration with a choice, or every `interval_s` of each
+    instance: how long it may take, and up to which shares of that time online prompts and offline work may fill it. The
+    rule inside (`fill` in `ooco_gym/policy/latency_budget.py`) turns that into tokens by believed latencies. Online
+    decodes are in every iteration. Iterations of online decodes alone leave no choice.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 online decodes alone (legal where there are any), 1 what the partner would do, `2 + k` a time
+    with two shares: K are all combinations of `levels` and `shares`, but for those where both shares are 0. With
+    `action="box"` `Box(-1, 1, (3,))`: time (from the least to the largest of `levels`), online share, offline share
+    (from 0 to 1); where one of them is not a number, the partner's answer is taken.
+
+    ## Candidates
+    All combinations, by time. Online prompts get their share of the time beside online decodes; offline work then fills
+    the iteration up to its share of it: with decodes, and with prompts where no online prompt is held back. An
+    iteration that nothing fits into goes on with a few tokens.
+    """
+
+    id: ClassVar[str] = "ooco_gym/Batching-v0"
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "batching"
+
+
+register(BatchingEnv)

@@ -1,0 +1,83 @@
+"""A mixed instance of a simulated episode as an engine would describe it: dicts of requests and blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from ooco_gym.compile import jit
+from ooco_gym.envs import reward as r
+from ooco_gym.envs.batching_filling import HOUR_ARRIVED, HOUR_VIOLATED
+from ooco_gym.runtime.batching_features import LOOK_OFFLINE, LOOK_ONLINE
+from ooco_gym.sim import state as s
+from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
+from ooco_gym.sim.state import handle_of, state_at
+from ooco_gym.sim.step_actions import get_computed_tokens
+
+
+@jit(types.int64(types.int64, types.int64, types.int64[:, ::1]))
+def _latency_ps(handle, instance, batch):
+    state = state_at(handle)
+    table, sums = state.instances[instance].belief, NO_SUMS
+    for row in range(batch.shape[0]):
+        sums = add_to_sums(state, table, sums, batch[row, 0], batch[row, 1], 1)
+    return np.int64(sums_latency(state, table, sums))
+
+
+@jit(types.int64(types.int64, types.int64, types.int64))
+def _cached(handle, instance, slot):
+    return get_computed_tokens(state_at(handle), instance, slot)
+
+
+def describe(env: Any, i: int = 0) -> dict[str, Any]:
+    """The engine that is asked in episode i of an environment, for `batching_features.observe`."""
+    buffers, state = env.episodes.buffers, env.episodes.simulations[i].state
+    instance, handle = int(state.pending.instance), handle_of(state)
+    spec, config = state.instances[instance], state.config
+    now = int(state.clock.now_ps)
+
+    def request(slot: int) -> dict[str, Any]:
+        one = state.requests[slot]
+        first = int(one["first_token_ps"])
+        start = int(one["first_decode_ps"]) if config.tpot_from_decode and one["first_decode_ps"] else first
+        return {"online": bool(one["online"]), "arrival_time": (int(one["arrival_ps"]) - now) / s.PS_PER_S,
+                "first_token_time": (first - now) / s.PS_PER_S if first else None,
+                "tpot_from": (start - now) / s.PS_PER_S,
+                "ttft_slo": int(one["ttft_slo_ps"]) / s.PS_PER_S, "tpot_slo": int(one["tpot_slo_ps"]) / s.PS_PER_S,
+                "num_prompt_tokens": int(one["prompt_tokens"]), "num_output_tokens": int(one["generated_tokens"]),
+                "num_computed_tokens": int(one["num_computed_tokens"]), "num_blocks": int(one["blocks"]),
+                "num_cached_tokens": 0}
+
+    def queue(head: int, most: int) -> list[dict[str, Any]]:
+        found = []
+        while head >= 0 and len(found) < most:
+            found.append({**request(head), "num_computed_tokens": 0,
+                          "num_cached_tokens": _cached(handle.address, instance, head)})
+            head = int(state.requests[head]["next"])
+        return found
+
+    def latency(batch: list[tuple[int, int]]) -> float:
+        return _latency_ps(handle.address, instance, np.array(batch, np.int64).reshape(-1, 2)) / s.PS_PER_S
+
+    account, notes, observed, totals = buffers.account[i], buffers.notes[i], state.observed, state.totals
+    in_block = {600: (totals.online_arrived - account[r.BLOCK_ARRIVED], totals.violations - account[r.BLOCK_VIOLATED]),
+                3600: (totals.online_arrived - notes[HOUR_ARRIVED], totals.violations - notes[HOUR_VIOLATED])}
+    batch = state.members[s.BATCH, instance, : int(spec["running"])]
+    return {
+        "now": 0.0, "tpot_slo": config.default_tpot_ps / s.PS_PER_S, "violation_budget": float(account[r.BUDGET]),
+        "running": [request(int(slot)) for slot in batch],
+        "waiting_online": queue(int(spec["online_head"]), LOOK_ONLINE),
+        "waiting_offline": queue(int(spec["offline_head"]), LOOK_OFFLINE),
+        "num_waiting_online": int(spec["online_waiting"]),
+        "num_waiting_online_tokens": int(spec["online_waiting_tokens"]),
+        "num_waiting_offline": int(spec["offline_waiting"]),
+        "num_waiting_offline_tokens": int(spec["offline_waiting_tokens"]),
+        "num_free_blocks": int(spec["free_blocks"]), "num_blocks": int(spec["total_blocks"]),
+        "max_num_seqs": int(config.max_num_seqs), "max_num_batched_tokens": int(config.max_num_batched_tokens),
+        "latency": latency, "online_in_block": in_block,
+        "online_rates": {10: observed.online_rate_fast, 60: observed.online_rate_minute,
+                         300: observed.online_rate_slow, 1800: observed.online_rate_half_hour},
+        "last_online_arrival": (int(state.clock.last_online_arrival_ps) - now) / s.PS_PER_S,
+    }

@@ -1,0 +1,205 @@
+"""Batching-v0: what it asks, what its answers do, and that its features are those that an engine can compute itself."""
+
+from __future__ import annotations
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from engine_description import describe
+from episodes_in_short import ENGINE, alike, arguments, at_random, differences, make, partner, play
+
+from ooco_gym import UserError, candidate_table
+from ooco_gym.envs.batching_filling import PLACES
+from ooco_gym.envs.features import COLUMN
+from ooco_gym.runtime.batching_features import ACTION, observe
+from ooco_gym.runtime.batching_features import ENGINE as FEATURES
+from ooco_gym.sim import state as s
+
+ID = "ooco_gym/Batching-v0"
+COLUMNS = [getattr(COLUMN, PLACES[one.name]) for one in ACTION]
+MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.05}
+SHARED = {"workload": "few_shot", "rate_scale": 0.5, "offline": {
+    "mode": "rate", "rate": 6.0, "lengths": "mmlu", "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
+CASES = {
+    "as trained": {}, "four engines": {"cluster": "engines_7b", "scenario": {"rate_scale": 6.0}},
+    "memory binds": {"scenario": MEMORY_BOUND, "vary": {}},
+    "prefixes are shared": {"scenario": SHARED, "vary": {}, "partner": "hygen:latency_budget_s=0.04,prefix_caching=on"},
+    "TPOT from the first decode": {"scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03, "tpot_from": "first_decode"}}},
+}
+
+
+def compared(steps, case, seed=3):
+    """Plays random answers, with stretches of the partner's, and compares both computations on every state."""
+    env, random = make(ID, **CASES[case]), np.random.default_rng(seed)
+    answers = [tuple(one) for one in env.episodes.buffers.levels.T]
+    observation, info = env.reset(seed=seed, options={"window": 0})
+    seen = []
+    for step in range(steps):
+        cluster, candidates = observe(describe(env), answers)
+        np.testing.assert_allclose(observation["cluster"], cluster, rtol=0, atol=2e-6, err_msg=f"{case}, step {step}")
+        theirs = candidate_table(observation["candidates"])[:, COLUMNS]
+        np.testing.assert_allclose(theirs, candidates, rtol=0, atol=2e-6, err_msg=f"{case}, step {step}")
+        seen.append(observation["cluster"])
+        legal = np.flatnonzero(info["action_mask"])
+        action = int(random.choice(legal)) if step // 100 % 2 else env.partner_action()
+        observation, _, _, over, info = env.step(action)
+        if over:
+            observation, info = env.reset(seed=seed + step)
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
+    seen = compared(300, case)
+    assert (seen.std(axis=0) > 0).sum() > 25, "the features that are compared differ from state to state"
+
+
+@pytest.mark.slow
+def test_features_are_the_same_on_ten_thousand_states():
+    seen = np.concatenate([compared(2_000, case, seed=11) for case in CASES])
+    moved = {one.name for one, spread in zip(FEATURES, seen.std(axis=0), strict=True) if spread > 0}
+    assert len(seen) == 10_000 and moved == {one.name for one in FEATURES}
+
+
+def test_a_decision_is_asked_where_there_is_more_to_do_than_online_decodes():
+    env = make(ID, scenario={"offline": {"mode": "rate", "rate": 0.3}, "rate_scale": 1.0}, vary={})
+    mixed_steps = 0
+    for step in play(env, partner):
+        if step.truncated:
+            break
+        found = dict(zip((one.name for one in FEATURES), step.observation["cluster"], strict=True))
+        others = ("online_prompts", "offline_decodes", "offline_prompts", "online_waiting", "offline_waiting")
+        assert any(found[name] > 0 for name in others)
+        assert bool(step.info["action_mask"][0]) == (found["online_decodes"] > 0)
+        mixed_steps += 1
+    assert 0 < mixed_steps < int(env.simulation.state.instances["steps_begun"][0])
+
+
+def test_longer_times_take_longer_and_shares_of_0_leave_a_class_out():
+    """Two engines, so that the iteration of the one asked is seen when the other one asks."""
+    env = make(ID, cluster="engines_7b", scenario={"rate_scale": 6.0}, vary={})
+    env.reset(seed=2, options={"window": 0})
+    levels = env.episodes.buffers.levels
+    tpot = env.config.scenario.load_slo().tpot_s
+    checked = 0
+    for _ in range(300):
+        k = int(np.random.default_rng(checked).integers(levels.shape[1]))
+        instance = int(env.simulation.state.pending.instance)
+        before = int(env.simulation.state.instances["steps_begun"][instance])
+        alone = float(env._observation()["cluster"][33]) * 4.0 * tpot
+        env.step(2 + k)
+        spec = env.simulation.state.instances[instance]
+        if int(spec["steps_begun"]) == before + 1 and spec["activity"] == s.MIXING:
+            took = (int(spec["end_ps"]) - int(spec["start_ps"])) / s.PS_PER_S
+            assert took <= max(levels[0, k] * tpot, alone) * 1.0001 or spec["new_tokens"] <= 256
+            assert took >= alone * 0.9999
+            checked += 1
+    assert checked > 50
+
+
+def test_online_decodes_alone_have_no_prompt_and_no_offline_token():
+    env = make(ID)
+    env.reset(seed=2, options={"window": 0})
+    state = env.simulation.state
+    for _ in range(50):
+        if not env.action_masks()[0]:
+            env.step(1)
+            continue
+        before = {int(slot): int(state.requests["num_computed_tokens"][slot])
+                  for slot in np.flatnonzero(state.requests["status"] == s.RESIDENT)}
+        decoding = {slot for slot in before if state.requests["online"][slot] and
+                    state.requests["generated_tokens"][slot] > 0 and state.requests["prompt_tokens"][slot]
+                    + state.requests["generated_tokens"][slot] - before[slot] == 1}
+        over = env.step(0)[3]
+        for slot, computed in before.items():
+            if state.requests["status"][slot] == s.RESIDENT and state.clock.now_ps and not over:
+                grown = int(state.requests["num_computed_tokens"][slot]) - computed
+                assert (grown > 0) <= (slot in decoding)
+
+
+@pytest.mark.parametrize("cluster", ["engine_7b", "engines_7b"])
+def test_an_answer_stays_in_force_for_the_interval(cluster):
+    """Each engine is asked once an interval; answers of the partner's stay in force as well."""
+    scale = {"engine_7b": 1.7, "engines_7b": 6.8}[cluster]
+    env = make(ID, cluster=cluster, interval_s=1.0, scenario={"rate_scale": scale}, vary={})
+    last, choose = {}, at_random(3)
+
+    def watch(one):
+        instance, now = int(one.simulation.state.pending.instance), one.simulation.now_s
+        assert now - last.get(instance, -np.inf) >= 1.0 - 1e-9
+        last[instance] = now
+        return choose(one)
+
+    steps = play(env, watch)
+    engines = len(env.simulation.state.instances)
+    assert len(last) == engines and 0.5 * 60 * engines < len(steps) < 61 * engines
+    same, other = (make(ID, cluster=cluster, interval_s=interval, scenario={"rate_scale": scale}, vary={})
+                   for interval in (1.0, 0.001))
+    assert len(play(same, partner)) < len(play(other, partner))
+    assert differences(same.simulation.state, other.simulation.state) == []
+
+
+def test_box_actions_are_the_candidates_where_they_say_the_same():
+    """A vector of numbers from -1 to 1: time from the least to the longest, shares from 0 to 1; NaN: the partner."""
+    discrete, box = make(ID), make(ID, action="box")
+    assert box.action_space == gym.spaces.Box(-1.0, 1.0, (3,), np.float32)
+    times, online, offline = discrete.episodes.buffers.levels
+    random = np.random.default_rng(0)
+    observations = [env.reset(seed=4, options={"window": 1})[0] for env in (discrete, box)]
+    for step in range(400):
+        assert alike(*[{key: one[key] for key in ("cluster", "candidates")} for one in observations])
+        k = int(random.integers(len(times)))
+        vector = np.array([2 * (times[k] - times[0]) / (times[-1] - times[0]) - 1, 2 * online[k] - 1,
+                           2 * offline[k] - 1])
+        if step % 7 == 0:
+            k, vector = -1, box.partner_action()
+        one, other = discrete.step(2 + k), box.step(vector)
+        assert one[1] == other[1] and one[3] == other[3]
+        observations = [one[0], other[0]]
+    for wrong in (1, [0.0, 0.0], "abc", None, [[0.0] * 3]):
+        with pytest.raises(UserError, match="expected an action of Box"):
+            box.step(wrong)
+
+
+def test_box_actions_of_a_vector_are_those_of_single_ones():
+    envs = gym.make_vec(ID, num_envs=2, vectorization_mode="vector_entry_point", **arguments(ID, action="box"))
+    singles = [make(ID, action="box") for _ in range(2)]
+    observed, _ = envs.reset(seed=5)
+    for i, env in enumerate(singles):
+        env.reset(seed=5 + i)
+    for _ in range(50):
+        actions = envs.action_space.sample()
+        observed, rewards, *_ = envs.step(actions)
+        for i, env in enumerate(singles):
+            observation, reward, *_ = env.step(actions[i])
+            assert reward == rewards[i] and np.array_equal(observation["cluster"], observed["cluster"][i])
+
+
+def test_learned_answers_matter():
+    """More offline work in longer iterations serves more, and costs more deadlines."""
+    env = make(ID, window_s=120.0, scenario={**ENGINE, "rate_scale": 1.5}, vary={})
+    levels = env.episodes.buffers.levels
+    short, long = (next(k for k in range(levels.shape[1]) if tuple(levels[:, k]) == (time, 1.0, 1.0))
+                   for time in (0.5, 6.0))
+    little, much = (play(env, lambda _, k=k: 2 + k)[-1].info["summary"] for k in (short, long))
+    assert little["offline_reference_gpu_s_per_s"] < much["offline_reference_gpu_s_per_s"]
+    assert little["violation_rate"] < much["violation_rate"]
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose another cluster, such as mixed_7b"),
+    ({"partner": "vllm_fcfs"}, "treats offline requests as online ones"),
+    ({"levels": []}, "must be positive"), ({"levels": [0.0, 1.0]}, "must be positive"),
+    ({"shares": {"online": [0.0, 2.0]}}, r"shares.online=\[0.0, 2.0\] must be a list of shares from 0 to 1"),
+    ({"shares": {"onlin": [0.5]}}, "did you mean 'online'"),
+    ({"shares": {"online": [0.0], "offline": [0.0]}}, "make 0 answers"),
+    ({"levels": [float(n) for n in range(1, 10)]}, "make 72 answers: give 2 to 64"),
+    ({"action": "continuous"}, "action='continuous' must be discrete")])
+def test_invalid_arguments_raise_user_errors(changes, words):
+    with pytest.raises(UserError, match=words):
+        make(ID, **changes)
+
+
+def test_other_environments_have_no_box():
+    with pytest.raises(UserError, match="take ooco_gym/Batching-v0"):
+        make("ooco_gym/Gating-v0", action="box")
