@@ -22,12 +22,12 @@ from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.sim.costs import (
-    attention_latency,
-    decode_latency,
+    attention_together,
     dense_latency,
     prefill_attention,
     prompt_rows,
     prompt_work,
+    skewed_decode,
 )
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S
 
@@ -198,12 +198,14 @@ def exact_time(state, instance, load):
     """What the simulator's tables say of a batch, in ps; each prompt is taken to end its prefill."""
     table = state.instances[instance].belief
     if load.prompts == 0:
-        return float(decode_latency(state, table, load.decodes, load.context)) if load.decodes > 0 else 0.0
+        if load.decodes == 0:
+            return 0.0
+        return float(skewed_decode(state, table, load.decodes, load.context, load.longest))
+    alone = prefill_attention(state, table, load.work, load.rows, load.reach, float(load.prompts))
     latency = (dense_latency(state, table, load.tokens + load.decodes)
                + state.head_ps[table, load.prompts + load.decodes]
-               + prefill_attention(state, table, load.work, load.rows, load.reach, float(load.prompts)))
-    if load.decodes > 0:
-        latency += attention_latency(state, table, load.decodes, load.context)
+               + attention_together(state, table, alone, load.tokens / load.prompts, load.reach / load.prompts,
+                                    load.decodes, load.context, load.longest))
     return max(float(latency), float(state.tables[table].prefill_floor_ps))
 
 
@@ -451,7 +453,8 @@ def draw_batches(table: CostTable, largest_batch: int, part: int, memory_tokens:
 def latency_ps(table: CostTable, chunks: np.ndarray, contexts: Sequence[np.ndarray]) -> np.ndarray:
     """What iterations of a chunk (tokens done, new tokens; none: 0, 0) and some decodes take: float64[n], in ps."""
     return mixed_latency_ps(table, chunks[:, 1:], chunks[:, :1], [len(one) for one in contexts],
-                            [one.sum() for one in contexts]).astype(np.float64)
+                            [one.sum() for one in contexts],
+                            longest=[one.max(initial=0) for one in contexts]).astype(np.float64)
 
 
 def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) -> np.ndarray:

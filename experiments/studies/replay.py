@@ -237,6 +237,8 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
                   output_tokens=rows["output_tokens"].astype(np.int32), online=np.ones(n, bool))
     policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
               "max_num_seqs": engine["max_num_seqs"], **release_of(engine)}
+    if engine.get("prefix_caching"):  # a request that was preempted finds what is left of its own blocks
+        policy["prefix_caching"] = "on"
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "requests.parquet")
         write_trace(trace, path)

@@ -29,10 +29,12 @@ FEW = 8
 """Rows below which an operator is not fitted."""
 FOLDS, FEW_ROWS = 5, 100
 """Parts in which shapes are held out; up to so many rows each shape by itself: no draw decides what is unseen."""
-SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": ("h_q", "h_kv", "d_h"), "attn_decode": ("h_q", "h_kv", "d_h"),
-          "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp")}
-SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": ("batch", "context_len"),
-         "all_reduce": ("bytes", "n_gpus"), "elementwise": ("n_tokens",)}
+_SHARED, _BATCH = ("h_q", "h_kv", "d_h"), ("batch", "context_len")
+SHAPES = {"gemm": ("d_in", "d_out"), "attn_prefill": _SHARED, "attn_decode": _SHARED, "attn_mixed": _SHARED,
+          "attn_skew": _SHARED, "all_reduce": ("bytes",), "elementwise": ("op", "d_in", "tp")}
+SIZES = {"gemm": ("n_tokens",), "attn_prefill": ("batch", "q_len", "prefix"), "attn_decode": _BATCH,
+         "attn_mixed": (*_BATCH, "q_len"), "attn_skew": (*_BATCH, "longest"), "all_reduce": ("bytes", "n_gpus"),
+         "elementwise": ("n_tokens",)}
 LAUNCH = Free("launch_s", 6e-6, 1e-8, 1e-2, off=True)
 _NORM = Free("exponent", 1.0, 0.01, 20.0, above=1.0)
 _ROOFLINE = {"exponent": math.inf}
@@ -200,6 +202,25 @@ def _decode_s(p: kernels.DecodeAttentionParameters, rows: Rows) -> np.ndarray:
     return _by_heads(rows, seconds)
 
 
+def _mixed_s(p: kernels.MixedAttentionParameters, rows: Rows) -> np.ndarray:
+    batch, context = rows["batch"], rows["context_len"]
+
+    def seconds(index: np.ndarray, heads: float, kv_heads: float, head_dim: float) -> np.ndarray:
+        work = kernels.mixed_work_s(p, heads, kv_heads, head_dim, batch[index], context[index])
+        empty = heads * p.head_s_per_chunk_token * batch[index] * rows["q_len"][index]
+        return kernels.mixed_attention_s(p, 1e-6 * rows["alone_us"][index], work, empty, context[index])
+
+    return _by_heads(rows, seconds)
+
+
+def _skew_s(p: kernels.SkewParameters, rows: Rows) -> np.ndarray:
+    split = rows["batch"] * rows["h_kv"] < p.decode_rows
+    each = np.where(rows["q_len"] > 1, p.mixed_s_per_token, np.where(split, 0.0, p.decode_s_per_token))
+    chunk = np.where(rows["q_len"] > 1, rows["q_len"] + rows["prefix"], 0.0)
+    beyond = np.maximum(rows["longest"] - np.maximum(rows["context_len"], chunk), 0.0)
+    return 1e-6 * rows["alone_us"] + each * beyond
+
+
 def _allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
     return kernels.allreduce_s(p, rows["bytes"], rows["n_gpus"])
 
@@ -244,6 +265,28 @@ def _decode_free(rows: Rows, chip: ChipSpec) -> list[Free]:
     if lone.any() and not lone.all():
         free += [Free("lone_launch_s", 6e-6, 1e-8, 1e-2), Free("lone_critical_s_per_token", 1e-9, 1e-13, 1e-6)]
     return free
+
+
+def _mixed_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    tile = 4.0 * 64 * 128 / chip.peak_flops_per_s  # scores and values of one head's tile
+    return [Free("head_s", 2e-8, 1e-11, 1e-5, off=True), Free("head_s_per_token", tile, 0.01 * tile, 100 * tile),
+            _rates(chip, most_memory=3.0)[1], Free("cache_bytes", 1e8, 1e5, 1e10),
+            Free("head_s_per_chunk_token", 3e-11, 1e-14, 1e-8, off=True),
+            Free("critical_s_per_token", 2e-8, 1e-11, 1e-5, off=True), Free("exponent", 1.5, 0.01, 20.0, above=1.0),
+            LAUNCH]
+
+
+def _skew_free(rows: Rows, chip: ChipSpec) -> list[Free]:
+    free = [Free("decode_s_per_token", 5e-8, 1e-12, 1e-5, off=True),
+            Free("mixed_s_per_token", 5e-8, 1e-12, 1e-5, off=True)]
+    mixed = rows["q_len"] > 1
+    return [item for item, measured in zip(free, (~mixed, mixed), strict=True) if measured.any()]
+
+
+def _skew_choices(rows: Rows, chip: ChipSpec) -> list[dict[str, float]]:
+    """Requests times key/value heads from which contexts are not split: one of the measured numbers."""
+    decode = rows.select(~(rows["q_len"] > 1))
+    return _choices("decode_rows", np.unique(decode["batch"] * decode["h_kv"]).tolist()) if len(decode) else [{}]
 
 
 def _allreduce_free(rows: Rows, chip: ChipSpec) -> list[Free]:
@@ -312,6 +355,8 @@ OPERATORS: dict[str, dict[str, Operator]] = {
             "attn_prefill", "prefill_attention", _prefill_free,
             lambda *_: [*_choices("tile", _TILES, packed=0.0), *_choices("tile", _TILES, packed=1.0)], _prefill_s),
         "attn_decode": Operator("attn_decode", "decode_attention", _decode_free, _decode_choices, _decode_s),
+        "attn_mixed": Operator("attn_mixed", "mixed_attention", _mixed_free, lambda *_: [{}], _mixed_s),
+        "attn_skew": Operator("attn_skew", "skew", _skew_free, _skew_choices, _skew_s),
         "all_reduce": Operator("all_reduce", "allreduce", _allreduce_switched, _switches, _allreduce_s),
         "elementwise": Operator("elementwise", "elementwise", _elementwise_free, lambda *_: [{}], _elementwise_s),
     },

@@ -13,14 +13,14 @@ from ooco_gym.perf.specs import ChipSpec
 
 TEXTS = ("device", "model", "op", "kernel", "source")
 NUMBERS = ("tp", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q", "h_kv", "d_h", "n_gpus",
-           "bytes", "time_us")
+           "bytes", "longest", "alone_us", "time_us")
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
-           "h_kv", "d_h", "n_gpus", "bytes", "kernel", "time_us", "source")
+           "h_kv", "d_h", "n_gpus", "bytes", "longest", "alone_us", "kernel", "time_us", "source")
 """The columns of a measurement in the order in which they are written."""
 ORIGIN = ("file", "row")
 """Where a measurement stood: file's name, and row from 1 (a CSV's header counts as row 1)."""
 
-OPERATORS = ("gemm", "attn_prefill", "attn_decode", "all_reduce", "elementwise")
+OPERATORS = ("gemm", "attn_prefill", "attn_decode", "attn_mixed", "attn_skew", "all_reduce", "elementwise")
 """Operators that are fitted; `gemm:<name>` and `elt:<name>` are kinds of the first and the last."""
 PEAK_SLACK = 1.1
 """A row faster than this many times the datasheet's peak is impossible (clocks above the nominal ones are not)."""
@@ -30,11 +30,15 @@ STREAMED_BYTES = 256e6
 """Data above this does not fit in a cache, so that the memory's peak bounds its time."""
 SHORTEST = 16
 """Tokens of a prompt, or of a context, below which attention is no load of a server."""
+SKEWED = 2.0
+"""Times the mean that the longest context of a batch has at least, as a server's batches have it."""
 _SHOWN = 5
 NEEDED = {
     "gemm": ("n_tokens", "d_in", "d_out"),
     "attn_prefill": ("batch", "q_len", "h_q", "h_kv", "d_h"),
     "attn_decode": ("batch", "context_len", "h_q", "h_kv", "d_h"),
+    "attn_mixed": ("batch", "context_len", "q_len", "h_q", "h_kv", "d_h"),
+    "attn_skew": ("batch", "context_len", "longest", "alone_us", "h_q", "h_kv", "d_h"),
     "all_reduce": ("n_gpus", "bytes"),
     "elementwise": ("n_tokens", "d_in"),
 }
@@ -167,7 +171,26 @@ def complete(rows: Rows) -> Rows:
     prefix = np.where(prefill & np.isnan(rows["prefix"]), np.maximum(context - q, 0.0), prefix)
     heads = np.where(np.isnan(rows["d_h"]) & np.isin(kind, ("attn_prefill", "attn_decode")), 128.0, rows["d_h"])
     same = {name: rows[name] for name in (*COLUMNS, *ORIGIN)}
-    return Rows(same | {"q_len": q, "prefix": prefix, "context_len": context, "d_h": heads})
+    return with_alone(Rows(same | {"q_len": q, "prefix": prefix, "context_len": context, "d_h": heads}))
+
+
+_CHUNK = ("device", "q_len", "prefix", "h_q", "h_kv", "d_h")
+
+
+def with_alone(rows: Rows) -> Rows:
+    """Fills in what a chunk takes alone (`alone_us`) where it was measured beside decodes, from rows of that chunk."""
+    kind = rows.kind()
+    mixed = np.flatnonzero((kind == "attn_mixed") & np.isnan(rows["alone_us"]))
+    if not len(mixed):
+        return rows
+    prefix = np.nan_to_num(rows["prefix"])
+    chunk = Rows({name: rows[name] for name in _CHUNK} | {"op": rows["op"], "prefix": prefix}).distinct(*_CHUNK)
+    measured = (kind == "attn_prefill") & ((rows["batch"] == 1) | np.isnan(rows["batch"]))
+    known = dict(zip(chunk[measured].tolist(), rows["time_us"][measured].tolist(), strict=True))
+    alone = rows["alone_us"].copy()
+    alone[mixed] = [known.get(number, np.nan) for number in chunk[mixed].tolist()]
+    same = {name: rows[name] for name in (*COLUMNS, *ORIGIN)}
+    return Rows(same | {"alone_us": alone})
 
 
 def clean(rows: Rows, chip: ChipSpec) -> tuple[Rows, list[Excluded]]:
@@ -233,6 +256,11 @@ def _no_load(rows: Rows) -> list[tuple[str, str, np.ndarray]]:
              2.0 * rows["d_in"] * rows["d_out"] < CACHED_BYTES),
             ("attn_prefill", f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST),
             ("attn_decode", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
+            ("attn_mixed", f"fewer than {SHORTEST} tokens of context", rows["context_len"] < SHORTEST),
+            ("attn_mixed", f"fewer than {SHORTEST} new tokens", rows["q_len"] < SHORTEST),
+            ("attn_mixed", "the same chunk without decodes was not measured", ~(rows["alone_us"] > 0)),
+            ("attn_skew", f"the longest context has less than {SKEWED:g} times the mean",
+             rows["longest"] < SKEWED * rows["context_len"]),
             ("all_reduce", "one chip", rows["n_gpus"] < 2),
         ]
 
@@ -249,7 +277,7 @@ def fastest_kernels(rows: Rows) -> tuple[Rows, dict[str, Any]]:
         kernels = counted(part["kernel"])
         if len(kernels) > 1:
             shape = part.distinct("op", "tp", "n_tokens", "batch", "q_len", "prefix", "context_len", "d_in", "d_out",
-                                  "h_q", "h_kv", "d_h", "n_gpus", "bytes")
+                                  "h_q", "h_kv", "d_h", "n_gpus", "bytes", "longest")
             order = np.lexsort((part["time_us"], shape))
             first = np.ones(len(order), dtype=bool)
             first[1:] = np.diff(shape[order]) > 0

@@ -332,6 +332,8 @@ def extended_of(result: Calibration) -> kernels.ExtendedParameters:
     built: dict[str, Any] = step_fits.parameters(fits)
     if overhead is not None:
         built["overhead"] = kernels.OverheadParameters(**overhead.found)
+    if "mixed_attention" in built and "skew" not in built:
+        built["skew"] = kernels.SkewParameters.from_chain(built["mixed_attention"])
     extended = kernels.ExtendedParameters(**built)
     if engine is None:
         return extended

@@ -15,6 +15,9 @@ from ooco_gym.perf.timing import Shard, TimingForm, timing_form
 from ooco_gym.perf.timing.measured import unmeasured
 from ooco_gym.report.terminal import remark
 
+SHORTEST_LINES = 512
+"""Mean context, in tokens, up to which lines are fitted in any case: requests with a common prefix share its memory."""
+_TIMING = ("name", "causal_factor", "lines_to")
 _said: set[str] = set()
 
 
@@ -30,6 +33,8 @@ class Deployment:
         timing: name of the timing form (`ooco_gym.perf.timing`).
         block_tokens: tokens of a KV block.
         causal_factor: factor on the FLOPs of prefill attention; 0.5 counts a causal mask over a whole prompt.
+        lines_to: mean context, in tokens, up to which the two lines of a decode step are fitted; None: as many as fit
+            in the KV memory at the batch size.
         known_kv_blocks: KV blocks where their number is known (an engine's log says it) rather than computed.
 
     What of the chip was not measured (`remarks`) is said once in a process, as a `UserWarning`.
@@ -46,6 +51,7 @@ class Deployment:
     timing: str = "ooco"
     block_tokens: int = 16
     causal_factor: float = 1.0
+    lines_to: int | None = None
     known_kv_blocks: int | None = None
 
     def __post_init__(self) -> None:
@@ -59,6 +65,8 @@ class Deployment:
                 raise UserError(f"{name} must be above 0 and at most 1, got '{value}'")
         if self.known_kv_blocks is not None and (not isinstance(self.known_kv_blocks, int) or self.known_kv_blocks < 2):
             raise UserError(f"kv_blocks must be a whole number of at least 2, got '{self.known_kv_blocks}'")
+        if self.lines_to is not None and (not isinstance(self.lines_to, int) or self.lines_to < SHORTEST_LINES):
+            raise UserError(f"lines_to must be a whole number of at least {SHORTEST_LINES}, got '{self.lines_to}'")
         timing_form(self.timing)
         self._check_split()
         if self.kv_blocks < 1:
@@ -72,7 +80,7 @@ class Deployment:
 
         Args:
             config: keys are the fields; `chip` and `model` are names, paths or mappings; `timing` is a name, a path
-                or a mapping with `name` and, if wanted, `causal_factor`.
+                or a mapping with `name` and, if wanted, `causal_factor` and `lines_to`.
 
         Raises:
             UserError: unknown key or name, a value of the wrong kind, weights that do not fit.
@@ -194,10 +202,10 @@ def _timing_values(timing: Any) -> dict[str, Any]:
         else:
             timing = {"name": name}
     values = dict(timing)
-    unknown_keys = set(values) - {"name", "causal_factor"}
+    unknown_keys = set(values) - set(_TIMING)
     if unknown_keys or "name" not in values:
         wrong = f"unknown key '{min(unknown_keys)}'" if unknown_keys else "key 'name' is missing"
-        raise UserError(f"timing: {wrong}; expected: name, causal_factor")
+        raise UserError(f"timing: {wrong}; expected: {', '.join(_TIMING)}")
     return {"timing": str(values.pop("name")), **values}
 
 

@@ -10,15 +10,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ooco_gym.errors import UserError
-from ooco_gym.perf.deployment import Deployment
-from ooco_gym.perf.timing import Attention, MeasuredAttention, Phase
+from ooco_gym.perf.deployment import SHORTEST_LINES, Deployment
+from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
 
 PS_PER_S = 1_000_000_000_000
 _SLOPE_SPAN = 1 << 20
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, by half octaves
 CONTEXTS = np.array([16.0, 64.0, 256.0, 512.0, 1024.0, 2048.0, 4096.0, 8192.0, 16_384.0, 65_536.0])
-"""Mean contexts, in tokens, at which a curve and its lines are compared."""
+"""Mean contexts, in tokens, at which a curve and its lines are compared; closer where memory holds no longer ones."""
 
 
 class CostTable(NamedTuple):
@@ -29,17 +29,24 @@ class CostTable(NamedTuple):
     closed form equal `k` steps one by one; whatever the timing form, a step costs the simulator the same.
 
     A prefill iteration takes `prefill_ps[N]` for `N` new tokens in all, plus `head_ps[n]` for the `n` prompts that it
-    completes, plus its attention; and no less than `prefill_floor_ps`.
+    completes, plus its attention; and no less than `prefill_floor_ps`. Decodes beside it add `attention_lines`, or
+    share one kernel with it (`mixed`). Contexts of different lengths count on mixed instances only: every iteration
+    there looks at every request, whereas pools take many steps at once from the sum of contexts alone.
 
     Attributes:
         decode_lines: int64[max_batch + 1, 4], `base_0, slope_0, base_1, slope_1` of a whole decode step; row 0 is 0.
-        attention_lines: int64[max_batch + 1, 4], the same of its attention alone.
+        attention_lines: int64[max_batch + 1, 4], the same of its attention alone; where decodes share a kernel with
+            chunks (`mixed`), of the work that they bring to it.
         prefill_ps: int64[max_prefill_tokens + 1], linear layers, communication and overhead; [0] is 0.
         prefill_slope_ps: for each token beyond the table.
         prefill_floor_ps: what the host needs for an iteration in any case, overhead included.
         attention: of a prefill iteration, in seconds, from sums over its prompts.
         attention_grid: float64[GRID_ROWS, GRID_COLUMNS], where attention is measured: log2 of the ps of one prompt
             with `2 ** (i / 2)` new tokens and `2 ** (j / 2)` tokens of context; else of no size.
+        mixed: how chunks and decodes share a kernel (the decodes' work is in `attention_lines`); None: they take the
+            sum of their times.
+        decode_skew: of a decode step: seconds for each token that its longest context exceeds the mean, and the batch
+            from which that counts.
         head_ps: int64[max_batch + 1], LM head by sequences that complete their prefill; [0] is 0.
         layers: transformer layers, the granularity of interruption.
         kv_blocks: KV blocks that fit beside the weights.
@@ -54,6 +61,8 @@ class CostTable(NamedTuple):
     prefill_floor_ps: int
     attention: Attention
     attention_grid: np.ndarray
+    mixed: MixedKernel | None
+    decode_skew: tuple[float, float]
     head_ps: np.ndarray
     layers: int
     kv_blocks: int
@@ -84,16 +93,22 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
     measured = form.measured_attention(shard)
-    attention_lines = _attention_lines(form.attention(shard, "decode"), measured, batch, dense_s + overhead_s[1])
+    contexts = _contexts(deployment, batch[1:])
+    beside_s = dense_s + overhead_s[1]
+    alone_lines = _attention_lines(form.attention(shard, "decode"), measured, batch, beside_s, contexts)
+    mixed = form.mixed_kernel(shard)
+    attention_lines = alone_lines if mixed is None else _mixed_lines(mixed, batch, beside_s, contexts)
     floor_s = form.floor_s(shard, "prefill")
     return CostTable(
-        decode_lines=_decode_lines(dense_s, attention_lines, overhead_s[1], form.floor_s(shard, "decode")),
+        decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1], form.floor_s(shard, "decode"), contexts),
         attention_lines=_lines_ps(attention_lines),
         prefill_ps=_table_ps(prefill_s),
         prefill_slope_ps=int(np.rint((far[1] - far[0]) / _SLOPE_SPAN * PS_PER_S)),
         prefill_floor_ps=int(np.rint((floor_s + overhead_s[0]) * PS_PER_S)) if floor_s else 0,
         attention=form.attention(shard, "prefill"),
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
+        mixed=mixed and mixed._replace(decode_s=_in_lines),
+        decode_skew=form.decode_skew(shard),
         head_ps=_table_ps(head_s),
         layers=deployment.model.layers,
         kv_blocks=deployment.kv_blocks,
@@ -102,8 +117,30 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     )
 
 
+def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
+    """The mean contexts that lines are fitted over, by batch size: no longer than memory holds, float64[n, m]."""
+    longest = CONTEXTS[-1] if deployment.lines_to is not None else deployment.kv_tokens / batch
+    longest = np.clip(np.broadcast_to(longest, batch.shape), SHORTEST_LINES, deployment.lines_to or CONTEXTS[-1])
+    share = np.log(CONTEXTS / CONTEXTS[0]) / np.log(CONTEXTS[-1] / CONTEXTS[0])
+    closer = CONTEXTS[0] * (longest[:, None] / CONTEXTS[0]) ** share
+    return np.where(longest[:, None] == CONTEXTS[-1], CONTEXTS, closer)
+
+
+def _in_lines(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+    """Stands in a table for `MixedKernel.decode_s`, so that tables can be sent to other processes."""
+    raise NotImplementedError("the work of decodes beside chunks is in CostTable.attention_lines")
+
+
+def _mixed_lines(mixed: MixedKernel, batch: np.ndarray, beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
+    """The work that decodes bring to a kernel with chunks as two lines, as `_attention_lines`."""
+    size = np.broadcast_to(batch[1:, None], contexts.shape)
+    curve = mixed.decode_s(size.ravel(), contexts.ravel()).reshape(size.shape)
+    curve = np.maximum.accumulate(curve, axis=1)
+    return np.concatenate([np.zeros((1, 4)), fit_lines(curve, batch[1:], beside_s[1:], contexts)])
+
+
 def _attention_lines(attention: Attention, measured: MeasuredAttention | None, batch: np.ndarray,
-                     beside_s: np.ndarray) -> np.ndarray:
+                     beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """Decode attention by batch size as two lines over the sum of contexts, in seconds: float64[n, 4].
 
     They are fitted so that whole steps are right, which take `beside_s` besides, float64[n].
@@ -112,24 +149,25 @@ def _attention_lines(attention: Attention, measured: MeasuredAttention | None, b
     if lines is None:
         sizes = batch[1:]
         if measured is None:
-            total = sizes[:, None] * CONTEXTS
+            total = sizes[:, None] * contexts
             curve = attention.seconds(total, sizes[:, None], total, sizes[:, None])
         else:
-            mean, size = np.meshgrid(CONTEXTS, sizes)
-            curve = measured.decode_s(size.ravel(), mean.ravel()).reshape(size.shape)
-        lines = np.concatenate([np.zeros((1, 4)), fit_lines(curve, sizes, beside_s[1:])])
+            size = np.broadcast_to(sizes[:, None], contexts.shape)
+            curve = measured.decode_s(size.ravel(), contexts.ravel()).reshape(size.shape)
+        lines = np.concatenate([np.zeros((1, 4)), fit_lines(curve, sizes, beside_s[1:], contexts)])
     return lines
 
 
-def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float, floor_s: float) -> np.ndarray:
+def _decode_lines(dense_s: np.ndarray, attention: np.ndarray, overhead_s: float, floor_s: float,
+                  contexts: np.ndarray) -> np.ndarray:
     """Whole decode steps: the attention's lines on top of what depends on the batch alone, and the host's floor."""
     lines = attention.copy()
     lines[:, 0::2] += dense_s[:, None]
     if floor_s:
         batch = np.arange(1, len(lines), dtype=np.float64)
-        total = batch[:, None] * CONTEXTS
+        total = batch[:, None] * contexts
         steps = np.maximum(lines[1:, :1] + lines[1:, 1:2] * total, lines[1:, 2:3] + lines[1:, 3:] * total)
-        lines[1:] = fit_lines(np.maximum(steps, floor_s), batch)
+        lines[1:] = fit_lines(np.maximum(steps, floor_s), batch, 0.0, contexts)
     ps = _lines_ps(lines)
     ps[1:, 0::2] += round(overhead_s * PS_PER_S)
     return ps
@@ -229,41 +267,50 @@ def exact_lines(attention: Attention, batch: np.ndarray) -> np.ndarray | None:
     return np.stack(lines, axis=-1)
 
 
-def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float = 0.0) -> np.ndarray:
-    """The two lines whose maximum comes closest to a curve at `CONTEXTS`, for each batch size.
+def fit_lines(curve: np.ndarray, batch: np.ndarray, beside: np.ndarray | float = 0.0,
+              contexts: np.ndarray = CONTEXTS) -> np.ndarray:
+    """The two lines whose maximum comes closest to a curve at `contexts`, for each batch size.
 
     Candidates are the secants between neighbouring points and the level of the first point; the pair with the
-    smallest worst error wins, relative to the curve and to what a step takes beside it.
+    smallest range of errors wins, relative to the curve and to what a step takes beside it, and is put in its middle.
 
     Args:
-        curve: seconds of a step, float64[n, len(CONTEXTS)], not falling with the context.
+        curve: seconds of a step, float64[n, m], not falling with the context.
         batch: batch sizes, float64[n], at least 1.
         beside: seconds of the same step that are not in the curve, float64[n] or one for all.
+        contexts: mean contexts of the curve, in tokens, float64[m] or float64[n, m].
 
     Returns:
         float64[n, 4], as `exact_lines`.
     """
-    total = batch[:, None] * CONTEXTS
+    total = batch[:, None] * contexts
     slopes = np.maximum(np.diff(curve, axis=1) / np.diff(total, axis=1), 0.0)
     slopes = np.concatenate([np.zeros((len(batch), 1)), slopes], axis=1)
-    through = np.concatenate([[0], np.arange(len(CONTEXTS) - 1)])
+    through = np.concatenate([[0], np.arange(curve.shape[1] - 1)])
     bases = curve[:, through] - slopes * total[:, through]
     values = bases[:, :, None] + slopes[:, :, None] * total[:, None, :]  # [n, candidates, contexts]
     step = curve + np.broadcast_to(beside, batch.shape)[:, None]
     best = np.full(len(batch), np.inf)
     lines = np.zeros((len(batch), 4))
     for i, j in combinations(range(slopes.shape[1]), 2):
-        worst = (np.abs(np.maximum(values[:, i], values[:, j]) - curve) / step).max(axis=1)
-        better = worst < best
-        best[better] = worst[better]
+        error = (np.maximum(values[:, i], values[:, j]) - curve) / step
+        spread = error.max(axis=1) - error.min(axis=1)
+        better = spread < best
+        best[better] = spread[better]
         pair = np.stack([bases[:, i], slopes[:, i], bases[:, j], slopes[:, j]], axis=-1)
         lines[better] = pair[better]
+    error = (np.maximum(lines[:, :1] + lines[:, 1:2] * total, lines[:, 2:3] + lines[:, 3:] * total) - curve) / step
+    row, most, least = np.arange(len(batch)), error.argmax(axis=1), error.argmin(axis=1)
+    middle = (error[row, most] + error[row, least]) / (1.0 / step[row, most] + 1.0 / step[row, least])
+    lines[:, 0::2] -= middle[:, None]
     return lines
 
 
 def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike, decodes: ArrayLike,
-                     context_tokens: ArrayLike, completed: ArrayLike | None = None) -> np.ndarray:
-    """What the simulator charges for iterations, in whole ps: linear layers together, attentions one after the other.
+                     context_tokens: ArrayLike, completed: ArrayLike | None = None,
+                     longest: ArrayLike | None = None) -> np.ndarray:
+    """What the simulator charges for iterations, in whole ps: linear layers together, attentions one after the other,
+    or in one kernel where the chip has it (`CostTable.mixed`).
 
     Args:
         table: of the instance; its largest batch bounds the decodes with the prefills that end.
@@ -272,6 +319,7 @@ def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike,
         decodes: requests that decode, [n].
         context_tokens: sum of their contexts, the new tokens included, [n].
         completed: prefills that end, [n]; None: all.
+        longest: longest context of those that decode, [n]; None: all are alike.
 
     Returns:
         int64[n]; an iteration without prefills is a decode step.
@@ -284,11 +332,33 @@ def mixed_latency_ps(table: CostTable, new_tokens: ArrayLike, before: ArrayLike,
     prompts = (new > 0).sum(axis=1)
     sums = (work, rows.sum(axis=1), context.sum(axis=1), prompts)
     attention = attention_ps(table, *(np.where(prompts > 0, one, 1.0) for one in sums))
+    mean = total / np.maximum(count, 1)
+    most = mean if longest is None else np.asarray(longest, np.float64)
+    beyond = np.maximum(most - np.maximum(mean, context.max(axis=1, initial=0)), 0.0)
+    attention = _with_decodes_ps(table, attention, new.sum(axis=1) / np.maximum(prompts, 1), count, total, beyond)
     heads = table.head_ps[(prompts if completed is None else np.asarray(completed, np.int64)) + count]
-    together = (dense_ps(table, new.sum(axis=1) + count) + heads + np.rint(attention).astype(np.int64)
-                + _steps_ps(table.attention_lines, count, total))
+    together = dense_ps(table, new.sum(axis=1) + count) + heads + attention
+    skew_s, skew_batch = table.decode_skew
+    skew = np.where(count >= max(skew_batch, 2), np.rint(skew_s * PS_PER_S * (most - mean)), 0.0).astype(np.int64)
     return np.where(prompts > 0, np.maximum(together, table.prefill_floor_ps),
-                    _steps_ps(table.decode_lines, count, total))
+                    _steps_ps(table.decode_lines, count, total) + skew)
+
+
+def _with_decodes_ps(table: CostTable, alone: np.ndarray, chunk: np.ndarray, decodes: np.ndarray, context: np.ndarray,
+                     beyond: np.ndarray) -> np.ndarray:
+    """Attention of chunks (`alone`, float64[n] in ps; `chunk` tokens of a prompt) with decodes, of which the longest is
+    `beyond` the mean and the chunks, int64[n]: one after the other, or in one kernel."""
+    lines, mixed = _steps_ps(table.attention_lines, decodes, context), table.mixed
+    if mixed is None:
+        return np.rint(alone).astype(np.int64) + lines
+    launch, per_chunk, critical, skew = (PS_PER_S * one for one in (mixed.launch_s, mixed.chunk_s, mixed.critical_s,
+                                                                    mixed.skew_s))
+    inside = np.maximum(alone - launch, 0.0) + lines + per_chunk * decodes * chunk
+    chain = critical * context / np.maximum(decodes, 1)
+    largest, other = np.maximum(np.maximum(inside, chain), 1.0), np.minimum(inside, chain)
+    together = launch + largest * (1.0 + (other / largest) ** mixed.exponent) ** (1.0 / mixed.exponent)
+    together += skew * np.minimum(decodes / mixed.skew_batch, 1.0) * beyond
+    return np.rint(np.where(decodes > 0, together, alone)).astype(np.int64)
 
 
 def _steps_ps(lines: np.ndarray, decodes: np.ndarray, context: np.ndarray) -> np.ndarray:

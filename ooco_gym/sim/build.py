@@ -10,6 +10,7 @@ import numpy as np
 
 from ooco_gym.errors import UserError
 from ooco_gym.perf import CostTable, Deployment, cost_table, decode_latency_ps, prefill_alone_ps
+from ooco_gym.perf.timing import MixedKernel
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries
 from ooco_gym.sim.costs import work_out_alone
@@ -102,7 +103,15 @@ def _believed(deployment: Deployment, max_batch: int, factor: float) -> CostTabl
     seconds = ("roofs_s", "launch_s", "linear_s", "critical_s")
     parts = {name: getattr(table.attention, name) * factor for name in seconds}
     grid = table.attention_grid + np.log2(factor) if table.attention_grid.size else table.attention_grid
-    return table._replace(**scaled, **of_one, attention=table.attention._replace(**parts), attention_grid=grid)
+    return table._replace(**scaled, **of_one, attention=table.attention._replace(**parts), attention_grid=grid,
+                          mixed=table.mixed and _scaled(table.mixed, factor),
+                          decode_skew=(factor * table.decode_skew[0], table.decode_skew[1]))
+
+
+def _scaled(mixed: MixedKernel, factor: float) -> MixedKernel:
+    """A kernel of chunks and decodes with all times times `factor`."""
+    seconds = ("launch_s", "chunk_s", "critical_s", "skew_s")
+    return mixed._replace(**{name: factor * getattr(mixed, name) for name in seconds})
 
 
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
@@ -191,6 +200,13 @@ def _fill_attention(state: s.State, row: int, table: CostTable, factor: float) -
     entry["measured"] = int(table.attention_grid.size > 0)
     if entry["measured"]:
         state.attention_grid[row] = table.attention_grid + np.log2(factor)
+    entry["decode_skew"], entry["decode_skew_batch"] = table.decode_skew[0] * ps, max(table.decode_skew[1], 2.0)
+    mixed = table.mixed
+    entry["together"] = int(mixed is not None)
+    if mixed is not None:
+        entry["shared_launch"], entry["per_chunk"] = mixed.launch_s * ps, mixed.chunk_s * ps
+        entry["chain"], entry["chain_exponent"] = mixed.critical_s * ps, mixed.exponent
+        entry["chunk_skew"], entry["chunk_skew_batch"] = mixed.skew_s * ps, mixed.skew_batch
 
 
 def _fill_instances(state: s.State, machines: Sequence[Machine], tables: Sequence[CostTable],

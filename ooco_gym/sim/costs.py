@@ -24,7 +24,7 @@ def decode_latency(state, table, batch_size, context):
 
 @inner
 def attention_latency(state, table, batch_size, context):
-    """The part of `decode_latency` that is attention, for decodes in a mixed batch, in ps."""
+    """What decodes bring to the attention of a mixed batch, in ps: their own, or their work in a kernel with chunks."""
     lines = state.attention_lines[table, batch_size]
     return max(lines[0] + lines[1] * context, lines[2] + lines[3] * context)
 
@@ -131,6 +131,46 @@ def prefill_attention(state, table, work, rows, context, prompts):
         largest *= norm ** (1.0 / one.exponent)
     return (one.launch + one.linear[0] * work + one.linear[1] * rows + one.linear[2] * context
             + one.linear[3] * prompts + largest)
+
+
+@inner
+def attention_together(state, table, alone, chunk, reach, decodes, context, longest):
+    """Attention of chunks and decodes, in ps: one after the other, or in one kernel (`perf.timing.MixedKernel`).
+
+    Args:
+        state: of the episode.
+        table: row of the cost tables.
+        alone: `prefill_attention` of the chunks.
+        chunk: mean new tokens of a prompt.
+        reach: longest context of a prompt.
+        decodes: requests that decode.
+        context: sum of their contexts.
+        longest: the longest of these.
+    """
+    one = state.tables[table]
+    work = attention_latency(state, table, decodes, context)
+    if one.together == 0:
+        return np.int64(round(alone)) + work
+    if decodes == 0:
+        return np.int64(round(alone))
+    mean = context / decodes
+    inside = max(alone - one.shared_launch, 0.0) + work + one.per_chunk * decodes * chunk
+    chain = one.chain * mean
+    largest = max(inside, chain, 1.0)
+    inside = largest * (1.0 + (min(inside, chain) / largest) ** one.chain_exponent) ** (1.0 / one.chain_exponent)
+    beyond = max(longest - max(mean, reach), 0.0)
+    skew = one.chunk_skew * min(decodes / one.chunk_skew_batch, 1.0) * beyond
+    return np.int64(round(one.shared_launch + inside + skew))
+
+
+@inner
+def skewed_decode(state, table, batch_size, context, longest):
+    """`decode_latency` where the longest context is known: its block ends after the others."""
+    one = state.tables[table]
+    latency = decode_latency(state, table, batch_size, context)
+    if one.decode_skew == 0.0 or batch_size < one.decode_skew_batch:
+        return latency
+    return latency + np.int64(round(one.decode_skew * (longest - context / batch_size)))
 
 
 @inlined

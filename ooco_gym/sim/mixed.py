@@ -10,21 +10,21 @@ from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import first_step, itl_bin
 from ooco_gym.sim.costs import (
-    attention_latency,
-    decode_latency,
+    attention_together,
     dense_latency,
     jittered,
     length,
     prefill_attention,
     prompt_rows,
     prompt_work,
+    skewed_decode,
 )
 from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish
 from ooco_gym.sim.prefill import charge_waste, new_token
 from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
 from ooco_gym.sim.step_actions import leave_running
 
-NO_SUMS = (0, 0, 0, 0, 0, 0, 0.0, 0)  # of an iteration without tokens
+NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # of an iteration without tokens
 
 
 @inlined
@@ -39,17 +39,19 @@ def add_to_sums(state, table, sums, new, reach, sampled):
         reach: its context, these included.
         sampled: whether it makes a token.
     """
-    tokens, samples, decodes, decode_context, prompts, rows, work, context = sums
+    tokens, samples, decodes, decode_context, longest, prompts, rows, work, context, far = sums
     if new == 1:
-        return (tokens + 1, samples + sampled, decodes + 1, decode_context + reach, prompts, rows, work, context)
-    return (tokens + new, samples + sampled, decodes, decode_context, prompts + 1,
-            rows + prompt_rows(state, table, new), work + prompt_work(state, table, new, reach), context + reach)
+        return (tokens + 1, samples + sampled, decodes + 1, decode_context + reach, max(longest, reach), prompts, rows,
+                work, context, far)
+    return (tokens + new, samples + sampled, decodes, decode_context, longest, prompts + 1,
+            rows + prompt_rows(state, table, new), work + prompt_work(state, table, new, reach), context + reach,
+            max(far, reach))
 
 
 @inner
 def iteration_sums(state, instance, table):
-    """What sets an iteration's latency: tokens, requests that make one, decodes, their contexts; prompts, their rows,
-    work and contexts."""
+    """What sets an iteration's latency: tokens, requests that make one, decodes, their contexts and the longest of
+    these; prompts, their rows, work and contexts, and the longest of these."""
     sums, batch = NO_SUMS, state.members[s.BATCH, instance]
     for i in range(state.instances[instance].running):
         request = state.requests[np.uint64(batch[i])]
@@ -64,13 +66,14 @@ def iteration_sums(state, instance, table):
 
 @inner
 def sums_latency(state, table, sums):
-    """Latency of an iteration, in ps: its linear layers together, its attentions one after the other."""
-    tokens, sampled, decodes, decode_context, prompts, rows, work, context = sums
+    """Latency of an iteration, in ps: its linear layers together; its attentions one after the other, or together."""
+    tokens, sampled, decodes, decode_context, longest, prompts, rows, work, context, far = sums
     if prompts == 0:
-        return decode_latency(state, table, decodes, decode_context)
-    attention = prefill_attention(state, table, work, float(rows), float(context), float(prompts))
-    latency = (dense_latency(state, table, tokens) + state.head_ps[table, sampled] + np.int64(round(attention))
-               + attention_latency(state, table, decodes, decode_context))
+        return skewed_decode(state, table, decodes, decode_context, longest)
+    alone = prefill_attention(state, table, work, float(rows), float(context), float(prompts))
+    attention = attention_together(state, table, alone, (tokens - decodes) / prompts, far, decodes, decode_context,
+                                   longest)
+    latency = dense_latency(state, table, tokens) + state.head_ps[table, sampled] + attention
     return max(latency, state.tables[table].prefill_floor_ps)
 
 

@@ -202,6 +202,16 @@ TABLE = np.dtype(
         ("causal", np.float64),
         ("tile", np.int64),
         ("measured", np.int64),  # 1: State.attention_grid instead
+        # decodes in one kernel with chunks, as `perf.timing.MixedKernel` but in ps
+        ("together", np.int64),  # 1: they share it; 0: their times are added
+        ("shared_launch", np.float64),
+        ("per_chunk", np.float64),
+        ("chain", np.float64),
+        ("chain_exponent", np.float64),
+        ("chunk_skew", np.float64),
+        ("chunk_skew_batch", np.float64),
+        ("decode_skew", np.float64),  # of a step of decodes alone
+        ("decode_skew_batch", np.float64),
         ("kv_bytes_per_token", np.float64),
         ("noise", np.float64),  # relative spread of a belief, or of the truth (jitter); 0 is off
         ("layers", np.int64),

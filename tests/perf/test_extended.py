@@ -203,13 +203,29 @@ def test_shipped_kernels_give_a_sane_table(name):
 @pytest.mark.parametrize("name", SHIPPED)
 @pytest.mark.parametrize(("model", "worst"), [("qwen2_5_7b", 0.02), ("llama_3_1_8b", 0.035), ("llama_2_7b", 0.09)])
 def test_tables_of_shipped_kernels_never_fall_and_keep_to_the_form(name, model, worst):
-    """Steps of up to 256 requests with 16 to 65,536 tokens of context each, as docs/timing.md says."""
+    """Steps of up to 256 requests with as many tokens of context as memory holds, as docs/timing.md says."""
     deployment = Deployment.from_config({"chip": name, "model": model, "timing": "extended"})
     table = cost_table(deployment, 256, 16_384)
     assert (np.diff(table.prefill_ps.astype(np.float64)) >= -1e-3 * table.prefill_ps[:-1]).all()
-    errors = step_errors(deployment, table, np.geomspace(16, 65_536, 40))
+    contexts = np.geomspace(16, 65_536, 40)
+    errors = step_errors(deployment, table, contexts)
+    errors = errors[np.arange(1, 257)[:, None] * contexts <= deployment.kv_tokens]
     assert errors.max() <= worst
     assert errors.mean() <= 0.01
+
+
+def test_lines_over_what_memory_holds_are_closer_than_over_all_contexts():
+    """At 128 requests; `lines_to` brings all contexts back, and is a whole number that is long enough."""
+    config = {"chip": "a100_80g", "model": "llama_2_7b"}
+    near, far = (Deployment.from_config(config | {"timing": {"name": "extended"} | more})
+                 for more in ({}, {"lines_to": 65_536}))
+    contexts = np.geomspace(64, near.kv_tokens / 128, 12)
+    worst = [step_errors(one, cost_table(one, 128, 1024), contexts)[127].max() for one in (near, far)]
+    assert worst[0] < 0.02
+    assert worst[0] < 0.6 * worst[1]
+    assert near.kv_tokens / 128 < 1000
+    with pytest.raises(UserError, match="lines_to must be a whole number of at least 512"):
+        Deployment.from_config(config | {"timing": {"name": "extended", "lines_to": 100}})
 
 
 def step_errors(deployment: Deployment, table: CostTable, contexts: np.ndarray) -> np.ndarray:

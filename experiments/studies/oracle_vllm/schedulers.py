@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from experiments.studies.oracle_vllm.cases import Case
-from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import Steps
+from experiments.studies.oracle_vllm.scripts.oracle_driver.iterations import SHARED, Steps
 from ooco_gym.calibrate.measure.interpreter import Driver
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.policy import get_policy
@@ -75,7 +75,7 @@ class Oracle:
 CHIP, MODEL, TIMING = "ascend_910c", "qwen2_5_7b", "ooco"
 TABLES = ("decode_lines", "attention_lines", "prefill_ps", "head_ps", "attention_grid")
 _FIELDS = ("prefill_slope_ps", "prefill_floor_ps", "roofs", "linear", "launch", "critical", "exponent", "causal",
-           "tile", "measured")
+           "tile", "measured", *SHARED)
 _FOREVER_S = 1e6
 
 
@@ -102,7 +102,8 @@ def set_tables(state: s.State, tables: dict[str, Any]) -> None:
         both = tuple(slice(min(sizes)) for sizes in zip(value.shape, own.shape, strict=True))
         own[both] = value[both]
     for key in _FIELDS:
-        state.tables[key][0] = tables[key]
+        if key in tables or key not in SHARED:  # recorded tables may be older than what is shared
+            state.tables[key][0] = tables[key]
 
 
 def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, Any]:

@@ -1,4 +1,4 @@
-"""LLMServingSim's profiles (github casys-kaist/LLMServingSim): `dense`, `per_sequence`, `attention`; times in µs.
+"""LLMServingSim's profiles (github casys-kaist/LLMServingSim): `dense`, `per_sequence`, `attention`, `skew`; in µs.
 
 The files say neither model nor device: these are the command's `model` (or the folder's `engine.json`) and `device`.
 """
@@ -20,19 +20,23 @@ from ooco_gym.perf.specs import ModelSpec, list_models, load_model, model_named
 NAME = "llmservingsim"
 LINEARS = {"qkv_proj": 0, "o_proj": 1, "gate_up_proj": 2, "down_proj": 3}
 _ATTENTION = ("prefill_chunk", "kv_prefill", "n_decode", "kv_decode")
+_SKEW = ("n", "pc", "kp", "kv_big", "kv_mean", "t_mean_us", "t_skew_us")
 
 
 def claims(frame: Frame) -> bool:
-    """By the columns of its three tables."""
+    """By the columns of its four tables."""
     timed = "time_us" in frame
-    return timed and (all(name in frame for name in _ATTENTION) or (
-        "layer" in frame and ("tokens" in frame or "sequences" in frame)))
+    return all(name in frame for name in _SKEW) or (timed and (all(name in frame for name in _ATTENTION) or (
+        "layer" in frame and ("tokens" in frame or "sequences" in frame))))
 
 
 def read(frame: Frame, context: Context, found: Found) -> None:
-    """Takes linear layers, element-wise operators and attention of one kind; mixed batches are counted as skipped."""
+    """Takes linear layers, element-wise operators, attention, and batches of even and of uneven contexts."""
     model, tp = _model(frame.path, context), _tp(frame.path, context)
     common = {"device": context.device, "model": model.name, "tp": float(tp), "source": NAME}
+    if all(name in frame for name in _SKEW):
+        _skew(frame, found, model, tp, common)
+        return
     if "layer" not in frame:
         _attention(frame, found, model, tp, common)
         return
@@ -74,13 +78,28 @@ def _shape(layer: str, model: ModelSpec, tp: int) -> dict[str, Any]:
 def _attention(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
     new, cached, batch, context = (frame.numbers(name) for name in _ATTENTION)
     times = frame.numbers("time_us")
-    heads = {"h_q": model.heads / tp, "h_kv": max(model.kv_heads / tp, 1.0), "d_h": float(model.head_dim)}
+    heads = _heads(model, tp)
     prefill = Rows.of(frame.path, frame.first_row, len(frame), op="attn_prefill", batch=1.0, q_len=new, prefix=cached,
                       context_len=new + cached, n_tokens=new, time_us=times, **heads, **common)
     decode = Rows.of(frame.path, frame.first_row, len(frame), op="attn_decode", batch=batch, q_len=1.0,
                      context_len=context, n_tokens=batch, time_us=times, **heads, **common)
-    found.rows += [prefill.select((new > 0) & (batch == 0)), decode.select((new == 0) & (batch > 0))]
-    found.skip(f"{frame.path.name}: prefill and decode in one kernel", int(((new > 0) & (batch > 0)).sum()))
+    mixed = Rows.of(frame.path, frame.first_row, len(frame), op="attn_mixed", batch=batch, q_len=new, prefix=cached,
+                    context_len=context, n_tokens=new + batch, time_us=times, **heads, **common)
+    found.rows += [prefill.select((new > 0) & (batch == 0)), decode.select((new == 0) & (batch > 0)),
+                   mixed.select((new > 0) & (batch > 0))]
+
+
+def _skew(frame: Frame, found: Found, model: ModelSpec, tp: int, common: dict[str, Any]) -> None:
+    """Decodes of two context lengths, with a chunk or without, beside as many of their mean."""
+    batch, new, cached, longest, mean, even, times = (frame.numbers(name) for name in _SKEW)
+    found.rows.append(Rows.of(
+        frame.path, frame.first_row, len(frame), op="attn_skew", batch=batch, q_len=np.where(new > 0, new, 1.0),
+        prefix=cached, context_len=mean, longest=longest, alone_us=even, n_tokens=new + batch, time_us=times,
+        **_heads(model, tp), **common))
+
+
+def _heads(model: ModelSpec, tp: int) -> dict[str, float]:
+    return {"h_q": model.heads / tp, "h_kv": max(model.kv_heads / tp, 1.0), "d_h": float(model.head_dim)}
 
 
 def _model(path: Path, context: Context) -> ModelSpec:

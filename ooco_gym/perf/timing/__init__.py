@@ -11,11 +11,19 @@ import pkgutil
 from functools import cache
 
 from ooco_gym.errors import unknown
-from ooco_gym.perf.timing._base import MeasuredAttention, OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing._base import (
+    MeasuredAttention,
+    MixedKernel,
+    OperatorCost,
+    Phase,
+    Shard,
+    TimingForm,
+    linears,
+)
 from ooco_gym.perf.timing.attention import Attention
 
-__all__ = ["Attention", "MeasuredAttention", "OperatorCost", "Phase", "Shard", "TimingForm", "linears", "list_timings",
-           "timing_form"]
+__all__ = ["Attention", "MeasuredAttention", "MixedKernel", "OperatorCost", "Phase", "Shard", "TimingForm", "linears",
+           "list_timings", "timing_form"]
 
 
 _SHARED = ("attention", "kernels")  # what forms are made of

@@ -55,6 +55,34 @@ class MeasuredAttention(NamedTuple):
     prefill_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
 
 
+class MixedKernel(NamedTuple):
+    """Chunks and decodes in one attention kernel, all layers together, in seconds.
+
+    With `alone` the chunks' own time, `n` decodes of mean context `c` and longest context `l`, and prompts of `q` new
+    tokens in the mean and `k` tokens of context at most, it takes
+
+        launch_s + norm(max(alone - launch_s, 0) + decode_s(n, c) + chunk_s * n * q, critical_s * c)
+        + skew_s * min(1, n / skew_batch) * max(l - max(c, k), 0)
+
+    Attributes:
+        decode_s: work of so many decodes, float64[n], at mean contexts, float64[n].
+        launch_s: what both share.
+        chunk_s: for each decode and token of the chunk.
+        critical_s: for each token of the mean context: the chain of one block.
+        exponent: of the norm.
+        skew_s: for each token that the longest context exceeds the mean and the chunks': its block ends last.
+        skew_batch: decodes from which that counts whole.
+    """
+
+    decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    launch_s: float = 0.0
+    chunk_s: float = 0.0
+    critical_s: float = 0.0
+    exponent: float = 1.0
+    skew_s: float = 0.0
+    skew_batch: float = 1.0
+
+
 class Linear(NamedTuple):
     """A linear layer as one chip sees it: `tokens x d_in` times `d_in x d_out`, done `repeats` times a layer."""
 
@@ -116,6 +144,15 @@ class TimingForm(ABC):
     def floor_s(self, shard: Shard, phase: Phase) -> float:
         """What the host needs meanwhile: without its overhead, an iteration takes no less than this. 0: nothing."""
         return 0.0
+
+    def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
+        """How chunks and decodes share a kernel; None: they take the sum of their times."""
+        return None
+
+    def decode_skew(self, shard: Shard) -> tuple[float, float]:
+        """Seconds of a decode step for each token that the longest context exceeds the mean, and the batch from which
+        that counts; where no chunk runs beside."""
+        return 0.0, 0.0
 
     def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
         """Attention as measured; where given, it stands in for `attention`."""

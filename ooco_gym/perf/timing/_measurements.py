@@ -8,6 +8,8 @@ needs depends on its `op`; shapes are those of one chip of an instance, and `tim
   one chip) and `h_q, h_kv, tp` of the model; the sampler (`elt:sampler`): `n_tokens` (sequences);
 - `attn_prefill`: `batch, q_len, prefix, h_q, h_kv, d_h`; rows of one prompt are used;
 - `attn_decode`: `batch, context_len, h_q, h_kv, d_h`;
+- `attn_mixed`: a chunk (`q_len, prefix`) beside `batch` decodes at `context_len`, in one kernel, `h_q, h_kv, d_h`, and
+  `alone_us`, the chunk's time without them;
 - `all_reduce`: `n_gpus, bytes`; the fastest of several kernels counts.
 
 Between the sizes that were measured times run straight, above them in proportion to a roofline.
@@ -28,7 +30,7 @@ from ooco_gym.perf.specs import ChipSpec, ModelSpec
 Roof = Callable[[np.ndarray], np.ndarray]
 Roof2 = Callable[[np.ndarray, np.ndarray], np.ndarray]
 SIZES = ("n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q", "h_kv", "d_h", "tp", "n_gpus",
-         "bytes")
+         "bytes", "alone_us")
 NAMES = {
     "norm": ("norm", "layernorm", "input_layernorm", "post_attention_layernorm", "rms_norm"),
     "final_norm": ("final_norm", "final_layernorm"),
@@ -103,6 +105,17 @@ def _extend(inside: np.ndarray, sizes: np.ndarray, measured: np.ndarray, roof: R
     return inside * np.divide(roof(sizes), nearest, out=np.ones(larger.shape), where=larger)
 
 
+class Beside(NamedTuple):
+    """Kernels with a chunk and decodes, float64[n] each: decodes, their context, the chunk's new tokens, seconds of the
+    chunk alone, and of all."""
+
+    batch: np.ndarray
+    context: np.ndarray
+    q: np.ndarray
+    alone_s: np.ndarray
+    seconds: np.ndarray
+
+
 class Layer(NamedTuple):
     """A measured linear layer, and how much it counts for another."""
 
@@ -165,6 +178,15 @@ class Measurements:
             return None
         prefix = np.nan_to_num(self._sizes["prefix"][rows])
         return Surface.measured(self._sizes["q_len"][rows], prefix, self._seconds[rows], power=True)
+
+    def mixed_attention(self, heads: float, kv_heads: float, head_dim: int) -> Beside | None:
+        """Chunks and decodes in one kernel, for the heads of one chip."""
+        rows = self._attention("attn_mixed", heads, kv_heads, head_dim)
+        rows = rows[np.isfinite(self._sizes["alone_us"][rows])]
+        if not len(rows):
+            return None
+        batch, context, q = (self._sizes[name][rows] for name in ("batch", "context_len", "q_len"))
+        return Beside(batch, context, q, 1e-6 * self._sizes["alone_us"][rows], self._seconds[rows])
 
     def all_reduce(self, n: int) -> Curve | None:
         """An all-reduce over `n` chips by bytes."""

@@ -12,7 +12,7 @@ import numpy as np
 from ooco_gym.errors import UserError
 from ooco_gym.perf.specs import ChipSpec, ModelSpec, list_chips, load_chip
 from ooco_gym.perf.timing import kernels
-from ooco_gym.perf.timing._base import Linear, OperatorCost, Phase, Shard, TimingForm, linears
+from ooco_gym.perf.timing._base import Linear, MixedKernel, OperatorCost, Phase, Shard, TimingForm, linears
 from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.ooco import NEVER_SATURATED
 
@@ -28,7 +28,7 @@ class Elementwise(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """The kernels of a chip, none missing."""
+    """The kernels of a chip, none missing but one for chunks and decodes together."""
 
     gemm: kernels.GemmParameters
     prefill_attention: kernels.PrefillAttentionParameters
@@ -36,6 +36,8 @@ class Kernels(NamedTuple):
     allreduce: kernels.AllReduceParameters
     elementwise: kernels.ElementwiseParameters
     overhead: kernels.OverheadParameters
+    mixed_attention: kernels.MixedAttentionParameters | None
+    skew: kernels.SkewParameters
 
 
 def fused_linears(model: ModelSpec, tp: int) -> list[Linear]:
@@ -61,6 +63,11 @@ def elementwise(model: ModelSpec, tp: int) -> list[Elementwise]:
     if not model.position_rows:
         found.append(Elementwise("rotary", 2.0 * model.dtype_bytes * (queries + keys), model.layers))
     return found
+
+
+def heads_of(shard: Shard) -> tuple[float, float, int]:
+    """Query heads, key/value heads and their width, on one chip."""
+    return shard.model.heads / shard.tp, max(shard.model.kv_heads / shard.tp, 1.0), shard.model.head_dim
 
 
 class Form(TimingForm):
@@ -111,12 +118,34 @@ class Form(TimingForm):
     def attention(self, shard: Shard, phase: Phase) -> Attention:
         """Attention of `kernels.py`, all layers together."""
         model, found = shard.model, self.kernels(shard)
-        shape = (model.heads / shard.tp, max(model.kv_heads / shard.tp, 1.0), model.head_dim, model.dtype_bytes)
+        shape = (*heads_of(shard), model.dtype_bytes)
         one = (kernels.prefill_attention(found.prefill_attention, *shape) if phase == "prefill"
                else kernels.decode_attention(found.decode_attention, *shape))
         roofs = one.roofs_s[one.roofs_s.any(axis=1)]
         return one._replace(roofs_s=model.layers * roofs, launch_s=model.layers * one.launch_s,
                             linear_s=model.layers * one.linear_s, critical_s=model.layers * one.critical_s)
+
+    def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
+        """Chunks and decodes in one kernel, where the chip has it (`kernels.mixed_attention_s`)."""
+        found, layers = self.kernels(shard), shard.model.layers
+        one, skew_s = found.mixed_attention, kernels.EVENLY * found.skew.mixed_s_per_token
+        if one is None:
+            return None
+        shape = heads_of(shard)
+
+        def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+            return layers * kernels.mixed_work_s(one, *shape, batch, context, shard.model.dtype_bytes)
+
+        # With few decodes, no more than the longest of their contexts for all of them would take.
+        each = shape[0] * one.head_s_per_token
+        return MixedKernel(decode_s, layers * one.launch_s, layers * shape[0] * one.head_s_per_chunk_token,
+                           layers * one.critical_s_per_token, one.exponent, layers * skew_s,
+                           max(skew_s / each, 1.0) if each else 1.0)
+
+    def decode_skew(self, shard: Shard) -> tuple[float, float]:
+        """Of the chip's section `skew`, for contexts that are spread evenly."""
+        skew = self.kernels(shard).skew
+        return kernels.EVENLY * shard.model.layers * skew.decode_s_per_token, skew.decode_rows / heads_of(shard)[1]
 
     def overhead_s(self, shard: Shard, phase: Phase) -> float:
         """What the engine adds to an iteration's kernels; 0 where it was not measured."""
@@ -169,7 +198,7 @@ def complete(chip: ChipSpec) -> Kernels:
         found.gemm or gemm, found.prefill_attention or prefill, found.decode_attention or decode,
         found.allreduce or kernels.AllReduceParameters(chip.allreduce_bytes_per_s, chip.allreduce_latency_s),
         found.elementwise or kernels.ElementwiseParameters(chip.gemm_memory_bytes_per_s),
-        found.overhead or kernels.OverheadParameters())
+        found.overhead or kernels.OverheadParameters(), found.mixed_attention, found.skew or kernels.SkewParameters())
 
 
 @cache

@@ -23,6 +23,16 @@ TILES = ((64, 64), (64, 128), (128, 64), (128, 128), (128, 256), (256, 128))
 TALL_ROWS = 2048
 """Rows from which `GemmParameters.tall` counts."""
 
+WORK_EXPONENT, CACHE_EXPONENT = 6.0, 4.0
+"""Of a decode's compute and memory beside a chunk, and of how soon a cache that is too small does not help at all."""
+MIXED_CHAINS = 2.6
+"""Chains of a single block that each token beyond the mean context takes beside a chunk, where skew was not measured:
+as on an RTX 4090 and an RTX PRO 6000 (vLLM 0.19, FlashAttention)."""
+EVENLY = 0.5
+"""Share of the skew of two lengths that a server's batch has, whose contexts are spread between the mean and the
+longest: others' work fills part of the time in which the longest one's block ends. Worked out for the batches of a
+served trace, with blocks that run at their own rate until the memory's is shared."""
+
 _Parameters = TypeVar("_Parameters", bound="_Mapped")
 
 
@@ -133,6 +143,49 @@ class DecodeAttentionParameters(_Mapped):
 
 
 @dataclass(frozen=True)
+class MixedAttentionParameters(_Mapped):
+    """Chunks of prompts and decodes in one kernel: `mixed_attention`."""
+
+    head_s: float
+    """For each query head of each decode: to start and end a block of rows."""
+    head_s_per_token: float
+    """For each query head of each decode and token of its context: a whole tile of rows is computed for one."""
+    memory_bytes_per_s: float
+    """Rate at which keys and values are read."""
+    cache_bytes: float = 0.0
+    """Keys and values of one key/value head, all decodes together, from which the query heads that share it read them
+    again rather than find them in the cache; 0: they always find them."""
+    head_s_per_chunk_token: float = 0.0
+    """For each query head of each decode and new token of the chunk: blocks are laid out for the longest query, so a
+    decode has as many as the chunk, all but one of them empty."""
+    critical_s_per_token: float = 0.0
+    """For each token of the mean context: the chain of a single block."""
+    exponent: float = 2.0
+    """Of the norm of that chain and of all the work."""
+    launch_s: float = 0.0
+    """What the kernel takes once, whatever it is given; the chunk's own time has it too."""
+
+
+@dataclass(frozen=True)
+class SkewParameters(_Mapped):
+    """What contexts of different lengths cost beyond their mean: the block of the longest one ends after the others."""
+
+    decode_s_per_token: float = 0.0
+    """For each token that the longest context of a decode step exceeds the mean, in batches of two lengths."""
+    decode_rows: float = 0.0
+    """Requests times key/value heads of the chip from which that counts; below it contexts are split over blocks."""
+    mixed_s_per_token: float = 0.0
+    """For each token that it exceeds the mean and the context of every chunk, where chunks run in the same kernel: that
+    does not split contexts."""
+
+    @classmethod
+    def from_chain(cls, mixed: MixedAttentionParameters) -> SkewParameters:
+        """Where skew was not measured: beside a chunk so many times the chain of a single block as on the measured
+        cards; decodes alone are taken to be balanced, as whether their contexts are split is the kernel's."""
+        return cls(mixed_s_per_token=MIXED_CHAINS * mixed.critical_s_per_token)
+
+
+@dataclass(frozen=True)
 class AllReduceParameters(_Mapped):
     """An all-reduce over the chips of an instance: `allreduce_s`."""
 
@@ -217,6 +270,10 @@ class ExtendedParameters:
     allreduce: AllReduceParameters | None = None
     elementwise: ElementwiseParameters | None = None
     overhead: OverheadParameters | None = None
+    mixed_attention: MixedAttentionParameters | None = None
+    """None: chunks and decodes take the sum of their times."""
+    skew: SkewParameters | None = None
+    """None: contexts of different lengths take what their mean takes."""
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any], where: str = "extended") -> ExtendedParameters:
@@ -248,6 +305,8 @@ KERNELS: dict[str, type[_Mapped]] = {
     "allreduce": AllReduceParameters,
     "elementwise": ElementwiseParameters,
     "overhead": OverheadParameters,
+    "mixed_attention": MixedAttentionParameters,
+    "skew": SkewParameters,
 }
 
 
@@ -317,6 +376,40 @@ def decode_attention(p: DecodeAttentionParameters, heads: float, kv_heads: float
     launch = p.lone_launch_s if lone and p.lone_launch_s else p.launch_s
     critical = p.lone_critical_s_per_token if lone and p.lone_critical_s_per_token else p.critical_s_per_token
     return Attention(np.array([compute, memory, requests]), p.exponent, launch, critical_s=critical)
+
+
+def mixed_work_s(p: MixedAttentionParameters, heads: float, kv_heads: float, head_dim: float, batch: ArrayLike,
+                 context: ArrayLike, dtype_bytes: float = 2.0) -> np.ndarray:
+    """Seconds of work that decodes of a mean context bring to a kernel that has a chunk too, one layer on one chip.
+
+    Every query head of a decode fills a tile of rows, `head_s + head_s_per_token * context`; keys and values are read
+    once for a group of query heads, and by each of them where they do not stay in the cache meanwhile.
+    """
+    requests, tokens = np.broadcast_arrays(_array(batch), _array(context))
+    compute = requests * heads * (p.head_s + p.head_s_per_token * tokens)
+    head_bytes = 2.0 * dtype_bytes * head_dim * requests * tokens
+    again = 0.0
+    if p.cache_bytes:
+        again = 1.0 / (1.0 + (p.cache_bytes / np.maximum(head_bytes, 1.0)) ** CACHE_EXPONENT)
+    memory = kv_heads * head_bytes * (1.0 + (heads / kv_heads - 1.0) * again) / p.memory_bytes_per_s
+    return norm(WORK_EXPONENT, compute, memory)
+
+
+def mixed_attention_s(p: MixedAttentionParameters, alone_s: ArrayLike, work_s: ArrayLike, per_chunk_s: ArrayLike,
+                      context: ArrayLike, layers: float = 1.0) -> np.ndarray:
+    """Seconds of a kernel with chunks and decodes.
+
+    Args:
+        p: of the chip.
+        alone_s: of the chunks alone.
+        work_s: `mixed_work_s` of the decodes.
+        per_chunk_s: empty blocks: `head_s_per_chunk_token` times heads, decodes and the chunk's tokens.
+        context: mean context of the decodes.
+        layers: that the seconds are of.
+    """
+    launch = layers * p.launch_s
+    inside = np.maximum(_array(alone_s) - launch, 0.0) + _array(work_s) + _array(per_chunk_s)
+    return launch + norm(p.exponent, inside, layers * p.critical_s_per_token * _array(context))
 
 
 def allreduce_s(p: AllReduceParameters, payload_bytes: ArrayLike, n: ArrayLike) -> np.ndarray:

@@ -8,10 +8,18 @@ from typing import NamedTuple
 import numpy as np
 
 from ooco_gym.perf.timing import extended, kernels, ooco
-from ooco_gym.perf.timing._base import Linear, MeasuredAttention, OperatorCost, Phase, Shard, TimingForm
-from ooco_gym.perf.timing._measurements import Curve, Layer, Measurements, Surface, measurements
+from ooco_gym.perf.timing._base import (
+    Linear,
+    MeasuredAttention,
+    MixedKernel,
+    OperatorCost,
+    Phase,
+    Shard,
+    TimingForm,
+)
+from ooco_gym.perf.timing._measurements import Beside, Curve, Layer, Measurements, Surface, measurements
 from ooco_gym.perf.timing.attention import Attention
-from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears
+from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears, heads_of
 
 
 class Form(TimingForm):
@@ -47,6 +55,14 @@ class Form(TimingForm):
         """Of the roofline: measured times alone do not say what bounds them."""
         return _form(shard).saturation_batch(shard)
 
+    def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
+        """Chunks and decodes in one kernel, as measured."""
+        return _form(shard).mixed_kernel(shard)
+
+    def decode_skew(self, shard: Shard) -> tuple[float, float]:
+        """What contexts of different lengths cost."""
+        return _form(shard).decode_skew(shard)
+
     def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
         """Attention as measured; None where the tables have none for these heads."""
         return _form(shard).measured_attention(shard)
@@ -65,6 +81,7 @@ class _Found(NamedTuple):
     elementwise: dict[str, Curve]
     decode: Surface | None
     prefill: Surface | None
+    mixed: Surface | None
     all_reduce: Curve | None
     missing: list[str]
 
@@ -156,6 +173,17 @@ class _Lookup(extended.Form):
 
         return MeasuredAttention(decode_s, prefill_s)
 
+    def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
+        """The extended form's, with the work of decodes as measured."""
+        kernel, surface, layers = super().mixed_kernel(shard), self._found(shard).mixed, shard.model.layers
+        if kernel is None or not surface:
+            return kernel
+
+        def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
+            return layers * surface.seconds(batch, context, kernel.decode_s)
+
+        return kernel._replace(decode_s=decode_s)
+
     def _found(self, shard: Shard) -> _Found:
         table = measurements(shard.chip)
         assert table is not None  # otherwise this form is not chosen
@@ -179,12 +207,47 @@ def _found(shard: Shard, table: Measurements) -> _Found:
     layers = {(one.d_in, one.d_out): table.linear(one.d_in, one.d_out) for one in [*fused_linears(model, tp), head]}
     names = [operator.name for operator in elementwise(model, tp)]
     curves = {name: table.elementwise(name, model, tp) for name in [*names, "residual", "sampler"]}
-    heads = (model.heads / tp, max(model.kv_heads / tp, 1.0), model.head_dim)
+    heads = heads_of(shard)
     decode, prefill = table.decode_attention(*heads), table.prefill_attention(*heads)
     all_reduce = table.all_reduce(tp) if tp > 1 else None
+    one, beside = complete(shard.chip).mixed_attention, table.mixed_attention(*heads)
+    mixed = _work_surface(beside, one, heads) if one and beside else None
     missing = [one.name for one in [*fused_linears(model, tp), head] if not layers[one.d_in, one.d_out]]
     missing += [name for name in names if not curves[name]]
     missing += [name for name, found in (("prefill attention", prefill), ("decode attention", decode)) if not found]
     missing += ["all_reduce"] if tp > 1 and not all_reduce else []
-    return _Found(layers, {name: curve for name, curve in curves.items() if curve}, decode, prefill, all_reduce,
-                  missing)
+    return _Found(layers, {name: curve for name, curve in curves.items() if curve}, decode, prefill, mixed,
+                  all_reduce, missing)
+
+
+_LEAST_SHARE = 0.05
+"""Share of a kernel's time that decodes must have for it to say anything of their work."""
+_MOST_FACTOR = 5.0
+
+
+def _work_surface(rows: Beside, one: kernels.MixedAttentionParameters, heads: tuple[float, float, int]) -> Surface:
+    """Work of decodes beside chunks by batch and context, one layer, for which the form gives what was measured.
+
+    What a kernel takes beyond its launch is freed of the chain, of the chunk and of empty blocks; where the chain or
+    the chunk hides the decodes' work the form's own is taken.
+    """
+    formed = kernels.mixed_work_s(one, *heads, rows.batch, rows.context)
+    empty = heads[0] * one.head_s_per_chunk_token * rows.batch * rows.q
+    inside = np.maximum(rows.seconds - one.launch_s, 1e-9)
+    chain = np.minimum(one.critical_s_per_token * rows.context / inside, 1.0)
+    beyond = inside * (1.0 - chain**one.exponent) ** (1.0 / one.exponent)
+    work = beyond - np.maximum(rows.alone_s - one.launch_s, 0.0) - empty
+    weight = np.where(chain < 1.0, formed / rows.seconds, 0.0) * (1.0 - chain)
+    weight = np.where(formed > _LEAST_SHARE * rows.seconds, weight, 0.0)
+    ratio = np.clip(work / formed, 1.0 / _MOST_FACTOR, _MOST_FACTOR)
+    curves = {}
+    for batch in np.unique(rows.batch):
+        contexts, seconds = [], []
+        for context in np.unique(rows.context[rows.batch == batch]):
+            here = (rows.batch == batch) & (rows.context == context)
+            total = weight[here].sum()
+            factor = np.exp((weight[here] * np.log(ratio[here])).sum() / total) if total > 0 else 1.0
+            contexts.append(context)
+            seconds.append(factor * formed[here][0])
+        curves[float(batch)] = Curve(np.array(contexts), np.maximum.accumulate(seconds))
+    return Surface(curves)

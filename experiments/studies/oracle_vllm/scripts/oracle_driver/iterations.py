@@ -8,6 +8,10 @@ from typing import Any
 
 import numpy as np
 
+SHARED = ("together", "shared_launch", "per_chunk", "chain", "chain_exponent", "chunk_skew", "chunk_skew_batch",
+          "decode_skew", "decode_skew_batch")
+"""Fields of the simulator's TABLE on decodes that share a kernel with chunks, and on contexts of different lengths."""
+
 
 class Clock:
     """Latency of iterations.
@@ -28,6 +32,11 @@ class Clock:
         self._roofs, self._linear = np.asarray(tables["roofs"]).tolist(), np.asarray(tables["linear"]).tolist()
         self._launch, self._critical = float(tables["launch"]), float(tables["critical"])
         self._exponent, self._causal = float(tables["exponent"]), float(tables["causal"])
+        shared = {name: float(tables.get(name, 0.0)) for name in SHARED}  # nothing: recorded when times were added
+        self._together, self._shared_launch, self._per_chunk = (shared[name] for name in SHARED[:3])
+        self._chain, self._chain_exponent, self._chunk_skew, self._chunk_skew_batch = (
+            shared[name] for name in SHARED[3:7])
+        self._decode_skew, self._decode_skew_batch = (shared[name] for name in SHARED[7:])
 
     def iteration_ps(self, scheduled: Iterable[tuple[int, int, int]]) -> int:
         """Latency of an iteration in ps.
@@ -36,27 +45,52 @@ class Clock:
             scheduled: of each request in the order in which they run: new tokens, tokens in memory with the new ones,
                 and length (prompt and what it has generated).
         """
-        total, sampled, decodes, decode_context = 0, 0, 0, 0
-        prompts, rows, work, context = 0, 0, 0.0, 0
+        total, sampled, decodes, decode_context, longest = 0, 0, 0, 0, 0
+        prompts, rows, work, context, far = 0, 0, 0.0, 0, 0
         for new, reach, length in scheduled:
             total += new
             sampled += reach == length
             if new == 1:
                 decodes += 1
                 decode_context += reach
+                longest = max(longest, reach)
                 continue
             padded = -(-new // self._tile) * self._tile
             prompts += 1
             rows += padded
             work += float(padded) * (reach - self._causal * new)
             context += reach
+            far = max(far, reach)
         if prompts == 0:
-            return _highest(self._decode[decodes], decode_context)
-        attention = self._prefill_attention(work, float(rows), float(context), float(prompts))
+            return self._skewed_decode(decodes, decode_context, longest)
+        alone = self._prefill_attention(work, float(rows), float(context), float(prompts))
         last = len(self._dense) - 1
         dense = self._dense[min(total, last)] + max(0, total - last) * self._slope
-        latency = dense + self._head[sampled] + round(attention) + _highest(self._attention[decodes], decode_context)
-        return max(latency, self._floor)
+        attention = self._attention_together(alone, (total - decodes) / prompts, far, decodes, decode_context, longest)
+        return max(dense + self._head[sampled] + attention, self._floor)
+
+    def _skewed_decode(self, decodes: int, context: int, longest: int) -> int:
+        latency = _highest(self._decode[decodes], context)
+        if self._decode_skew == 0.0 or decodes < self._decode_skew_batch:
+            return latency
+        return latency + round(self._decode_skew * (longest - context / decodes))
+
+    def _attention_together(self, alone: float, chunk: float, reach: int, decodes: int, context: int,
+                            longest: int) -> int:
+        work = _highest(self._attention[decodes], context)
+        if not self._together:
+            return round(alone) + work
+        if decodes == 0:
+            return round(alone)
+        mean = context / decodes
+        inside = max(alone - self._shared_launch, 0.0) + work + self._per_chunk * decodes * chunk
+        chain = self._chain * mean
+        largest = max(inside, chain, 1.0)
+        exponent = self._chain_exponent
+        inside = largest * (1.0 + (min(inside, chain) / largest) ** exponent) ** (1.0 / exponent)
+        beyond = max(longest - max(mean, reach), 0.0)
+        skew = self._chunk_skew * min(decodes / self._chunk_skew_batch, 1.0) * beyond
+        return round(self._shared_launch + inside + skew)
 
     def _prefill_attention(self, work: float, rows: float, context: float, prompts: float) -> float:
         if self._measured:
