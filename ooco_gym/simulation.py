@@ -145,6 +145,7 @@ class Simulation:
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=self.bulk,
+                                 keys=self.policy.keys(trace, self.scenario.seed),
                                  log_capacity=LOG_ENTRIES if self.log else 0)
         self.rules = self.policy.hooks()
         if self.outside:

@@ -12,10 +12,12 @@ from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.sim.blocks import worthless
 from ooco_gym.sim.engine_versions import CHUNK_MUST_FIT, SELF_PREEMPTION_ENDS_PASS
 from ooco_gym.sim.mixed import iteration_latency
-from ooco_gym.sim.state import BATCH, RECOMPUTE, SWAP
+from ooco_gym.sim.outputs import count_up_to, past_outputs
+from ooco_gym.sim.state import BATCH, CHECKPOINT, RECOMPUTE, SWAP
 from ooco_gym.sim.step_actions import (
     admit,
     allocate_slots,
+    checkpoint,
     fits_chunk,
     fits_whole,
     get_computed_blocks,
@@ -33,12 +35,15 @@ from ooco_gym.sim.step_actions import (
 from ooco_gym.sim.waiting import bucket_of, bucket_start, next_in_order, previous_in_order, rank_of
 
 __all__ = [
+    "CHECKPOINT",
     "RECOMPUTE",
     "SWAP",
     "admit",
     "allocate_slots",
     "bucket_of",
     "bucket_start",
+    "checkpoint",
+    "count_up_to",
     "fits_chunk",
     "fits_whole",
     "get_computed_blocks",
@@ -49,6 +54,7 @@ __all__ = [
     "next_in_order",
     "num_free_blocks",
     "num_new_blocks",
+    "past_outputs",
     "preempt",
     "preempt_to_head",
     "previous_in_order",
@@ -59,6 +65,9 @@ __all__ = [
     "worthless",
 ]
 
+VICTIMS = ("last", "least_computed", "least_computed_of_class")  # choices of the setting `preempt`
+LEAST_COMPUTED_OF_CLASS = VICTIMS.index("least_computed_of_class")
+
 
 @inner
 def first_waiting(state, instance):
@@ -68,9 +77,26 @@ def first_waiting(state, instance):
 
 
 @inner
-def least_important(state, instance):
-    """Place of the running request that gives way: the last admitted, or by class the one that arrived last."""
+def least_computed(state, instance, of_class):
+    """Place of the running request with the fewest computed tokens, of equals the first admitted; with `of_class` one
+    of the offline ones, where there are any."""
     spec, batch = state.instances[instance], state.members[BATCH, instance]
+    best = 0
+    for index in range(1, spec.running):
+        a, b = state.requests[batch[index]], state.requests[batch[best]]
+        fewer = a.num_computed_tokens < b.num_computed_tokens
+        if fewer if a.urgent == b.urgent or not of_class else a.urgent < b.urgent:
+            best = index
+    return best
+
+
+@inner
+def least_important(state, instance):
+    """Place of the running request that gives way: the last admitted, or by class the one that arrived last, or what
+    the setting `preempt` says."""
+    spec, batch = state.instances[instance], state.members[BATCH, instance]
+    if state.config.preempt > 0:
+        return least_computed(state, instance, state.config.preempt == LEAST_COMPUTED_OF_CLASS)
     if state.config.class_blind:
         return spec.running - 1
     worst = 0

@@ -16,7 +16,8 @@ from ooco_gym.sim import state as s
 # Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.
 SETTINGS = ("gate_window", "prefill_tokens", "layer_resume", "max_num_batched_tokens", "max_num_seqs",
             "reserved_blocks", "prefix_caching", "kv_priority", "waiting_order", "swap_overlap", "bidirectional",
-            "engine_version")
+            "engine_version", "safepoint_layers", "preempt", "preempted_kv", "output_window", "outputs_by_class",
+            "host_gib")
 HOOKS = ("route", "interrupt", "gate", "compose", "evict", "pull")
 
 
@@ -85,6 +86,8 @@ class Policy:
             policy and a `sim.build.Facts`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
             values to set, none where they are given.
+        order: computes keys by which waiting offline requests are found, smallest first (`mixed.next_in_order`); gets
+            the policy, the trace and the seed, returns float64[requests].
         file: where it was read from, as `get_policy` takes it; empty where its name is registered.
     """
 
@@ -101,6 +104,7 @@ class Policy:
     pull: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
+    order: Callable[[Policy, Any, int], np.ndarray] | None = None
     file: str = ""
 
     def __post_init__(self) -> None:
@@ -160,4 +164,14 @@ class Policy:
         """The fields of `State.config` that this policy sets."""
         numbers = {p.name: p.number(self.values[p.name], self.name) for p in self.params if p.name in SETTINGS}
         flushes = self.flushes or self.mixed  # mixed instances have nothing that is written late
-        return {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()}
+        ordered = {} if self.order is None else {"waiting_order": s.BY_KEY}
+        return {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()} | ordered
+
+    def keys(self, trace: Any, seed: int) -> np.ndarray | None:
+        """By which waiting offline requests are found in order, smallest first: float64[requests]; None: they are not.
+
+        Args:
+            trace: all requests (`workload.Trace`).
+            seed: keys every random draw.
+        """
+        return None if self.order is None else self.order(self, trace, seed)

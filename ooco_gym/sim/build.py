@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -115,8 +115,8 @@ def _scaled(mixed: MixedKernel, factor: float) -> MixedKernel:
 
 
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
-                params: np.ndarray, settings: Mapping[str, int], class_blind: bool, bulk: bool = True,
-                log_capacity: int = 0) -> s.State:
+                params: np.ndarray, settings: Mapping[str, int], class_blind: bool, keys: np.ndarray | None = None,
+                bulk: bool = True, log_capacity: int = 0) -> s.State:
     """Fills the state of an episode that has not begun.
 
     Args:
@@ -128,6 +128,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         params: float64[PARAMS], the policy's parameters.
         settings: fields of `State.config` that the policy sets (`Policy.settings()`).
         class_blind: offline requests are scheduled as online ones.
+        keys: float64[requests], by which waiting offline requests are found, smallest first (`Policy.keys`), or None.
         bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
         log_capacity: logged events that are kept; 0 is off.
 
@@ -136,6 +137,9 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     """
     if rules.max_batch > s.TASKS // 2:
         raise UserError(f"max_batch={rules.max_batch} must be at most {s.TASKS // 2}")
+    if "host_gib" in settings:  # the policy's own need stands before the cluster's
+        rules = replace(rules, host_bytes=settings["host_gib"] * 2.0**30)
+        settings = {name: value for name, value in settings.items() if name != "host_gib"}
     tables = [_table(machine.deployment, rules.max_batch) for machine in machines]
     unique = list({id(table): table for table in tables}.values())
     _check_slo(unique, rules)
@@ -162,7 +166,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     if state.config.max_num_seqs >= rules.max_batch:
         raise UserError(f"max_num_seqs={state.config.max_num_seqs} must be below the cluster's max_batch="
                         f"{rules.max_batch}")
-    fill_pool(state, trace, rules.max_batch)
+    fill_pool(state, trace, rules.max_batch, keys)
     return state
 
 
@@ -310,17 +314,15 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     state.observed.online_output_mean = rules.prior_output_tokens
 
 
-BY_PREFIX, BY_BUCKET = 1, 2  # values of the setting WAITING_ORDER; 0: by arrival
-
-
 def pool_for(trace: Trace, tables: Sequence[CostTable], settings: Mapping[str, int], max_batch: int,
              block_tokens: int) -> s.OptionalSizes:
     """Sizes of the arrays that a policy's settings ask for; all 0 where they ask for none."""
     caching, order = bool(settings.get("prefix_caching")), settings.get("waiting_order", 0)
     n = len(trace)
     hashes = trace.prefix_hashes
-    sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), max_batch)}
-    if n and hashes is not None and (caching or order):
+    sizes = {"waiting_window": min(settings.get("gate_window", s.DEFAULT_GATE_WINDOW), max_batch),
+             "outputs": settings.get("output_window", 0)}
+    if n and hashes is not None and (caching or order in (s.BY_PREFIX, s.BY_BUCKET)):
         sizes |= {"hashes": n + 1 + len(hashes[1]), "distinct": len(np.unique(hashes[1]))}
     if order and n:
         sizes |= {"ranks": 2 * n + s.BUCKETS + 1, "words": words_for(n)}
@@ -348,7 +350,7 @@ def _kv_sizes(trace: Trace, blocks: int, settings: Mapping[str, int], max_batch:
     return rows, row_size, 1 << int(2 * blocks - 1).bit_length()
 
 
-def fill_pool(state: s.State, trace: Trace, max_batch: int) -> None:
+def fill_pool(state: s.State, trace: Trace, max_batch: int, keys: np.ndarray | None = None) -> None:
     """Fills the arrays that `pool_for` sized; settings are in State.config by now."""
     state.requests["row"] = -1
     state.requests["cached_tokens"] = -1
@@ -358,8 +360,10 @@ def fill_pool(state: s.State, trace: Trace, max_batch: int) -> None:
         offsets, _ = trace.prefix_hashes or (np.zeros(0), None)
         state.hash_ids[: len(trace) + 1] = offsets + len(trace) + 1
         state.hash_ids[len(trace) + 1 :] = first_seen
-    if state.order.size:
-        _fill_order(state, trace, first_seen, state.config.waiting_order == BY_BUCKET)
+    if state.order.size and keys is not None:
+        _order_by_key(state, keys)
+    elif state.order.size:
+        _fill_order(state, trace, first_seen, state.config.waiting_order == s.BY_BUCKET)
     if state.blocks.shape[1]:
         _fill_blocks(state, trace, max_batch)
     if state.pairs.shape[1]:
@@ -391,6 +395,15 @@ def _fill_order(state: s.State, trace: Trace, ids: np.ndarray | None, by_bucket:
     state.order[slots] = np.arange(n)
     state.order[n : 2 * n] = slots
     state.order[2 * n :] = np.searchsorted(np.array([bucket for bucket, _, _ in walk]), np.arange(s.BUCKETS + 1))
+
+
+def _order_by_key(state: s.State, keys: np.ndarray) -> None:
+    """Ranks by the keys, of equals by arrival; no buckets."""
+    n = len(keys)
+    slots = np.argsort(keys, kind="stable")
+    state.order[slots] = np.arange(n)
+    state.order[n : 2 * n] = slots
+    state.order[2 * n :] = n
 
 
 def _fill_blocks(state: s.State, trace: Trace, max_batch: int) -> None:

@@ -17,7 +17,7 @@ from ooco_gym.sim.decode import cut, end_run, flush_all, interrupt_step, wake
 from ooco_gym.sim.dispatch import DONE as TASK_DONE
 from ooco_gym.sim.dispatch import UNANSWERED, ask, dispatch, place_new, retry_pushes
 from ooco_gym.sim.memory import TTFT_BIT, change_late, change_outstanding, charge_miss, measured
-from ooco_gym.sim.mixed import end_mixed
+from ooco_gym.sim.mixed import can_be_stopped, end_mixed, stop_mixed
 from ooco_gym.sim.prefill import end_prefill, interrupt_prefill
 from ooco_gym.sim.queues import LOG_ARRIVAL, add_dispatch, add_task, cancel, enqueue, log_event, retry_waiting, schedule
 from ooco_gym.sim.records import CACHE_LINE
@@ -109,6 +109,8 @@ def _arrive(state, slot, route):
     elif spec.role == s.MIXED:
         if spec.activity == s.IDLE:  # its next iteration sees all that arrives at this very time
             schedule(state, instance, clock.now_ps)
+        elif request.urgent and can_be_stopped(state, instance):
+            add_task(state, s.INTERRUPT_FOR, instance, slot)
     else:
         wake(state, instance)
     return TASK_DONE
@@ -129,13 +131,15 @@ def _interrupt(state, instance, slot, hook):
     """An online request meets an instance busy with offline work."""
     spec = state.instances[instance]
     busy_offline = spec.activity == s.PREFILL_OFFLINE or (spec.activity == s.DECODE and spec.role == s.RELAXED)
-    if not busy_offline or spec.interrupted:
+    if not (busy_offline or spec.activity == s.MIXING) or spec.interrupted:
         return TASK_DONE
     answer = ask(state, s.INTERRUPT, instance, slot, 0, hook)
     if answer == s.ASK:
         return UNANSWERED
     if answer == s.STOP:
-        if spec.activity == s.PREFILL_OFFLINE:
+        if spec.activity == s.MIXING:
+            stop_mixed(state, instance)
+        elif spec.activity == s.PREFILL_OFFLINE:
             interrupt_prefill(state, instance)
         else:
             interrupt_step(state, instance, state.tables[spec.table].layers)

@@ -5,9 +5,10 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.sim import state as s
-from ooco_gym.sim.bidirectional import pair_release, paired
+from ooco_gym.sim.bidirectional import change_host, pair_release, paired
 from ooco_gym.sim.blocks import free_table, note_demand, tracked
 from ooco_gym.sim.costs import length
+from ooco_gym.sim.outputs import remember_output
 from ooco_gym.sim.queues import (
     LOG_EVICT,
     LOG_FINISH,
@@ -175,10 +176,14 @@ def finish(state, slot):
     if not request.online:
         note_demand(state, slot, -1)
     free(state, slot)
+    if request.host_tokens > 0:
+        change_host(state, request.instance, slot, -request.host_tokens)
     request.status = s.FINISHED
     request.finish_ps = now
     log_event(state, LOG_FINISH, request.instance, slot, request.generated_tokens)
     _observe_output(state, request)
+    if state.config.output_window > 0:
+        remember_output(state, slot)
     if request.online:
         if request.output_tokens > 1:
             check_token(state, slot, now)

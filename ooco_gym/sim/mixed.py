@@ -19,10 +19,10 @@ from ooco_gym.sim.costs import (
     prompt_work,
     skewed_decode,
 )
-from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish
+from ooco_gym.sim.memory import TPOT_BIT, charge_miss, check_token, finish, measured
 from ooco_gym.sim.prefill import charge_waste, new_token
-from ooco_gym.sim.queues import LOG_MIXED, cancel, log_event, schedule
-from ooco_gym.sim.step_actions import leave_running
+from ooco_gym.sim.queues import LOG_INTERRUPT, LOG_MIXED, cancel, log_event, schedule, stop_at_layer
+from ooco_gym.sim.step_actions import leave_running, unschedule
 
 NO_SUMS = (0, 0, 0, 0, 0, 0, 0, 0.0, 0, 0)  # of an iteration without tokens
 
@@ -96,6 +96,7 @@ def start_mixed(state, instance):
             cancel(state, instance)
         return
     spec.activity = s.MIXING
+    spec.interrupted = 0
     spec.start_ps = state.clock.now_ps
     latency = sums_latency(state, spec.table, sums)
     if spec.swap_tokens > 0:
@@ -119,11 +120,58 @@ def _with_swap(state, instance, latency):
     return max(latency, swap_ps) if state.config.swap_overlap else latency + swap_ps
 
 
+# --- Stopping an iteration ------------------------------------------------------------------------------------------
+@inner
+def can_be_stopped(state, instance):
+    """Whether the iteration in progress ends early for an online request: it is of offline ones alone, and has
+    safepoints."""
+    spec = state.instances[instance]
+    if state.config.safepoint_layers == 0 or spec.activity != s.MIXING or spec.interrupted:
+        return False
+    for i in range(spec.running):
+        request = state.requests[state.members[s.BATCH, instance, i]]
+        if request.urgent and request.num_scheduled_tokens > 0:
+            return False
+    return True
+
+
+@inner
+def stop_mixed(state, instance):
+    """Lets the iteration in progress end at its next safepoint, where there is one before its end."""
+    layers = state.tables[state.instances[instance].table].layers
+    stop_at_layer(state, instance, max(1, layers // state.config.safepoint_layers))
+
+
+@inner
+def _end_stopped(state, instance):
+    """A stopped iteration is over: its requests go on from where they were before it."""
+    spec = state.instances[instance]
+    elapsed, prefilled = spec.end_ps - spec.start_ps, 0
+    log_event(state, LOG_INTERRUPT, instance, state.members[s.BATCH, instance, 0], spec.new_tokens)
+    for i in range(spec.running):
+        slot = state.members[s.BATCH, instance, i]
+        tokens = unschedule(state, slot)
+        if tokens > 0:
+            prefilled += tokens if tokens > 1 or state.requests[slot].generated_tokens == 0 else 0
+            state.requests[slot].interruptions += 1
+            charge_waste(state, slot, 0, share_of(elapsed, tokens, spec.new_tokens))
+    prefill_ps = share_of(elapsed, prefilled, spec.new_tokens)
+    spec.wasted_ps += elapsed
+    spec.offline_prefill_ps += prefill_ps
+    spec.decode_ps += elapsed - prefill_ps
+    if measured(state):
+        state.totals.interruptions += 1
+
+
+# --- The end of an iteration ----------------------------------------------------------------------------------------
 @inner
 def end_mixed(state, instance):
     """An iteration is over: contexts have grown, tokens are made, requests finish."""
     spec = state.instances[instance]
     spec.activity = s.IDLE
+    if spec.interrupted:
+        _end_stopped(state, instance)
+        return
     begun, now, batch = spec.start_ps, state.clock.now_ps, state.members[s.BATCH, instance]
     gap_ps = now - begun
     spec.online_tokens, spec.offline_tokens = 0, 0

@@ -75,7 +75,7 @@ REQUEST = np.dtype(
         # on mixed instances
         ("num_computed_tokens", np.int32),  # vLLM's: tokens whose keys and values are in memory
         ("num_scheduled_tokens", np.int32),  # new tokens in the iteration in progress
-        ("host_tokens", np.int32),  # of them, in host memory: swapped out
+        ("host_tokens", np.int32),  # of them, in host memory: swapped out, or copied there while it runs
         ("cached_tokens", np.int32),  # found in the prefix cache at its first admission (-1: not admitted yet)
         ("row", np.int32),  # of its block table (State.kv), or -1; with this, three whole cache lines a request
     ],
@@ -168,6 +168,8 @@ INSTANCE = np.dtype(
         ("swapped_tokens", np.int64),  # and have crossed it so far
         ("host_free_blocks", np.int64),
         ("rows_free", np.int64),  # free block tables
+        ("online_finished", np.int64),  # requests that have finished here, where their lengths are kept
+        ("offline_finished", np.int64),
         ("looked_tokens", np.int64),  # context lengths at first admission, so far
         ("cached_tokens", np.int64),  # and how many of these tokens were found in the prefix cache
     ],
@@ -326,8 +328,13 @@ class Config(Record):
     reserved_blocks: int
     prefix_caching: int
     kv_priority: int
-    waiting_order: int  # `sim.build`: 0 by arrival, BY_PREFIX, BY_BUCKET
+    waiting_order: int  # 0 by arrival, BY_PREFIX, BY_BUCKET, BY_KEY
     swap_overlap: int
+    safepoint_layers: int  # an iteration of offline work alone can be stopped after so many layers each; 0: never
+    preempted_kv: int  # of offline requests (RECOMPUTE, …); with CHECKPOINT, copies on the host are kept
+    preempt: int  # which running request gives way, as `policy.mixed.VICTIMS` counts them
+    output_window: int  # output lengths that are kept of the last requests that finished on an instance
+    outputs_by_class: int  # online and offline ones apart
     host_bytes_per_s: int
     index_size: int  # of the index of keys of blocks (`sim.blocks`)
     block_tables: int

@@ -60,7 +60,7 @@ HOLD_UNTIL_CHANGE = -3  # gate: the same, and the answer stays the same until re
 WAIT = -2  # route, after a prefill: stay in the queue for a decode instance, holding KV memory
 STAY = -3  # route, after a prefill: decode where the prefill ran
 KEEP, STOP = 0, 1  # interrupt
-RECOMPUTE, SWAP = 0, 1  # what becomes of the memory of a request that is preempted on a mixed instance
+RECOMPUTE, SWAP, CHECKPOINT = 0, 1, 2  # what becomes of the memory of a request that is preempted on a mixed instance
 ALL = -2  # compose: everything decodable that is resident
 DECLINE = -2  # evict, where memory is short for a request that could wait: none is evicted
 FULL = -2  # pull: no free space; ask again only after this instance's own residents have changed
@@ -77,6 +77,7 @@ MEMORY = 16  # figures that a policy may keep for each instance from one decisio
 LEVELS = 64  # queues of blocks that may be taken, lowest first
 HASH_TOKENS = 512  # of a prompt, to each of a trace's prefix hashes
 BUCKETS = 32  # of prompt lengths: powers of two
+BY_PREFIX, BY_BUCKET, BY_KEY = 1, 2, 3  # values of the setting waiting_order; 0: by arrival
 TASKS = 4096  # tasks that may be open at once: a ring
 ITL_BINS = 512  # inter-token times, logarithmic bins from 0.1 ms, 2 % wide
 
@@ -118,6 +119,7 @@ class State(NamedTuple):
     pairs: np.ndarray  # PAIR[m, blocks], where blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
+    outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.outputs`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
     log: np.ndarray  # LOG[capacity], empty where logging is off
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
@@ -130,7 +132,8 @@ class State(NamedTuple):
 
 
 class OptionalSizes(NamedTuple):
-    """Sizes of what only some policies need: tracked blocks, prefix hashes, an order of the waiting, their window."""
+    """Sizes of what only some policies need: tracked blocks, prefix hashes, an order of the waiting, their window,
+    past output lengths."""
 
     blocks: int = 0
     entries: int = 0
@@ -142,6 +145,7 @@ class OptionalSizes(NamedTuple):
     pair_entries: int = 0
     owners: int = 0
     waiting_window: int = 0
+    outputs: int = 0
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -166,7 +170,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
-        np.zeros(ITL_BINS, np.int64),
+        np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(ITL_BINS, np.int64),
         np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
         np.zeros((n_tables, prefill_entries), np.int64),

@@ -189,7 +189,11 @@ def admit(state, instance, slot, tokens):
 
 @inner
 def preempt(state, instance, index, how):
-    """Takes the memory of the running request at `index` (RECOMPUTE, or SWAP to the host); it waits by arrival."""
+    """Takes the memory of the running request at `index`; it waits by arrival.
+
+    Its tokens are computed again (RECOMPUTE), go to the host where that has room (SWAP), or are those of its copy there
+    (CHECKPOINT; the rest is computed again).
+    """
     slot = state.members[s.BATCH, instance, index]
     _lose(state, instance, index, how)
     enqueue_by_arrival(state, instance, slot)
@@ -201,6 +205,25 @@ def preempt_to_head(state, instance, index, how):
     slot = state.members[s.BATCH, instance, index]
     _lose(state, instance, index, how)
     enqueue(state, instance, slot, True)
+
+
+@inner
+def checkpoint(state, instance, index):
+    """Copies to the host what the running request at `index` has computed since its last copy, as far as there is room.
+
+    The copy crosses the link with the next iteration. It stays, also when it has been read, until the request finishes
+    or its memory is taken with RECOMPUTE: for policies with the setting preempted_kv at CHECKPOINT. Returns how many
+    tokens.
+    """
+    slot = state.members[s.BATCH, instance, index]
+    spec, request = state.instances[instance], state.requests[slot]
+    room = (blocks_for(state, request.host_tokens) + spec.host_free_blocks) * state.config.block_tokens
+    tokens = min(np.int64(request.num_computed_tokens), room) - request.host_tokens
+    if tokens <= 0:
+        return np.int64(0)
+    spec.swap_tokens += tokens
+    change_host(state, instance, slot, tokens)
+    return tokens
 
 
 @inner
@@ -217,7 +240,8 @@ def _note_start(state, instance, slot, start):
     spec, request = state.instances[instance], state.requests[slot]
     if request.host_tokens > 0:
         spec.swap_tokens += start
-        change_host(state, instance, slot, -start)
+        if state.config.preempted_kv != s.CHECKPOINT:
+            change_host(state, instance, slot, -start)
     else:
         request.kv_lost = max(0, request.kv_lost - start)
     if request.cached_tokens < 0:
@@ -232,7 +256,10 @@ def _lose(state, instance, index, how):
     spec, request = state.instances[instance], state.requests[slot]
     log_event(state, LOG_EVICT, instance, slot, request.num_computed_tokens)
     blocks = blocks_for(state, request.num_computed_tokens) - blocks_for(state, request.host_tokens)
-    if how == s.SWAP and request.num_computed_tokens > 0 and blocks <= spec.host_free_blocks:
+    if how == s.CHECKPOINT:
+        lost = request.num_computed_tokens - request.host_tokens + request.kv_lost
+        request.kv_lost = min(length(state, slot) - request.host_tokens, lost)
+    elif how == s.SWAP and request.num_computed_tokens > 0 and blocks <= spec.host_free_blocks:
         spec.swap_tokens += request.num_computed_tokens - request.host_tokens
         change_host(state, instance, slot, request.num_computed_tokens - request.host_tokens)
     else:  # what an earlier loss left to recompute beyond this point is still to be recomputed
