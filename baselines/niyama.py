@@ -1,0 +1,317 @@
+"""Niyama (arXiv 2503.22562; as QoServe at ASPLOS '26): chunks by deadline slack, hybrid priorities, relegation.
+
+Every iteration has all decodes and a prefill chunk (Algorithm 1, on Sarathi's engine):
+
+* Deadlines (3.2): an online request's first token is due SLO_TTFT after its arrival, the n-th (n-1) SLO_TBT later
+  (Equations 1 and 2); an offline one's last token SLO_TTLT after it (Equation 3): `ttlt_s`.
+* Dynamic chunking (3.3, 3.6.1): the least slack of the decodes' next tokens is the latency budget, and the chunk the
+  longest that the predictor lets in, up to where throughput saturates (2,500 tokens; 4.1.4).
+* Hybrid prioritisation (3.4): prefills go by t_arrival + SLO_TTFT + alpha Prefill_rem, those of offline requests by
+  t_arrival + SLO_TTLT + alpha (Prefill_rem + Decode_rem) (Equations 4 and 5), with alpha 8 ms a token (3.6). Decode_rem
+  is the history's mean and two standard deviations.
+* Eager relegation (3.4): a prefill that has missed its deadline, or will, goes behind all others; low priorities first
+  (`hints`: offline requests are what the paper calls the free tier).
+* Selective preemption (3.4): a prefill under way yields to one of higher priority only where that does not make it
+  miss its own deadline. Decodes are never preempted (`preempted=retain`).
+
+Read were sections 1 to 4 of QoServe, and the authors' scheduler (github.com/microsoft/sarathi-serve, branch
+niyama_asplos2026), whose figures stand where the paper has none: 20 % more than predicted must fit (`margin`), 128
+tokens are always in the batch (`least_chunk`), an offline decode has 0.4 s for a token (`offline_tbt_s`), and a prefill
+will miss its deadline if the tokens that it misses take longer at the moving mean of prefill throughput (weight 0.005
+of the newest iteration). It relegates only requests without memory; here, as in the paper, any prefill.
+
+Ours: the predictor is the simulator's belief, not a random forest, and prices each chunk as it is added. Deadlines of
+tokens run from the first token (`due_from=first_token`), since that is what TPOT promises here; the paper's run from
+the TTFT deadline (`due_from=arrival`), so that a first token that comes early is slack to be spent. Where memory is
+short, which the paper does not treat, a request waits until its whole context fits, and a decode takes it from the last
+admitted (`preempted=recompute` or swap: the online request that is next takes memory and seat from offline ones). Of
+the waiting requests of a class the first `candidates` are looked at: online ones by arrival, offline ones by priority.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.latency_budget import (
+    OFFLINE_CLASS,
+    ONLINE_CLASS,
+    decodes,
+    longest_chunk,
+    make_place,
+    schedule_chunk,
+    schedule_decodes,
+    token_slack,
+    with_tokens,
+)
+from ooco_gym.policy.mixed import (
+    RECOMPUTE,
+    admit,
+    fits_whole,
+    get_computed_tokens,
+    missing,
+    next_in_order,
+    past_outputs,
+    rank_of,
+)
+from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.rules import length, route_fewest_requests
+from ooco_gym.sim.mixed import NO_SUMS
+from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RESIDENT
+
+PARAMS = (
+    Param("max_num_seqs", "requests that run at once, at most", 1, 65_536),
+    Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
+    Param("max_chunk", "most tokens of an iteration, decodes included", 1, 1_000_000),
+    Param("least_chunk", "tokens of an iteration, decodes included, that no slack is needed for", 0, 1_000_000),
+    Param("margin", "predicted latency times this must be within the slack", 0.1, 10.0),
+    Param("alpha_ms", "ms that a token of remaining work counts", 0.0, 1e6),
+    Param("ttlt_s", "SLO_TTLT of offline requests", 0.0, 1e7),
+    Param("offline_tbt_s", "slack of an offline decode's next token", 0.0, 1e7),
+    Param("due_from", "what token deadlines of online requests run from", choices=("first_token", "arrival")),
+    Param("relegation", "whether prefills that will miss their deadline go behind all others", choices=("on", "off")),
+    Param("hints", "whether offline requests are relegated before online ones", choices=("on", "off")),
+    Param("preempted", "whether offline requests keep their memory when an online one needs it, or what becomes of it",
+          choices=("retain", "recompute", "swap")),
+    Param("candidates", "waiting requests of a class that are looked at", 1, 1_000_000),
+    Param("output_window", "past requests whose output lengths are known", 1, 100_000),
+    Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
+)
+P = slots(PARAMS)
+FROM_ARRIVAL, OFF, RETAIN = 1, 1, 0  # of due_from; of relegation and hints; of preempted
+NEWEST = 0.005  # weight of an iteration in the moving mean of prefill throughput
+# Places of State.memory: prefill throughput in tokens a ps, tokens of the last iteration's prefills, the decode length
+# that offline requests are expected to have, and how many had finished when it was worked out.
+THROUGHPUT, LAST_TOKENS, DECODE_TOKENS, SEEN = range(4)
+
+
+def priorities(policy, trace, seed):
+    """Equation 5 without what all waiting offline requests have in common, in s: float64[requests]."""
+    return trace.arrival_s + 1e-3 * policy.values["alpha_ms"] * trace.prompt_tokens
+
+
+# --- Deadlines (3.2) ------------------------------------------------------------------------------------------------
+@inner
+def next_token_slack(state, slot):
+    """How long until the next token of a decoding request is due, in ps."""
+    request = state.requests[slot]
+    if request.urgent == 0:
+        return request.last_token_ps + np.int64(state.params[P.offline_tbt_s] * PS_PER_S) - state.clock.now_ps
+    if state.params[P.due_from] == FROM_ARRIVAL:
+        due = request.arrival_ps + request.ttft_slo_ps + request.generated_tokens * request.tpot_slo_ps
+        return due - state.clock.now_ps
+    return token_slack(state, slot, 1.0)
+
+
+@inner
+def least_decode_slack(state, instance):
+    """GET_MIN_SLACK: the least slack of the decodes in the batch; NEVER where there are none."""
+    least = np.int64(NEVER)
+    for place in range(state.instances[instance].running):
+        slot = state.members[BATCH, instance, place]
+        if decodes(state, slot):
+            least = min(least, next_token_slack(state, slot))
+    return least
+
+
+@inner
+def expected_decodes(state, instance):
+    """Decode_rem of an offline request in tokens: mean and two standard deviations of those that have finished."""
+    memory = state.memory[instance]
+    ordered, finished = past_outputs(state, instance, 0)
+    if finished != memory[SEEN] or memory[DECODE_TOKENS] == 0.0:
+        known, total, squares = min(finished, ordered.size), 0.0, 0.0
+        for i in range(known):
+            total += ordered[i]
+            squares += float(ordered[i]) * ordered[i]
+        mean = total / known if known > 0 else state.observed.offline_output_mean
+        spread = max(0.0, squares / known - mean * mean) if known > 0 else 0.0
+        memory[DECODE_TOKENS], memory[SEEN] = mean + 2.0 * np.sqrt(spread), finished
+    return memory[DECODE_TOKENS]
+
+
+@inner
+def prefill_due(state, instance, slot):
+    """When a request's prefill must be done, in ps: an offline one's decodes must follow it."""
+    request = state.requests[slot]
+    if request.urgent:
+        return request.arrival_ps + request.ttft_slo_ps
+    seconds = state.params[P.ttlt_s] - expected_decodes(state, instance) * state.params[P.offline_tbt_s]
+    return request.arrival_ps + np.int64(seconds * PS_PER_S)
+
+
+# --- Hybrid prioritisation and relegation (3.4) ---------------------------------------------------------------------
+@inner
+def remaining(state, instance, slot):
+    """Prefill_rem, in tokens: of one that runs, or of one that waits."""
+    if state.requests[slot].status == RESIDENT:
+        return missing(state, slot)
+    return length(state, slot) - get_computed_tokens(state, instance, slot)
+
+
+@inner
+def priority(state, instance, slot):
+    """Equations 4 and 5, in ps: the lowest goes first."""
+    request, work = state.requests[slot], float(remaining(state, instance, slot))
+    slo_ps = float(request.ttft_slo_ps)
+    if request.urgent == 0:
+        slo_ps = state.params[P.ttlt_s] * PS_PER_S
+        work += expected_decodes(state, instance)
+    return request.arrival_ps + slo_ps + 1e-3 * state.params[P.alpha_ms] * PS_PER_S * work
+
+
+@inner
+def done_at(state, instance, slot):
+    """When a prefill is expected to be done if it begins now, in ps."""
+    rate = state.memory[instance, THROUGHPUT]
+    wait_ps = remaining(state, instance, slot) / rate if rate > 0.0 else 0.0
+    return state.clock.now_ps + np.int64(min(wait_ps, float(NEVER) / 2))
+
+
+@inner
+def will_violate(state, instance, slot):
+    """WILL_VIOLATE: whether a prefill has missed its deadline, or will."""
+    return state.params[P.relegation] != OFF and done_at(state, instance, slot) > prefill_due(state, instance, slot)
+
+
+@inner
+def rank(state, instance, slot, pressed):
+    """COMPARATOR's first key: 0: cannot wait an iteration; 1: in time; relegated: 2, offline ones 3 with `hints`."""
+    request = state.requests[slot]
+    if will_violate(state, instance, slot) or (pressed and request.urgent == 0):
+        return 3 if request.urgent == 0 and state.params[P.hints] != OFF else 2
+    spec = state.instances[instance]
+    if request.status == RESIDENT:
+        last_ps = max(np.int64(0), spec.end_ps - spec.start_ps)
+        if done_at(state, instance, slot) + last_ps > prefill_due(state, instance, slot):
+            return 0
+    return 1
+
+
+@inner
+def better(state, instance, slot, best, pressed):
+    """Of two prefills, of which `best` may be -1, the one that goes first."""
+    if best < 0:
+        return slot
+    mine, other = rank(state, instance, slot, pressed), rank(state, instance, best, pressed)
+    if mine != other:
+        return slot if mine < other else best
+    return slot if priority(state, instance, slot) < priority(state, instance, best) else best
+
+
+# --- The prefill queue ----------------------------------------------------------------------------------------------
+@inner
+def best_online(state, instance):
+    """The waiting online request that goes first, or -1."""
+    best, slot, left = np.int64(-1), np.int64(state.instances[instance].online_head), int(state.params[P.candidates])
+    while slot >= 0 and left > 0:
+        best = better(state, instance, slot, best, False)
+        slot = np.int64(state.requests[slot].next)
+        left -= 1
+    return best
+
+
+@inner
+def best_offline(state, instance, pressed):
+    """The waiting offline request that goes first, or -1: by priority the first that is in time, else the first."""
+    first = np.int64(next_in_order(state, instance, 0))
+    slot, left = first, int(state.params[P.candidates])
+    while slot >= 0 and left > 0 and not pressed:
+        if not will_violate(state, instance, slot):
+            return slot
+        slot = np.int64(next_in_order(state, instance, rank_of(state, slot) + 1))
+        left -= 1
+    return first
+
+
+@inner
+def top_job(state, instance, online, offline):
+    """The prefill that goes first: of those under way without tokens yet, and of the classes that may still enter."""
+    spec, best = state.instances[instance], np.int64(-1)
+    waiting = best_online(state, instance) if online else np.int64(-1)
+    pressed = waiting >= 0 and state.params[P.hints] != OFF and will_violate(state, instance, waiting)
+    for place in range(spec.running):
+        slot = np.int64(state.members[BATCH, instance, place])
+        if state.requests[slot].num_scheduled_tokens == 0 and not decodes(state, slot):
+            best = better(state, instance, slot, best, pressed)
+    if waiting >= 0:
+        best = better(state, instance, waiting, best, pressed)
+    if offline:
+        slot = best_offline(state, instance, pressed)
+        if slot >= 0:
+            best = better(state, instance, slot, best, pressed)
+    return best
+
+
+@inner
+def clear_for_online(state, instance):
+    """Takes memory and seat for the online request that is next from offline ones, unless these retain theirs."""
+    slot = best_online(state, instance) if state.params[P.preempted] != RETAIN else np.int64(-1)
+    if slot >= 0:
+        make_place(state, instance, slot, ONLINE_CLASS, 0, np.int64(state.params[P.preempted]) - 1)
+
+
+# --- Dynamic chunking (Algorithm 1) ---------------------------------------------------------------------------------
+@inner
+def give_chunk(state, instance, sums, slot, left, least, until_ps):
+    """Gives the top job the longest chunk within the budget. Returns its tokens, 0 where memory or budget is short."""
+    computed = length(state, slot) - remaining(state, instance, slot)
+    tokens = max(longest_chunk(state, instance, sums, slot, computed, left, until_ps),
+                 min(least, left, length(state, slot) - computed))
+    if tokens <= 0:
+        return np.int64(0)
+    if state.requests[slot].status == RESIDENT:
+        how = np.int64(max(RECOMPUTE, state.params[P.preempted] - 1))
+        kind = OFFLINE_CLASS if state.params[P.preempted] == RETAIN else np.int64(state.requests[slot].urgent)
+        return np.int64(schedule_chunk(state, instance, slot, tokens, kind, how))
+    return np.int64(admit(state, instance, slot, tokens))
+
+
+@inner
+def fill_prefill(state, instance, sums, until_ps):
+    """Prefills in the order of priority until the budget is used. Returns their tokens."""
+    online, offline, done = True, True, np.int64(0)
+    left = np.int64(state.params[P.max_chunk]) - sums[0]
+    least = np.int64(state.params[P.least_chunk]) - sums[0]
+    while left > 0:
+        slot = top_job(state, instance, online, offline)
+        if slot < 0:
+            break
+        if state.requests[slot].status != RESIDENT and not fits_whole(state, instance, slot):
+            online, offline = online and not state.requests[slot].urgent, offline and state.requests[slot].urgent
+            continue
+        computed = length(state, slot) - remaining(state, instance, slot)
+        tokens = give_chunk(state, instance, sums, slot, left, least, until_ps)
+        if tokens == 0:
+            break
+        sums = with_tokens(state, instance, sums, slot, computed, tokens)
+        left, least, done = left - tokens, least - tokens, done + tokens
+    return done
+
+
+@inner
+def note_throughput(state, instance):
+    """Takes the last iteration into the moving mean of prefill throughput."""
+    memory, spec = state.memory[instance], state.instances[instance]
+    if memory[LAST_TOKENS] > 0.0 and spec.end_ps > spec.start_ps:
+        rate = memory[LAST_TOKENS] / (spec.end_ps - spec.start_ps)
+        memory[THROUGHPUT] = rate if memory[THROUGHPUT] == 0.0 else (
+            (1.0 - NEWEST) * memory[THROUGHPUT] + NEWEST * rate)
+
+
+@hook(COMPOSE)
+def create_batch(view):
+    """CREATE_BATCH: all decodes, and prefills within their slack."""
+    state, instance = view.state, view.instance
+    note_throughput(state, instance)
+    how, most = np.int64(max(RECOMPUTE, state.params[P.preempted] - 1)), np.int64(1 << 40)
+    sums, _ = schedule_decodes(state, instance, NO_SUMS, most, ONLINE_CLASS, NEVER, how)
+    clear_for_online(state, instance)
+    sums, _ = schedule_decodes(state, instance, sums, most, OFFLINE_CLASS, NEVER, how)
+    slack = least_decode_slack(state, instance)
+    until_ps = slack if slack >= NEVER else np.int64(max(0.0, slack / state.params[P.margin]))
+    tokens = fill_prefill(state, instance, sums, until_ps)
+    state.memory[instance, LAST_TOKENS] = tokens
+    return sums[0] + tokens
+
+
+policy = Policy("niyama", PARAMS, mixed=True, route=route_fewest_requests, compose=create_batch, order=priorities)

@@ -1,0 +1,162 @@
+"""Past-Future (arXiv 2507.10150, ASPLOS '25; LightLLM): a request is admitted if the batch's future peak fits.
+
+Waiting requests are admitted first come first served, one after the other, as long as the most memory that the running
+ones and it will ever need, all together, is within the instance's, less a reserve. How long a request will go on is
+drawn from the past (3.1, 3.2): a waiting one's output length from those of the last `window` requests that finished,
+a running one's from those of them that are longer than what it has. The peak is at one of the moments at which a
+request ends (3.3): with all requests by their remaining tokens r_1 >= r_2 >= … and their contexts c_i it is the
+greatest of c_1 + … + c_i + i r_i. The greatest of several draws counts. Where memory is short all the same, the
+request that arrived last gives way, and its context is computed again.
+
+Read were notes on sections 3.1 to 3.3 and 5, and the authors' artifact (github.com/WuSiYu/lightllm-ae), not the paper
+itself; the figures below are theirs. They differ: the paper's window is 1,000 requests, the server's there 40, the
+behaviour study's 1,000; the reserve is 5 % and 3 %. At the start the window holds `initial` lengths of
+`max_output_tokens`, the longest that may be asked for, until as many have finished that they are the oldest. With
+`lengths=exact` the true lengths are known: the theoretical optimum that they compare with.
+
+What LightLLM's own engine does beside it (prefills alone, every tenth step) is not part of it: all else is vLLM's V1
+schedule by class (`vllm_priority`), where the paper has one class. `interval` iterations lie between two looks at the
+queue; LightLLM looks after every ten steps, here after each. `history` keeps the lengths of online and offline requests
+apart: the paper's history is that of one service.
+
+Ours: prompts are computed in chunks beside decodes, so that a request's remaining steps count those of its prompt and
+of those before it; blocks count as whole ones. Both err on the safe side: with exact lengths and without a shared
+prefix nothing is ever preempted. Where nothing runs the first request enters whatever is drawn for it.
+"""
+
+import numpy as np
+
+from baselines.vllm_v1 import PARAMS as V1_PARAMS
+from ooco_gym.compile import inner
+from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.mixed import (
+    admit,
+    continue_running,
+    count_up_to,
+    first_waiting,
+    fits_whole,
+    get_computed_tokens,
+    missing,
+    past_outputs,
+)
+from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.rules import length, route_fewest_requests, sort_ascending
+from ooco_gym.sim.costs import random_below
+from ooco_gym.sim.state import BATCH
+
+PARAMS = (
+    *V1_PARAMS,
+    Param("output_window", "past requests whose output lengths are known", 1, 100_000),
+    Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
+    Param("initial", "lengths of max_output_tokens that the window begins with", 0, 100_000),
+    Param("max_output_tokens", "longest output that a request may ask for", 1, 1_000_000),
+    Param("lengths", "drawn from the past, or the true ones", choices=("past", "exact")),
+    Param("reserve", "share of the memory that predictions leave free", 0.0, 1.0),
+    Param("draws", "draws for the whole batch, of which the worst counts, at most", 1, 64),
+    Param("draws_in_all", "lengths drawn in all, beyond one for each request", 0, 100_000),
+    Param("interval", "iterations between two looks at the queue", 1, 1_000_000),
+)
+P = slots(PARAMS)
+EXACT = 1
+LENGTH_STREAM = 3  # of random numbers
+NEXT_LOOK = 0  # place in State.memory: the step from which the queue is looked at again
+
+
+# --- The past (3.1, 3.2) --------------------------------------------------------------------------------------------
+@inner
+def output_length(state, instance, slot, draw):
+    """The length that a request's output is drawn to have, more than it has already."""
+    request, longest = state.requests[slot], np.int64(state.params[P.max_output_tokens])
+    if state.params[P.lengths] == EXACT:
+        return np.int64(request.output_tokens)
+    ordered, finished = past_outputs(state, instance, request.online)
+    known = min(finished, ordered.size)
+    unset = min(np.int64(state.params[P.initial]), ordered.size - known) if longest > request.generated_tokens else 0
+    below = count_up_to(ordered, known, request.generated_tokens)
+    longer = known - below + unset
+    if longer <= 0:
+        return max(longest, np.int64(request.generated_tokens) + 1)
+    place = below + random_below(state, LENGTH_STREAM, instance, state.instances[instance].steps_begun,
+                                 np.int64(slot) * 64 + draw, longer)
+    return np.int64(ordered[place]) if place < known else longest
+
+
+# --- The future (3.3) -----------------------------------------------------------------------------------------------
+@inner
+def note(state, count, slot, steps, left):
+    """Adds a request to the batch of the future: its context, and the steps that it will still take."""
+    state.scratch[0, count] = steps + left
+    state.scratch[1, count] = length(state, slot)
+
+
+@inner
+def peak_blocks(state, instance, candidate, draw):
+    """Most blocks that the running requests and a waiting one will need at one time, by one draw of their lengths."""
+    spec, batch, todo = state.instances[instance], state.members[BATCH, instance], np.int64(0)
+    for i in range(spec.running + 1):
+        slot = np.int64(batch[i]) if i < spec.running else candidate
+        more, steps = missing(state, slot) if i < spec.running else (
+            length(state, slot) - get_computed_tokens(state, instance, slot)), np.int64(0)
+        if more > 1:
+            todo += more
+            room = max(1, state.config.max_num_batched_tokens - i)
+            steps = (todo + room - 1) // room
+        note(state, i, slot, steps, output_length(state, instance, slot, draw) - state.requests[slot].generated_tokens)
+    return greatest(state, spec.running + 1)
+
+
+@inner
+def greatest(state, count):
+    """The peak of the first `count` requests in State.scratch, in blocks."""
+    size, held, most = state.config.block_tokens, np.int64(0), np.int64(0)
+    sort_ascending(state.scratch[0], state.scratch[1], count)
+    for i in range(1, count + 1):
+        held += state.scratch[1, count - i]
+        most = max(most, held + i * (state.scratch[0, count - i] + size - 1))
+    return most // size
+
+
+@inner
+def fits_future(state, instance, candidate):
+    """Whether a waiting request may enter: the worst of the predicted peaks is within the memory."""
+    spec = state.instances[instance]
+    if spec.running == 0:
+        return True
+    room = (spec.total_blocks - state.config.reserved_blocks) * (1.0 - state.params[P.reserve])
+    draws = min(state.params[P.draws], state.params[P.draws_in_all] // spec.running + 1)
+    for draw in range(1 if state.params[P.lengths] == EXACT else int(draws)):
+        if peak_blocks(state, instance, candidate, draw) > room:
+            return False
+    return True
+
+
+# --- The schedule (Algorithm 1) -------------------------------------------------------------------------------------
+@inner
+def admit_predicted(state, instance, budget):
+    """Waiting requests are admitted in order while they fit, now and in future. Returns the budget left."""
+    spec, memory = state.instances[instance], state.memory[instance]
+    if spec.running > 0 and spec.steps_begun < memory[NEXT_LOOK]:
+        return budget
+    memory[NEXT_LOOK] = spec.steps_begun + state.params[P.interval]
+    while budget > 0:
+        slot = np.int64(first_waiting(state, instance))
+        if slot < 0 or not fits_whole(state, instance, slot) or not fits_future(state, instance, slot):
+            break
+        budget -= admit(state, instance, slot, budget)
+    return budget
+
+
+@hook(COMPOSE)
+def compose(view):
+    """vLLM's V1 schedule with the admission of Past-Future."""
+    state, instance = view.state, view.instance
+    whole = state.config.max_num_batched_tokens
+    while True:
+        budget, preempted = continue_running(state, instance, whole)
+        if preempted == 0:
+            budget = admit_predicted(state, instance, budget)
+        if preempted == 0 or budget < whole:
+            return whole - budget
+
+
+policy = Policy("past_future", PARAMS, mixed=True, route=route_fewest_requests, compose=compose)

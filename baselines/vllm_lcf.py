@@ -1,0 +1,20 @@
+"""vLLM's V1 scheduler with least-computed-first preemption (vLLM RFC 54644 and pull request 53723, both open).
+
+Where blocks are short, the engine takes the memory of the running request with the fewest computed tokens, whose loss
+costs least to compute again, rather than of the last one. All else is `vllm_priority` (`baselines/vllm_v1.py`).
+
+The RFC makes the victim an axis of its own, beside the order of admission: with it an online request can lose its
+memory to an offline one that has computed more (`preempt=least_computed`). That priorities go first
+(`preempt=least_computed_of_class`) is ours. Read were the descriptions of both, not the patch: of equals the first
+admitted gives way, as in Python's `min` over the running requests.
+"""
+
+from baselines.vllm_v1 import PARAMS as V1_PARAMS
+from ooco_gym.policy.mixed import VICTIMS, schedule_v1
+from ooco_gym.policy.policy import Param, Policy
+from ooco_gym.policy.rules import route_fewest_requests
+
+PARAMS = (*V1_PARAMS, Param("preempt", "which running request gives way: the last, the one with the fewest computed "
+                            "tokens, or the one of these among the offline ones", choices=VICTIMS))
+
+policy = Policy("vllm_lcf", PARAMS, mixed=True, route=route_fewest_requests, compose=schedule_v1)
