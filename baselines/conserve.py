@@ -24,7 +24,7 @@ copying is the link's only load. The offline request that was admitted last give
 
 import numpy as np
 
-from baselines.vllm_v1 import PARAMS as V1_PARAMS
+from baselines.vllm_v1 import SCHEDULE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, hook
 from ooco_gym.policy.latency_budget import (
@@ -46,7 +46,7 @@ from ooco_gym.sim.mixed import NO_SUMS
 from ooco_gym.sim.state import BATCH, KEEP, NEVER, PS_PER_S, STOP
 
 PARAMS = (
-    *V1_PARAMS,
+    *SCHEDULE_PARAMS,
     Param("tbt_share", "share of the TPOT SLO that an iteration with online requests may take", 0.0, 100.0),
     Param("budget_binds_online", "it bounds online prefill, too", choices=("off", "on")),
     Param("offline_chunk", "fewest tokens that an offline prefill is begun or gone on with, unless it needs no more", 1,

@@ -26,7 +26,7 @@ prefix nothing is ever preempted. Where nothing runs the first request enters wh
 
 import numpy as np
 
-from baselines.vllm_v1 import PARAMS as V1_PARAMS
+from baselines.vllm_v1 import SCHEDULE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import (
@@ -45,7 +45,7 @@ from ooco_gym.sim.costs import random_below
 from ooco_gym.sim.state import BATCH
 
 PARAMS = (
-    *V1_PARAMS,
+    *SCHEDULE_PARAMS,
     Param("output_window", "past requests whose output lengths are known", 1, 100_000),
     Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
     Param("initial", "lengths of max_output_tokens that the window begins with", 0, 100_000),

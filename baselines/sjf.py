@@ -15,7 +15,7 @@ has no fairness, and none is added.
 
 import numpy as np
 
-from baselines.vllm_v1 import PARAMS as V1_PARAMS
+from baselines.vllm_v1 import SCHEDULE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.mixed import admit, continue_running, fits_whole, next_in_order, rank_of
@@ -24,7 +24,7 @@ from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.workload.keyed import keyed_generator
 
 PARAMS = (
-    *V1_PARAMS,
+    *SCHEDULE_PARAMS,
     Param("sigma", "the prediction's error: standard deviation of its logarithm", 0.0, 10.0),
     Param("prompt_weight", "what a prompt token counts, in output tokens", 0.0, 1000.0),
     Param("online_candidates", "waiting online requests that are compared, the first by arrival", 1, 1_000_000),

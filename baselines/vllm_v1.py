@@ -27,11 +27,14 @@ ENGINE_PARAMS = (
     Param("max_num_batched_tokens", "new tokens of one iteration (the engine's option of this name)", 1, 1_000_000),
     Param("max_num_seqs", "requests that run at a time (the engine's option of this name)", 1, 1_000_000),
 )
-PARAMS = (
+SCHEDULE_PARAMS = (  # what schedulers that build on the V1 schedule share
     *ENGINE_PARAMS,
     Param("reserved_blocks", "KV blocks that the engine keeps for itself (V1: the null block)", 0, 1_000_000),
     Param("prefix_caching", "whether blocks of prompts that begin alike are shared (on in V1 by default)",
           choices=("off", "on")),
+)
+PARAMS = (
+    *SCHEDULE_PARAMS,
     Param("engine_version", "vLLM's release whose schedule is followed (docs/oracle.md: what changed)",
           choices=ENGINE_VERSIONS),
 )
