@@ -1,4 +1,4 @@
-"""Niyama: chunks by slack, priorities between EDF and SRPF, relegation, and whom a chunk may be taken from."""
+"""Niyama: chunks by slack, priorities between EDF and SRPF, relegation, and what a chunk may be taken from."""
 
 from __future__ import annotations
 
