@@ -10,7 +10,7 @@ from ooco_gym.errors import unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NAMES = ("bros", "echo", "engine_chain", "hygen", "oracle_vllm", "replay")
+NAMES = ("bros", "deadline", "echo", "engine_chain", "hygen", "oracle_vllm", "replay")
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:

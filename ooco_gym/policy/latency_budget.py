@@ -159,11 +159,11 @@ def schedule_chunk(state, instance, slot, tokens, kind, how):
 
 @inner
 def make_place(state, instance, slot, kind, headroom, how):
-    """Whether a waiting request may be admitted, so that `headroom` blocks stay free; offline ones give way to an
-    online one."""
+    """Whether a waiting request may be admitted, so that `headroom` blocks stay free, unless no offline request holds
+    any; offline ones give way to an online one."""
     while True:
         if fits_whole(state, instance, slot):
-            if headroom <= 0:
+            if headroom <= 0 or state.instances[instance].offline_members == 0:
                 return True
             _, shared, idle = get_computed_blocks(state, instance, slot)
             need = blocks_for(state, length(state, slot)) - shared + idle
@@ -210,7 +210,7 @@ def schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, 
             continue
         computed = np.int64(state.requests[slot].num_computed_tokens)
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
-        if tokens < min(least, missing(state, slot)):
+        if tokens < min(least, left, missing(state, slot)):
             return sums, np.int64(0)  # in order: what comes behind does not overtake
         tokens = schedule_chunk(state, instance, slot, tokens, kind, how)
         if tokens == 0:
@@ -228,7 +228,7 @@ def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, 
             break
         computed = np.int64(get_computed_blocks(state, instance, slot)[0])
         tokens = longest_chunk(state, instance, sums, slot, computed, left, until_ps)
-        if tokens < min(least, length(state, slot) - computed):
+        if tokens < min(least, left, length(state, slot) - computed):
             return sums, np.int64(0)
         tokens = np.int64(admit(state, instance, slot, tokens))
         sums, left = with_tokens(state, instance, sums, slot, computed, tokens), left - tokens
@@ -239,7 +239,8 @@ def admit_waiting(state, instance, sums, left, kind, until_ps, least, headroom, 
 def schedule_prefill(state, instance, sums, left, kind, until_ps, least, headroom, how):
     """Prefill of a class: what is under way, then what waits, while the iteration stays within `until_ps`.
 
-    No request gets fewer than `least` tokens, unless it needs no more. Returns (sums, tokens left).
+    No request gets fewer than `least` tokens, unless it needs no more or no more are left. Returns (sums, tokens left),
+    none where a request was held back.
     """
     sums, rest = schedule_running_chunks(state, instance, sums, left, kind, until_ps, least, how)
     return admit_waiting(state, instance, sums, rest, kind, until_ps, least, headroom, how)
@@ -271,11 +272,25 @@ class Limits(NamedTuple):
 
 
 @inner
+def fill_least(state, instance, tokens, how):
+    """Schedules the first of what there is, whatever it takes: online prefill, an offline decode, offline prefill.
+
+    Without it requests that exceed the limits by themselves would hold their memory for ever. Returns its tokens.
+    """
+    one, none = np.int64(1), np.int64(0)
+    sums, _ = schedule_prefill(state, instance, NO_SUMS, tokens, ONLINE_CLASS, NEVER, one, none, how)
+    if sums[0] == 0:
+        sums, _ = schedule_decodes(state, instance, sums, one, OFFLINE_CLASS, NEVER, how)
+    if sums[0] == 0:
+        sums, _ = schedule_prefill(state, instance, sums, tokens, OFFLINE_CLASS, NEVER, one, none, how)
+    return sums[0]
+
+
+@inner
 def fill(state, instance, limits):
     """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
 
-    Offline prefill waits where online prefill is held back. The result is 0 where no online request decodes and
-    nothing else fits.
+    Offline prefill waits where online prefill is held back. Where nothing keeps the limits, `fill_least` goes on.
     """
     how, none = limits.how, np.int64(0)
     sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
@@ -283,6 +298,6 @@ def fill(state, instance, limits):
                                   none, how)
     sums, left = schedule_decodes(state, instance, sums, limits.tokens - sums[0], OFFLINE_CLASS, limits.decode_ps, how)
     if rest > 0:
-        sums, left = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps,
-                                      limits.offline_chunk, limits.headroom, how)
-    return sums[0]
+        sums, _ = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
+                                   limits.headroom, how)
+    return sums[0] if sums[0] > 0 else fill_least(state, instance, limits.tokens, how)

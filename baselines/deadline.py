@@ -1,0 +1,216 @@
+"""Deadline: an iteration of a mixed instance lasts as long as its online requests are ahead of their deadlines. Ours.
+
+A request has its k-th token after the first in time if it comes within k times the TPOT SLO of the first: with each
+token in time the SLO is kept, however many tokens follow (docs/protocol.md). So what a request has gained by short
+iterations may be spent on a long one. Each iteration:
+
+1. *Budget.* B = min over the online requests that decode of first token + k s TPOT - now, with s = `tpot_share`; at
+   least `least_iteration_s`, and at most `longest_iteration_s`, which stands alone where none decodes. Requests whose
+   first token came after the TTFT SLO have no promise left to keep and are left out, as are those given up (5).
+2. *Due.* Online prompts under way or waiting, in the order of arrival, must each be computed by arrival + f TTFT, with
+   f = `ttft_share`. With W the believed prefill up to and including one, online prefill is due if now + W is past that
+   time for one of the first `DUE_PROMPTS` prompts, unless it is past arrival + TTFT: that one is lost. `ttft_share` 0
+   is prefill that never waits; above 1 it is never due.
+3. *Online work.* Every online decode. Prefill, if due, up to the token budget, however long the iteration gets; else
+   within B and in chunks of at least `online_chunk`, so that slack is saved for a chunk that is worth the overhead of
+   an iteration with prefill.
+4. *Offline work.* Decodes within B and within `decode_share` s TPOT (where no online request decodes, within B alone),
+   so that slack can be saved; the others are parked with their memory. Prefill within `offline_share` B, which leaves
+   slack for online prompts that arrive next, in chunks of at least `offline_chunk`, and not while online prefill is
+   held back. A request is admitted if `headroom_share` of the blocks then stay free, for contexts to grow into.
+5. *Giving up.* Of the online requests that an instance has seen within `violation_window_s` (forgotten exponentially),
+   a share `give_up_share` may be missed. Late first tokens are charged to it. What is left goes to the request that
+   bounds B, where B would grow by `give_up_gain_s` or more without it: that frees most, as no other bounds B. It is
+   served on, but bounds no iteration.
+
+All latencies are the instance's belief; `ooco_gym/policy/latency_budget.py` fills the iteration. With `route` class an
+arrival goes to the instance with the fewest requests of its class, as offline requests say little of online load.
+
+Parameters: `conf/policy/deadline.yaml`; what they are worth on four workloads: docs/deadline.md.
+"""
+
+import math
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
+from ooco_gym.policy.latency_budget import Limits, decodes, fill, token_slack
+from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.rules import fewest_requests, length
+from ooco_gym.sim.costs import predict_prefill
+from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RECOMPUTE, SWAP
+
+PARAMS = (
+    Param("tpot_share", "share of the TPOT SLO by which deadlines of tokens are set", 0.1, 2.0),
+    Param("ttft_share", "share of the TTFT SLO by which online prompts are to be computed", 0.0, 2.0),
+    Param("max_num_batched_tokens", "new tokens of one iteration", 1, 1_000_000),
+    Param("max_num_seqs", "requests that run at a time", 1, 65_536),
+    Param("decode_share", "share of the TPOT up to which offline decodes fill an iteration", 0.0, 100.0),
+    Param("offline_share", "share of the budget up to which offline prefill fills an iteration", 0.0, 1.0),
+    Param("online_chunk", "tokens for which an online prefill is begun or gone on with, while not due", 1, 1_000_000),
+    Param("least_iteration_s", "least budget of an iteration, seconds", 0.0, 10.0),
+    Param("longest_iteration_s", "largest budget of an iteration, seconds", 0.001, 60.0),
+    Param("offline_chunk", "tokens for which an offline prefill is begun or gone on with", 1, 1_000_000),
+    Param("headroom_share", "share of the KV blocks left free when an offline request is admitted", 0.0, 1.0),
+    Param("give_up_share", "share of online requests that may be missed", 0.0, 1.0),
+    Param("give_up_gain_s", "by how much the budget must grow for a request to be given up, seconds", 0.0, 60.0),
+    Param("violation_window_s", "time over which that share is counted, seconds", 1.0, 1e6),
+    Param("route", "arrivals to the instance with the fewest requests, or with the fewest of their class",
+          choices=("requests", "class")),
+    Param("preempted", "what becomes of a preempted offline request's KV memory", choices=("recompute", "swap")),
+    Param("waiting_order", "waiting offline requests by arrival, or by prefix, to share it",
+          choices=("arrival", "prefix")),
+    Param("prefix_caching", "KV memory of shared prompt prefixes is found again", choices=("off", "on")),
+)
+P = slots(PARAMS)
+DUE_PROMPTS = 16  # online prompts that are looked at
+
+# Places of State.memory: requests that may yet be missed, when that was last worked out, requests given up.
+CREDIT, SEEN_PS, NEXT, GIVEN = 0, 1, 2, 3
+MOST_GIVEN = 8  # places for requests given up, the oldest overwritten
+
+
+# --- Giving up ------------------------------------------------------------------------------------------------------
+@inner
+def is_given_up(memory, slot):
+    """Whether a request is among those given up on an instance."""
+    given = False
+    for i in range(MOST_GIVEN):
+        given |= memory[GIVEN + i] == slot + 1.0
+    return given
+
+
+@inner
+def is_late(state, slot):
+    """Whether a request's first token came after its TTFT SLO."""
+    request = state.requests[slot]
+    return request.first_token_ps - request.arrival_ps > request.ttft_slo_ps
+
+
+@inner
+def forget(state, instance):
+    """Lets the requests that may yet be missed fade with time, by `violation_window_s`."""
+    memory, now = state.memory[instance], float(state.clock.now_ps)
+    window_ps = state.params[P.violation_window_s] * PS_PER_S
+    memory[CREDIT] *= math.exp(-(now - memory[SEEN_PS]) / window_ps)
+    memory[SEEN_PS] = now
+
+
+@inner
+def give_up(memory, slot):
+    """Gives a request up."""
+    place = int(memory[NEXT])
+    memory[GIVEN + place] = slot + 1.0
+    memory[NEXT] = (place + 1) % MOST_GIVEN
+    memory[CREDIT] -= 1.0
+
+
+# --- The budget -----------------------------------------------------------------------------------------------------
+@inner
+def survey(state, instance):
+    """Looks over the online requests that decode.
+
+    Returns (the least slack in ps, NEVER where none has a promise; its request or -1; the least slack of the others).
+    """
+    memory, share = state.memory[instance], state.params[P.tpot_share]
+    least, tightest, second = NEVER, np.int64(-1), NEVER
+    counting = state.params[P.give_up_share] > 0.0
+    for place in range(state.instances[instance].running):
+        slot = np.int64(state.members[BATCH, instance, place])
+        request = state.requests[slot]
+        if not request.urgent or not decodes(state, slot):
+            continue
+        late = is_late(state, slot)
+        if counting and request.generated_tokens == 1:  # seen once, after its first token
+            memory[CREDIT] += state.params[P.give_up_share] - late
+        if late or (counting and is_given_up(memory, slot)):
+            continue
+        slack = token_slack(state, slot, share)
+        if slack < least:
+            least, tightest, second = slack, slot, least
+        elif slack < second:
+            second = slack
+    return least, tightest, second
+
+
+@inner
+def due_with(state, instance, slot, tokens, work_ps):
+    """(Prefill up to and including a prompt of which `tokens` are left in ps, whether it is due)."""
+    request, now = state.requests[slot], state.clock.now_ps
+    work_ps += predict_prefill(state, instance, tokens)
+    due_ps = request.arrival_ps + np.int64(state.params[P.ttft_share] * request.ttft_slo_ps)
+    lost = request.generated_tokens > 0 or now + work_ps > request.arrival_ps + request.ttft_slo_ps
+    return work_ps, now + work_ps >= due_ps and not lost
+
+
+@inner
+def prefill_due(state, instance):
+    """Whether online prefill can wait no longer: one of the first online prompts would be late (step 2)."""
+    work_ps, looked, due = np.int64(0), 0, False
+    for place in range(state.instances[instance].running):
+        slot = np.int64(state.members[BATCH, instance, place])
+        if state.requests[slot].urgent and not decodes(state, slot) and looked < DUE_PROMPTS:
+            tokens = length(state, slot) - state.requests[slot].num_computed_tokens
+            work_ps, now = due_with(state, instance, slot, tokens, work_ps)
+            due, looked = due or now, looked + 1
+    slot = np.int64(state.instances[instance].online_head)
+    while slot >= 0 and looked < DUE_PROMPTS:
+        work_ps, now = due_with(state, instance, slot, length(state, slot), work_ps)
+        due, looked, slot = due or now, looked + 1, np.int64(state.requests[slot].next)
+    return due
+
+
+@inner
+def budget(state, instance):
+    """(How long the next iteration may take in ps, whether an online request bounds it): steps 1 and 5."""
+    p, memory = state.params, state.memory[instance]
+    longest = np.int64(p[P.longest_iteration_s] * PS_PER_S)
+    if p[P.give_up_share] > 0.0:
+        forget(state, instance)
+    least, tightest, second = survey(state, instance)
+    if p[P.give_up_share] > 0.0 and memory[CREDIT] >= 1.0 and tightest >= 0:
+        if min(second, longest) - least >= p[P.give_up_gain_s] * PS_PER_S:
+            give_up(memory, tightest)
+            least = second
+    allowed = max(least, np.int64(p[P.least_iteration_s] * PS_PER_S))
+    return min(allowed, longest), least < NEVER
+
+
+# --- Routing --------------------------------------------------------------------------------------------------------
+@hook(ROUTE, flushes=True)
+def route(view):
+    """The instance with the fewest requests, or with `route` class the fewest of the request's class."""
+    state = view.state
+    if state.params[P.route] == 0:
+        return fewest_requests(state)
+    best, least = 0, NEVER
+    for instance in range(state.config.relaxed_count):
+        spec = state.instances[instance]
+        requests = spec.offline_members + spec.offline_waiting
+        if state.requests[view.request].urgent:
+            requests = spec.urgent_members + spec.online_waiting
+        if requests < least:
+            best, least = instance, requests
+    return best
+
+
+# --- The iteration --------------------------------------------------------------------------------------------------
+@hook(COMPOSE)
+def within_deadlines(view):
+    """Fills the iteration (steps 3 and 4)."""
+    state, instance = view.state, view.instance
+    p, due = state.params, prefill_due(state, instance)
+    allowed, bound = budget(state, instance)
+    decode_ps = allowed
+    if bound:
+        decode_ps = min(allowed, np.int64(p[P.decode_share] * p[P.tpot_share] * state.config.default_tpot_ps))
+    offline_ps = np.int64(p[P.offline_share] * allowed)
+    headroom = np.int64(p[P.headroom_share] * state.instances[instance].total_blocks)
+    return fill(state, instance, Limits(
+        NEVER if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
+        np.int64(1) if due else np.int64(p[P.online_chunk]), np.int64(p[P.offline_chunk]), headroom,
+        np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE)))
+
+
+policy = Policy("deadline", PARAMS, mixed=True, route=route, compose=within_deadlines)
