@@ -208,7 +208,7 @@ def within_deadlines(view):
     offline_ps = np.int64(p[P.offline_share] * allowed)
     headroom = np.int64(p[P.headroom_share] * state.instances[instance].total_blocks)
     return fill(state, instance, Limits(
-        NEVER if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
+        np.int64(NEVER) if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
         np.int64(1) if due else np.int64(p[P.online_chunk]), np.int64(p[P.offline_chunk]), headroom,
         np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE)))
 
