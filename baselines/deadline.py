@@ -35,7 +35,7 @@ import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
-from ooco_gym.policy.latency_budget import Limits, decodes, fill, token_slack
+from ooco_gym.policy.latency_budget import Limits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import fewest_requests, length
 from ooco_gym.sim.costs import predict_prefill
@@ -207,10 +207,12 @@ def within_deadlines(view):
         decode_ps = min(allowed, np.int64(p[P.decode_share] * p[P.tpot_share] * state.config.default_tpot_ps))
     offline_ps = np.int64(p[P.offline_share] * allowed)
     headroom = np.int64(p[P.headroom_share] * state.instances[instance].total_blocks)
-    return fill(state, instance, Limits(
+    limits = Limits(
         np.int64(NEVER) if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
         np.int64(1) if due else np.int64(p[P.online_chunk]), np.int64(p[P.offline_chunk]), headroom,
-        np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE)))
+        np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE))
+    tokens = fill(state, instance, limits)
+    return tokens if tokens > 0 else fill_least(state, instance, limits.tokens, limits.how)
 
 
 policy = Policy("deadline", PARAMS, mixed=True, route=route, compose=within_deadlines)

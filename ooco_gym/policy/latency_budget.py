@@ -272,6 +272,24 @@ class Limits(NamedTuple):
 
 
 @inner
+def fill(state, instance, limits):
+    """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
+
+    Offline prefill waits where online prefill is held back. The result is 0 where no online request decodes and nothing
+    else fits: `fill_least` goes on then.
+    """
+    how, none = limits.how, np.int64(0)
+    sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
+    sums, rest = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, limits.online_ps, limits.online_chunk,
+                                  none, how)
+    sums, left = schedule_decodes(state, instance, sums, limits.tokens - sums[0], OFFLINE_CLASS, limits.decode_ps, how)
+    if rest > 0:
+        sums, _ = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
+                                   limits.headroom, how)
+    return sums[0]
+
+
+@inner
 def fill_least(state, instance, tokens, how):
     """Schedules the first of what there is, whatever it takes: online prefill, an offline decode, offline prefill.
 
@@ -284,20 +302,3 @@ def fill_least(state, instance, tokens, how):
     if sums[0] == 0:
         sums, _ = schedule_prefill(state, instance, sums, tokens, OFFLINE_CLASS, NEVER, one, none, how)
     return sums[0]
-
-
-@inner
-def fill(state, instance, limits):
-    """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
-
-    Offline prefill waits where online prefill is held back. Where nothing keeps the limits, `fill_least` goes on.
-    """
-    how, none = limits.how, np.int64(0)
-    sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
-    sums, rest = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, limits.online_ps, limits.online_chunk,
-                                  none, how)
-    sums, left = schedule_decodes(state, instance, sums, limits.tokens - sums[0], OFFLINE_CLASS, limits.decode_ps, how)
-    if rest > 0:
-        sums, _ = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
-                                   limits.headroom, how)
-    return sums[0] if sums[0] > 0 else fill_least(state, instance, limits.tokens, how)

@@ -19,8 +19,8 @@ MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 
 TPOT_PS, SHARE = 0.05 * s.PS_PER_S, 0.9
 # Online prefill never due, no least iteration, any chunk: the budget alone.
 BOUND = {"tpot_share": SHARE, "ttft_share": 2.0, "least_iteration_s": 0.0, "online_chunk": 1, "offline_chunk": 1,
-         "decode_share": 100.0, "headroom_share": 0.0, "max_num_batched_tokens": 4096, "max_num_seqs": 63,
-         "give_up_share": 0.0}
+         "decode_share": 100.0, "offline_share": 1.0, "headroom_share": 0.0, "max_num_batched_tokens": 4096,
+         "max_num_seqs": 63, "give_up_share": 0.0}
 
 
 def setup_of(*rows: tuple[float, int, int, bool], **values: Any) -> Setup:
