@@ -10,7 +10,7 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.batching_filling import PLACES, feature_of, observe_engine
+from ooco_gym.envs.batching_filling import PLACES, even_sums, feature_of, observe_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import MOST_CANDIDATES, EpisodeConfig
 from ooco_gym.envs.decision import Decision
@@ -58,7 +58,7 @@ def compose(state, instance, limit_ps, online_share, offline_share):
             context += length(state, slot)
     alone = np.int64(0)
     if count > 0:
-        alone = np.int64(sums_latency(state, spec.belief, (count, count, count, context, 0, 0, 0.0, 0)))
+        alone = np.int64(sums_latency(state, spec.belief, even_sums(count, context)))
     room, budget = max(0.0, limit_ps - alone), state.config.max_num_batched_tokens
     online_ps = alone + np.int64(online_share * room)
     offline_ps = alone + np.int64(offline_share * room) if offline_share > 0.0 and room > 0.0 else np.int64(0)

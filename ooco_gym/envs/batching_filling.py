@@ -49,9 +49,16 @@ _MOST_TIMES = ACTION[1].limit
 
 
 @inlined
+def even_sums(count, context):
+    """Sums (`sim.mixed.iteration_sums`) of `count` decodes with `context` tokens in all, each as long as the others."""
+    longest = (context + count - 1) // max(count, 1)
+    return (count, count, count, context, longest, 0, 0, 0.0, 0, 0)
+
+
+@inlined
 def _believed(state, table, count, context, tokens):
     """Believed latency of `count` decodes and a prompt of `tokens`, in ps."""
-    sums = (count, count, count, context, 0, 0, 0.0, 0)
+    sums = even_sums(count, context)
     if tokens > 0:
         sums = add_to_sums(state, table, sums, tokens, tokens, 1)
     return np.int64(0) if sums[0] == 0 else np.int64(sums_latency(state, table, sums))
