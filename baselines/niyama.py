@@ -22,7 +22,8 @@ of the newest iteration). It relegates only requests without memory; here, as in
 
 Ours: the predictor is the simulator's belief, not a random forest, and prices each chunk as it is added. Deadlines of
 tokens run from the first token (`due_from=first_token`), since that is what TPOT promises here; the paper's run from
-the TTFT deadline (`due_from=arrival`), so that a first token that comes early is slack to be spent. Where memory is
+the TTFT deadline (`due_from=arrival`; in their code from a first token that is later), so that a first token that comes
+early is slack to be spent. Where memory is
 short, which the paper does not treat, a request waits until its whole context fits, and a decode takes it from the last
 admitted (`preempted=recompute` or swap: the online request that is next takes memory and seat from offline ones). Of
 the waiting requests of a class the first `candidates` are looked at: online ones by arrival, offline ones by priority.
@@ -97,8 +98,8 @@ def next_token_slack(state, slot):
     if request.urgent == 0:
         return request.last_token_ps + np.int64(state.params[P.offline_tbt_s] * PS_PER_S) - state.clock.now_ps
     if state.params[P.due_from] == FROM_ARRIVAL:
-        due = request.arrival_ps + request.ttft_slo_ps + request.generated_tokens * request.tpot_slo_ps
-        return due - state.clock.now_ps
+        begin_ps = max(request.arrival_ps + request.ttft_slo_ps, request.first_token_ps)
+        return begin_ps + request.generated_tokens * request.tpot_slo_ps - state.clock.now_ps
     return token_slack(state, slot, 1.0)
 
 
