@@ -180,7 +180,7 @@ def test_learned_answers_matter():
     env = make(ID, window_s=120.0, scenario={**ENGINE, "rate_scale": 1.5}, vary={})
     levels = env.episodes.buffers.levels
     short, long = (next(k for k in range(levels.shape[1]) if tuple(levels[:, k]) == (time, 1.0, 1.0))
-                   for time in (0.5, 6.0))
+                   for time in (1.0, 6.0))
     little, much = (play(env, lambda _, k=k: 2 + k)[-1].info["summary"] for k in (short, long))
     assert little["offline_reference_gpu_s_per_s"] < much["offline_reference_gpu_s_per_s"]
     assert little["violation_rate"] < much["violation_rate"]
