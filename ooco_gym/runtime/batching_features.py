@@ -18,6 +18,7 @@ QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.9)
 HORIZONS_S = (10, 60, 300, 1800)  # of the moving rates of online arrivals
 BLOCKS_S = (600, 3600)  # blocks of time over which the violation budget is looked at
 _LATE_MS, _TIMES_SLO = 10_000.0, 8.0
+_TIE_S = 1e-9  # times closer than this are the same: what is due just now is not late, however it was rounded
 
 Latency = Callable[[Sequence[tuple[int, int]]], float]
 
@@ -232,7 +233,7 @@ def deadline(request: Mapping[str, Any]) -> float:
 def lost(request: Mapping[str, Any], now: float) -> bool:
     """Whether an online request has missed its TTFT SLO."""
     first = request["first_token_time"]
-    return (now if first is None else first) > request["arrival_time"] + request["ttft_slo"]
+    return (now if first is None else first) > request["arrival_time"] + request["ttft_slo"] + _TIE_S
 
 
 def _tokens(request: Mapping[str, Any]) -> int:
@@ -277,7 +278,7 @@ class _Found:
         for quantile, name in zip(QUANTILES, ("least", "10", "25", "50", "90"), strict=True):
             place = int(quantile * (len(self.slacks) - 1))
             values[f"slack_{name}"] = 1e3 * self.slacks[place] if self.slacks else _NONE_MS
-        values["behind"] = sum(slack < 0.0 for slack in self.slacks) / max(1, len(self.slacks))
+        values["behind"] = sum(slack < -_TIE_S for slack in self.slacks) / max(1, len(self.slacks))
         values["lost"] = sum(lost(request, self.now) for request in begun)
         values["kv_free"] = engine["num_free_blocks"] / engine["num_blocks"]
         held = sum(request["num_blocks"] for request in running if not request["online"])
@@ -297,7 +298,7 @@ class _Found:
                 values["lost"] += 1
                 continue
             in_time += 1
-            late += slack < before
+            late += slack < before - 1e3 * _TIE_S
             least, margin = min(least, slack), min(margin, slack - before)
         values["ttft_slack"], values["ttft_margin"] = least, margin
         values["prompts_late"] = late / max(1, in_time)
@@ -357,6 +358,6 @@ def _action(found: _Found, time: float, online: float, offline: float) -> list[f
     online_s = min(online * room, found.online_work)
     offline_s = max(0.0, min(offline * room - online_s, found.offline_work))
     step = found.alone + online_s + offline_s
-    late = sum(slack < step for slack in found.slacks) / max(1, len(found.slacks))
+    late = sum(slack < step - _TIE_S for slack in found.slacks) / max(1, len(found.slacks))
     figures = (1.0, time, online, offline, step / found.tpot, late, online_s / found.tpot, offline_s / found.tpot)
     return [scaled(feature, figure) for feature, figure in zip(ACTION, figures, strict=True)]
