@@ -10,6 +10,7 @@ from typing import Any
 from ooco_gym.errors import UserError, check_keys
 from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
+from ooco_gym.perf.deployment import timing_values
 from ooco_gym.resources import load_yaml
 
 SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
@@ -83,11 +84,11 @@ class Cluster:
                  for _ in range(pool.count * pool.tp * pool.pp)]
         return label("model", self.model), self.kv_fraction, sorted(chips)
 
-    def deployments(self, timing: str) -> list[tuple[str, Deployment]]:
-        """(role, deployment) of each instance, relaxed ones before strict ones."""
-        model = load_model(self.model)
+    def deployments(self, timing: Any) -> list[tuple[str, Deployment]]:
+        """(role, deployment) of each instance, relaxed ones before strict ones; `timing` as `Scenario` has it."""
+        model, form = load_model(self.model), timing_values(timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
-                for pool in pools for one in [(role, _deployment(self, pool, model, timing))] * pool.count]
+                for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.count]
 
 
 def _pool(group: Any, role: str) -> Pool:
@@ -100,6 +101,6 @@ def _pool(group: Any, role: str) -> Pool:
     return pool
 
 
-def _deployment(cluster: Cluster, pool: Pool, model: Any, timing: str) -> Deployment:
-    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction, timing, cluster.block_tokens,
-                      known_kv_blocks=pool.kv_blocks)
+def _deployment(cluster: Cluster, pool: Pool, model: Any, form: dict[str, Any]) -> Deployment:
+    return Deployment(load_chip(pool.chip), model, pool.tp, pool.pp, cluster.kv_fraction,
+                      block_tokens=cluster.block_tokens, known_kv_blocks=pool.kv_blocks, **form)

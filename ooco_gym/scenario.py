@@ -129,7 +129,8 @@ class Scenario:
             trace file.
         online_rate: online requests a second in the measured window, in place of `rate_scale`.
         predictor: what policies believe of latencies.
-        timing: form of the roofline (`ooco_gym.perf.list_timings()`).
+        timing: form of the latencies (`ooco_gym.perf.list_timings()`), or a YAML path or mapping with its `name` and,
+            if wanted, `causal_factor` and `lines_to` (`ooco_gym.perf.Deployment`).
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
         decision_s: the scheduler's own time, added to every iteration (not to what policies expect of it where the
             predictor is biased).
@@ -148,7 +149,7 @@ class Scenario:
     warmup_s: float | None = None
     drain_s: float | None = None
     predictor: Any = "exact"
-    timing: str = "ooco"
+    timing: Any = "ooco"
     jitter: float = 0.0
     decision_s: float = 0.0
     protocol: Any = "default"

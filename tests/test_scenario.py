@@ -159,3 +159,23 @@ def test_rate_scale_and_online_rate_exclude_each_other():
     assert scenario.with_(rate_scale=scenario.online_scale()).online_scale() == pytest.approx(10.0)
     assert scenario.with_(seed=3).online_rate == 10.0
     assert episode_config("gating", scenario={"online_rate": 0.5}).scenario.rate_scale is None
+
+
+def test_timing_is_a_name_a_mapping_or_a_file(tmp_path):
+    """`lines_to` and `causal_factor` reach every instance; a wrong key is named."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("{name: extended, lines_to: 70000}")
+
+    def deployment(timing: Any) -> Any:
+        cluster = {"model": "llama_3_1_8b", "mixed": [{"chip": "rtx4090", "count": 2}]}
+        scenario = Scenario(cluster=cluster, timing=timing, rate_scale=1.0, slo={"ttft_s": 10.0, "tpot_s": 1.0})
+        (_, one), (_, other) = scenario.resolve().deployments
+        assert one == other
+        return one
+
+    assert (deployment("extended").timing, deployment("extended").lines_to) == ("extended", None)
+    assert deployment({"name": "measured", "lines_to": 65_536}).lines_to == 65_536
+    assert (deployment(str(path)).timing, deployment(str(path)).lines_to) == ("extended", 70_000)
+    assert deployment({"name": "ooco", "causal_factor": 0.5}).causal_factor == 0.5
+    with pytest.raises(UserError, match="timing: unknown key 'line_to'"):
+        deployment({"name": "extended", "line_to": 65_536})

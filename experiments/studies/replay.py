@@ -215,14 +215,14 @@ def measured(run: Recorded) -> Served:
     return served(rows["arrival_s"], rows["first_token_s"], rows["last_token_s"], rows["output_tokens"])
 
 
-def simulate_run(run: Recorded, chip: str, model: Any, timing: str) -> Again:
+def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
     """Serves the recorded requests again.
 
     Args:
         run: as recorded.
         chip: name or YAML file.
         model: name, YAML file or mapping.
-        timing: form of the latencies.
+        timing: form of the latencies, as `Scenario` has it.
 
     Raises:
         UserError: the chip or model is unknown, or a request does not fit the engine's blocks.
@@ -272,7 +272,7 @@ def release_of(engine: dict[str, Any]) -> dict[str, str]:
         return {"engine_version": ENGINE_VERSIONS[-1]}
 
 
-def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: str) -> Any:
+def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: Any) -> Any:
     from ooco_gym.scenario import Scenario
 
     engine, rows = run.engine, run.requests

@@ -13,13 +13,13 @@ from typing import Any
 
 from experiments.common import svg
 from experiments.common.output import rounded, write_texts
-from experiments.validity import engines, load, operators, papers, transfer
+from experiments.validity import causes, engines, load, operators, papers, transfer
 from experiments.validity.section import PARTS, Section, details, table
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.report import joined
 
-_PARTS = operators.SECTIONS | transfer.SECTIONS | load.SECTIONS | engines.SECTIONS | papers.SECTIONS
+_PARTS = operators.SECTIONS | transfer.SECTIONS | load.SECTIONS | engines.SECTIONS | causes.SECTIONS | papers.SECTIONS
 SECTIONS: dict[str, Section] = dict(sorted(_PARTS.items(), key=lambda item: item[1].order))
 """All sections by name, in the page's order."""
 SCHEMA = "ooco-gym/validity/1"

@@ -95,7 +95,7 @@ class Deployment:
             if key not in values:
                 raise UserError(f"a deployment needs the key '{key}'")
         values["chip"], values["model"] = load_chip(values["chip"]), load_model(values["model"])
-        timing = _timing_values(values.pop("timing", "ooco"))
+        timing = timing_values(values.pop("timing", "ooco"))
         return cls(**(timing | values))
 
     @property
@@ -191,8 +191,15 @@ def valid_tps(model: ModelSpec) -> list[int]:
     return [tp for tp in range(1, model.heads + 1) if not split_error(model, tp, 1)]
 
 
-def _timing_values(timing: Any) -> dict[str, Any]:
-    """Reads `timing`: a mapping, a path, or a name (of a YAML in `conf/timing`, or of a form without one)."""
+def timing_values(timing: Any) -> dict[str, Any]:
+    """Reads `timing`: a mapping, a path, or a name (of a YAML in `conf/timing`, or of a form without one).
+
+    Returns:
+        Fields of `Deployment`: `timing`, the form's name, and what else it gives (`causal_factor`, `lines_to`).
+
+    Raises:
+        UserError: an unknown name or key, or no `name`.
+    """
     if not isinstance(timing, Mapping):
         name = str(timing)
         if not name.endswith((".yaml", ".yml")):

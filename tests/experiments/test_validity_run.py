@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
 
-from experiments.validity import engines, load, operators
+from experiments.validity import causes, engines, load, operators
 from experiments.validity.__main__ import main
 from experiments.validity.section import Context, Missing
+from ooco_gym.perf.specs import load_chip
 
 COLUMNS = ("device", "model", "tp", "op", "n_tokens", "batch", "context_len", "q_len", "prefix", "d_in", "d_out", "h_q",
            "h_kv", "d_h", "n_gpus", "bytes", "kernel", "time_us", "source")
@@ -178,3 +181,38 @@ def test_a_malformed_curve_is_named(tmp_path, data, capsys):
     path.write_text("t_s,rate_rps,lo_rpm,hi_rpm\n0,1,2,3\n1,x,2,3\n")
     assert main([f"data={data}", f"out={tmp_path / 'docs'}", "only=curves"]) == 2
     assert "azure_2024_conv_rate_digitised.csv', line 3" in capsys.readouterr().err
+
+
+@pytest.fixture
+def mixed(tmp_path):
+    """Kernels as the recorded run has them: a chunk and decodes take less than, as much as, or twice the sum."""
+    rows = [{"prefill_chunk": new, "kv_prefill": 0, "n_decode": batch, "kv_decode": length,
+             "time_us": (new / 2 + batch * length / 500) * (1 if not new or not batch else factor)}
+            for new in (0, 16, 256) for batch, factor in ((0, 1), (2, 0.8), (32, 1), (128, 2))
+            for length in ((16, 256, 1024) if batch else (0,)) if new or batch]
+    write_table(tmp_path / causes.RUN / "attention.parquet", rows, tuple(rows[0]))
+    (tmp_path / causes.RUN / "engine.json").write_text('{"model": "llama_3_1_8b"}')
+    return tmp_path
+
+
+def test_mixed_kernels_by_their_sum_and_by_a_fit(mixed):
+    context = Context(mixed)
+    figures = causes.measure_mixed(context)
+    few, some, many = figures["groups"]
+    assert [group["batches"] for group in (few, some, many, figures["all"])] == [6, 6, 6, 18]
+    assert few["sum"]["median"] == pytest.approx(25) and many["sum"]["median"] == pytest.approx(-50)
+    assert some["sum"]["mape"] == pytest.approx(0, abs=1e-9)
+    assert figures["all"]["kernel"]["mape"] > 0 and {Path(name).name for name in context.used} == {
+        "attention.parquet", "engine.json"}
+    assert "| 64–256 | 6 | −50 % | −50 % to −50 % | 50.0 % |" in causes.write_mixed(figures)
+
+
+def test_a_cause_is_switched_off_in_a_chip_of_its_own(tmp_path):
+    chip = tmp_path / "chip.yaml"
+    chip.write_text(yaml.safe_dump({"extends": "rtx4090"}))
+    assert causes._without(str(chip), []) == str(chip)
+    for kernels in (["skew"], ["mixed_attention"], causes.KERNELS):
+        found, whole = load_chip(causes._without(str(chip), kernels)).extended, load_chip("rtx4090").extended
+        assert found is not None and whole is not None
+        assert all((getattr(found, name) is None) == (name in kernels) for name in causes.KERNELS)
+        assert whole.mixed_attention is not None and found.gemm == whole.gemm
