@@ -253,6 +253,8 @@ def command_of(record: RunRecord) -> str | None:
     scenario = record.scenario
     if scenario["predictor"]["name"] != "exact" or dict(scenario["protocol"]) != load_yaml("protocol", "default"):
         return None
+    if isinstance(scenario["timing"], Mapping):
+        return None
     words = [f"policy={record.label.partition(' (')[0]}"]  # without the folder that tells two of them apart
     for group in ("workload", "cluster"):
         name = _short_name(group, scenario[group])

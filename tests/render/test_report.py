@@ -168,6 +168,7 @@ def test_command_plays_the_run_again(records):
             "duration_s=300.0"} <= set(words)
     assert "slo.ttft_s=1.5" in str(command(slo={**usual["slo"], "ttft_s": 1.5}))
     assert command(workload={"name": "azure_conv", "tide": [1]}) is None
+    assert command(timing={"name": "ooco", "causal_factor": 0.5}) is None
     assert command_of(records[0]) is None  # its warm-up is not the protocol's
 
 
