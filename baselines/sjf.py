@@ -1,9 +1,9 @@
 """Shortest predicted job first on vLLM's V1 schedule, with a predictor of stated error.
 
-The classical rule, as schedulers with predicted output lengths have it (SSJF, arXiv 2404.08509; learning to rank, arXiv
-2408.15792; read were their abstracts): waiting requests are admitted in the order of the predicted length of their
-outputs; what runs is never stopped for a shorter one. Online requests go before offline ones, as in `vllm_priority`,
-and all else is that schedule.
+The textbook rule with predicted output lengths: waiting requests are admitted in the order of the predicted length of
+their outputs; what runs is never stopped for a shorter one. Online requests go before offline ones, as in
+`vllm_priority`, and all else is that schedule. Papers on predictors (SSJF, arXiv 2404.08509; learning to rank, arXiv
+2408.15792) build on this rule; their own refinements are not in it.
 
 The prediction of a request is its true output length times exp(`sigma` z) with a normal z of its own: right in the
 median, `sigma` = 0 exact. It is drawn once for each request, by the seed, and kept when the request is preempted.
