@@ -13,6 +13,7 @@ from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.deployment import timing_values
 from ooco_gym.resources import load_yaml
 
+NUMBERS = ("kv_fraction", "kv_link_bytes_per_s", "host_link_bytes_per_s", "host_gib")
 SLOWEST_LINK, FASTEST_LINK = 1e6, 1e15  # bytes a second: what moves over one takes a time that the clock can hold
 
 
@@ -67,6 +68,7 @@ class Cluster:
                 raise UserError(f"cluster '{name}': pool '{role}' needs at least one instance")
         if "model" not in raw:
             raise UserError(f"cluster '{name}': key 'model' is missing (a name in conf/model, or a path)")
+        raw |= {key: _number(name, key, raw[key]) for key in NUMBERS if key in raw}
         cluster = cls(**{"name": "custom", **raw})
         for key in ("kv_link_bytes_per_s", "host_link_bytes_per_s"):
             if not SLOWEST_LINK <= getattr(cluster, key) <= FASTEST_LINK:
@@ -89,6 +91,14 @@ class Cluster:
         model, form = load_model(self.model), timing_values(timing)
         return [one for role, pools in (("relaxed", self.relaxed), ("strict", self.strict), ("mixed", self.mixed))
                 for pool in pools for one in [(role, _deployment(self, pool, model, form))] * pool.count]
+
+
+def _number(name: str, key: str, value: Any) -> float:
+    """A figure; YAML 1.1 takes `25e9` for text."""
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise UserError(f"cluster '{name}': {key} must be a number, got '{value}'") from None
 
 
 def _pool(group: Any, role: str) -> Pool:

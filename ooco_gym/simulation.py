@@ -59,7 +59,11 @@ class Run:
             return []
         batch = max((int((self.samples[key]).max()) for key in ("urgent", "offline") if len(self.samples.get(key, ()))),
                     default=None)
-        longest = {"max_batch": batch, "max_tokens": int(served["prompt_tokens"].max()),
+        tokens, budget = int(served["prompt_tokens"].max()), self.params.get("max_num_batched_tokens",
+                                                                             self.params.get("chunk_size"))
+        if budget and all(role == "mixed" for role, _ in self.scenario.deployments):
+            tokens = min(tokens, int(budget))  # longer prompts come in chunks
+        longest = {"max_batch": batch, "max_tokens": tokens,
                    "max_context": int((served["prompt_tokens"] + served["generated_tokens"]).max())}
         deployments = dict.fromkeys(one for _, one in self.scenario.deployments)
         return list(dict.fromkeys(line for one in deployments for line in validity_warnings(one, **longest)))

@@ -40,6 +40,13 @@ def test_links_too_slow_or_too_fast_are_refused(key, rate):
         Cluster.load({**load_yaml("cluster", "pair_7b"), key: rate})
 
 
+def test_figures_that_yaml_takes_for_text_are_read():
+    cluster = Cluster.load({**load_yaml("cluster", "pair_7b"), "kv_link_bytes_per_s": "25e9"})
+    assert cluster.kv_link_bytes_per_s == 25e9
+    with pytest.raises(UserError, match="kv_link_bytes_per_s must be a number, got 'fast'"):
+        Cluster.load({**load_yaml("cluster", "pair_7b"), "kv_link_bytes_per_s": "fast"})
+
+
 @pytest.mark.parametrize("duration_s", [LONGEST_S, 1e9, 1e300])
 def test_an_episode_longer_than_the_clock_is_refused_at_once(duration_s):
     with pytest.raises(UserError, match="longer than the simulator's clock reaches"):

@@ -22,6 +22,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.specs import model_named
+from ooco_gym.perf.timing import timing_form
 from ooco_gym.report import Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
@@ -176,7 +177,8 @@ def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str
     own = (run.folder / "requests.parquet", run.folder / "timeseries.csv")
     if not any(is_table(path) and path not in own for path in run.folder.rglob("*")):
         raise UserError(f"'{run.folder}' holds no kernel times from which a chip could be made (layouts: "
-                        "docs/calibration.md): put them there, or give chip=NAME or chip=FILE.yaml")
+                        "docs/calibration.md): put them there, or give chip=NAME or chip=FILE.yaml with "
+                        "timings=[extended,ooco]")
     out.mkdir(parents=True, exist_ok=True)
     plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
     given = {"data": str(run.folder), "device": device, "model": model_of(run, model), "tp": degree_of(run),
@@ -263,13 +265,30 @@ def release_of(engine: dict[str, Any]) -> dict[str, str]:
 
     A release before all that are known is served by the oldest of them.
     """
-    named = re.search(r"vllm\D*(\d+(?:\.\d+)+)", str(engine.get("engine", "")), re.IGNORECASE)
-    if named is None:
+    named = _named_release(engine)
+    if not named:
         return {}
     try:
-        return {"engine_version": engine_version_of(named[1])}
+        return {"engine_version": engine_version_of(named)}
     except UserError:
         return {"engine_version": ENGINE_VERSIONS[-1]}
+
+
+def _named_release(engine: dict[str, Any]) -> str:
+    """The release in `engine`, such as 0.19.0; '' where it names none."""
+    named = re.search(r"vllm\D*(\d+(?:\.\d+)+)", str(engine.get("engine", "")), re.IGNORECASE)
+    return named[1] if named else ""
+
+
+def _older_release(engine: dict[str, Any]) -> list[str]:
+    """Says which schedule stands in for that of a release older than all that are known."""
+    named = _named_release(engine)
+    try:
+        engine_version_of(named or ENGINE_VERSIONS[-1])
+    except UserError:
+        return [f"engine.json names '{engine['engine']}', whose own schedule is not known: that of vLLM "
+                f"{ENGINE_VERSIONS[-1]} is followed (docs/oracle.md)"]
+    return []
 
 
 def _scenario(run: Recorded, path: str, chip: str, model: Any, timing: Any) -> Any:
@@ -341,9 +360,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     run, out = read_run(Path(str(cfg.run)).expanduser().absolute()), Path(cfg.out)
     if cfg.tp is not None:
         run = _split(run, cfg.tp)
+    timings = [str(name) for name in cfg.timings]
+    for name in timings:
+        timing_form(name)  # a misspelt one is told before the fits
     model, (chip, datasheet) = model_of(run, cfg.model), _chip(cfg)
     chip = chip or calibrated(run, device_of(run, cfg.device), cfg.base, datasheet, out / "calibration", model)
-    timings = [str(name) for name in cfg.timings]
     _check_tables(chip, timings)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
@@ -351,7 +372,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
-    said = [*(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
+    said = [*_older_release(run.engine), *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
             *dict.fromkeys(str(item.message) for item in caught)]
     for sentence in said:
         Console().print(f"note: {sentence}", highlight=False, markup=False)

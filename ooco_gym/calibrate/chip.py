@@ -15,7 +15,7 @@ from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import COLUMNS, TEXTS, Rows, plain
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write
-from ooco_gym.perf.links import link_of
+from ooco_gym.perf.links import link_of, load_link
 from ooco_gym.perf.specs import ChipSpec, list_chips, load_chip
 from ooco_gym.perf.timing.kernels import ExtendedParameters
 
@@ -53,7 +53,9 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str) -> 
     name = base or chip_named(device)
     if name:
         chip = load_chip(name)
-        values = {item.name: getattr(chip, item.name) for item in fields(chip)} | _another_link(figures) | figures
+        another = {"link": load_link(chip.link).elsewhere} if chip.link and load_link(chip.link).elsewhere else {}
+        given_link = another | _another_link(figures) | figures
+        values = {item.name: getattr(chip, item.name) for item in fields(chip)} | given_link
         said = f"datasheet of chip '{chip.name}'" + (f", {', '.join(figures)} as given" if figures else "")
         return load_chip({**values, "extended": None, "validity": None, "tables": ""}), said
     missing = [key for key in DATASHEET if key not in figures]

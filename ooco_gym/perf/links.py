@@ -26,6 +26,8 @@ class Link:
         nearest: whether it may stand for a chip that names no link.
         measured: whether the figures were; published or assumed ones otherwise (`sources` says which).
         chips: chips of ours on which they were measured.
+        elsewhere: the kind that is assumed of a machine that was not measured, where boards of the same chip may lack
+            what this kind needs (peer-to-peer access); '' for itself.
         ranks: (latency in seconds, bytes a second) by number of chips, in order: an all-reduce of `x` bytes over `n`
             chips takes latency + 2 (n - 1) / n * x / rate.
     """
@@ -37,6 +39,7 @@ class Link:
     measured: bool
     chips: tuple[str, ...]
     ranks: tuple[tuple[int, float, float], ...]
+    elsewhere: str = ""
 
     def allreduce(self, chips: int, peak_bytes_per_s: float) -> tuple[float, float]:
         """Latency and rate over so many chips: those of the largest measured number that is not above it.
@@ -69,7 +72,7 @@ def load_link(name: str) -> Link:
     ranks = sorted((int(number), float(one["latency_s"]), float(one["bytes_per_s"]))
                    for number, one in values["ranks"].items())
     return Link(str(values["name"]), str(values["title"]), float(values["peak_bytes_per_s"]), bool(values["nearest"]),
-                bool(values["measured"]), tuple(values["chips"]), tuple(ranks))
+                bool(values["measured"]), tuple(values["chips"]), tuple(ranks), str(values.get("elsewhere", "")))
 
 
 def check_link(name: str, where: str) -> None:

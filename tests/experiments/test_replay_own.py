@@ -12,7 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from experiments.studies import replay
+from ooco_gym.calibrate.chip import base_chip
 from ooco_gym.cli import main
+from ooco_gym.perf import load_chip
 from ooco_gym.perf.specs import ModelSpec, load_model
 from ooco_gym.perf.timing import kernels
 from ooco_gym.perf.timing.extended import elementwise, fused_linears
@@ -117,6 +120,31 @@ def test_a_run_without_kernel_times_says_so(folder: Path, tmp_path: Path, capsys
     assert "holds no kernel times" in capsys.readouterr().err
 
 
+def test_a_table_with_a_misspelt_column_is_no_smaller_fit(folder: Path, tmp_path: Path,
+                                                         capsys: pytest.CaptureFixture[str]) -> None:
+    for path in folder.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (tmp_path / "attention.csv").write_text((folder / "attention.csv").read_text().replace("kv_decode", "kvdec"))
+    words = [f"run={tmp_path}", f"model={folder.parent / 'mine.yaml'}", *SHEET, f"out={tmp_path / 'out'}"]
+    assert main(["experiment", "replay", *words]) == 2
+    error = capsys.readouterr().err
+    assert "attention.csv' is in no known layout" in error and "kvdec" in error
+
+
+def test_the_link_of_another_machine_is_assumed_without_peer_to_peer_access() -> None:
+    """Boards of one chip are built in with it and without."""
+    assert load_chip("rtx_pro_6000").link == "pcie5_p2p"
+    assert base_chip("rtx_pro_6000", None, {})[0].link == "pcie5"
+    assert base_chip("rtx_pro_6000", None, {"link": "pcie5_p2p"})[0].link == "pcie5_p2p"
+
+
+@pytest.mark.parametrize(("engine", "said"), [("vLLM 0.8.5", "that of vLLM 0.12.0 is followed"), ("vLLM 0.19.0", ""),
+                                              ("vLLM 0.19", ""), ("another", "")])
+def test_a_release_before_all_that_are_known_is_said(engine: str, said: str) -> None:
+    found = replay._older_release({"engine": engine})
+    assert said in " ".join(found) and bool(found) == bool(said)
+
+
 def test_an_all_reduce_in_the_folder_is_read(folder: Path, tmp_path: Path,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.iterdir():
@@ -138,6 +166,7 @@ def test_an_all_reduce_in_the_folder_is_read(folder: Path, tmp_path: Path,
     (["model=mine.yaml", "chip.memory_byts=1"], "no key 'chip.memory_byts' (did you mean 'chip.memory_bytes'?)"),
     (["model=mine.yaml", "tp=0"], "tp=0: expected a whole number of at least 1"),
     (["model=other.yaml"], "other.yaml"),
+    (["model=mine.yaml", *SHEET, "timings=[measrued]"], "did you mean 'measured'"),
 ])
 def test_what_is_missing_is_said_with_words_that_work(folder: Path, monkeypatch: pytest.MonkeyPatch,
                                                       capsys: pytest.CaptureFixture[str], words: list[str],

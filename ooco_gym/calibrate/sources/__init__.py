@@ -188,7 +188,7 @@ def read(path: Path, context: Context) -> Found:
     for file in paths:
         frame = Frame(file)
         name = next((name for name, source in _sources().items() if source.claims(frame)), None)
-        if name is None and path.is_dir():
+        if name is None and path.is_dir() and "time_us" not in frame:
             found.notes.append(f"{file.relative_to(path)}: in no known layout, left out")
             continue
         if name is None:
