@@ -237,9 +237,9 @@ def test_echo_evicts_whom_the_rest_is_best_off_without(worth: float) -> None:
 def test_echo_counts_the_longest_context_that_is_left(offline: list[int], answer: int) -> None:
     """T_d = g max(l): without the longest the rest is quicker, unless another is as long; then the shortest's loss
     costs least."""
-    none = dict.fromkeys(("square_ps", "token_ps", "least_ps", "mean_ps", "base_ps", "request_ps", "context_ps"), 0.0)
-    desk = Desk("echo_pd", {"offline": offline}, fitted=1, reserve_tokens=1.0, longest_ps=1e6, prefill_benefit=1e-4,
-                **none)
+    none = dict.fromkeys(("square_ps", "token_ps", "mean_ps", "base_ps", "request_ps", "context_ps"), 0.0)
+    desk = Desk("echo_pd", {"offline": offline}, fitted=1, least_ps=1.0, reserve_tokens=1.0, longest_ps=1e6,
+                prefill_benefit=1e-4, **none)
     assert desk.ask("evict", desk.slots["offline"]) == answer
 
 
