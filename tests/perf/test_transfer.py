@@ -69,7 +69,7 @@ def test_what_cannot_be_transferred_is_named(change, message):
 
 def test_a_command_says_it_once_and_keeps_it(tmp_path, monkeypatch):
     monkeypatch.setattr("ooco_gym.report.terminal._remarked", set())
-    with pytest.warns(UserWarning) as told:
+    with pytest.warns(UserWarning, match="not measured") as told:
         assert main(["perf", "chip=mi300x", "model=llama_3_70b", "tp=4", "compare_chip=null", f"out={tmp_path}"]) == 0
     said = [str(one.message) for one in told]
     assert sum(one.startswith("chip 'mi300x': not measured: the efficiency of 'h200'") for one in said) == 1
