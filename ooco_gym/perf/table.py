@@ -107,7 +107,7 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
         prefill_floor_ps=int(np.rint((floor_s + overhead_s[0]) * PS_PER_S)) if floor_s else 0,
         attention=form.attention(shard, "prefill"),
         attention_grid=np.zeros((0, 0)) if measured is None else _grid(measured),
-        mixed=mixed and mixed._replace(decode_s=_in_lines),
+        mixed=mixed and mixed._replace(decode_s=None),
         decode_skew=form.decode_skew(shard),
         head_ps=_table_ps(head_s),
         layers=deployment.model.layers,
@@ -126,14 +126,10 @@ def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:
     return np.where(longest[:, None] == CONTEXTS[-1], CONTEXTS, closer)
 
 
-def _in_lines(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
-    """Stands in a table for `MixedKernel.decode_s`, so that tables can be sent to other processes."""
-    raise NotImplementedError("the work of decodes beside chunks is in CostTable.attention_lines")
-
-
 def _mixed_lines(mixed: MixedKernel, batch: np.ndarray, beside_s: np.ndarray, contexts: np.ndarray) -> np.ndarray:
     """The work that decodes bring to a kernel with chunks as two lines, as `_attention_lines`."""
     size = np.broadcast_to(batch[1:, None], contexts.shape)
+    assert mixed.decode_s is not None  # a form's own has it; a table's has lines in its place
     curve = mixed.decode_s(size.ravel(), contexts.ravel()).reshape(size.shape)
     curve = np.maximum.accumulate(curve, axis=1)
     return np.concatenate([np.zeros((1, 4)), fit_lines(curve, batch[1:], beside_s[1:], contexts)])

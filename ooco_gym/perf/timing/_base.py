@@ -65,7 +65,8 @@ class MixedKernel(NamedTuple):
         + skew_s * min(1, n / skew_batch) * max(l - max(c, k), 0)
 
     Attributes:
-        decode_s: work of so many decodes, float64[n], at mean contexts, float64[n].
+        decode_s: work of so many decodes, float64[n], at mean contexts, float64[n]; None in a cost table, which has it
+            as lines and may go to other processes.
         launch_s: what both share.
         chunk_s: for each decode and token of the chunk.
         critical_s: for each token of the mean context: the chain of one block.
@@ -74,7 +75,7 @@ class MixedKernel(NamedTuple):
         skew_batch: decodes from which that counts whole.
     """
 
-    decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray]
+    decode_s: Callable[[np.ndarray, np.ndarray], np.ndarray] | None
     launch_s: float = 0.0
     chunk_s: float = 0.0
     critical_s: float = 0.0

@@ -176,11 +176,12 @@ class _Lookup(extended.Form):
     def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
         """The extended form's, with the work of decodes as measured."""
         kernel, surface, layers = super().mixed_kernel(shard), self._found(shard).mixed, shard.model.layers
-        if kernel is None or not surface:
+        if kernel is None or kernel.decode_s is None or not surface:
             return kernel
+        roof = kernel.decode_s
 
         def decode_s(batch: np.ndarray, context: np.ndarray) -> np.ndarray:
-            return layers * surface.seconds(batch, context, kernel.decode_s)
+            return layers * surface.seconds(batch, context, roof)
 
         return kernel._replace(decode_s=decode_s)
 
