@@ -123,6 +123,23 @@ def preempt_least(state, instance):
 
 
 @inner
+def _allocate_by_preempting(state, instance, index, tokens):
+    """Preempts until the running request at `index` has memory for `tokens`, or is itself the least important.
+
+    Returns (whether it still runs, its index or that of the one after it, tokens freed, how many were preempted).
+    """
+    slot, alive, freed, victims = state.members[BATCH, instance, index], True, 0, 0
+    while alive and not allocate_slots(state, instance, slot, tokens):
+        victim, had = preempt_least(state, instance)
+        freed += had
+        victims += 1
+        alive = victim != index
+        if victim < index:
+            index -= 1
+    return alive, index, freed, victims
+
+
+@inner
 def continue_running(state, instance, budget):
     """vLLM V1's first half: running requests, in order, get all the tokens that they miss, as far as the budget goes.
 
@@ -132,19 +149,17 @@ def continue_running(state, instance, budget):
     spec, batch, index, preempted = state.instances[instance], state.members[BATCH, instance], 0, 0
     while index < spec.running and budget > 0:
         slot = batch[index]
-        tokens, alive = min(missing(state, slot), budget), True
-        while alive and not allocate_slots(state, instance, slot, tokens):
-            victim, freed = preempt_least(state, instance)
+        tokens = min(missing(state, slot), budget)
+        if not allocate_slots(state, instance, slot, tokens):
+            alive, index, freed, victims = _allocate_by_preempting(state, instance, index, tokens)
             budget += freed
-            preempted += 1
-            alive = victim != index
-            if victim < index:
-                index -= 1
-        if alive:
-            budget -= tokens
-            index += 1
-        elif state.config.engine_version >= SELF_PREEMPTION_ENDS_PASS:
-            break
+            preempted += victims
+            if not alive:
+                if state.config.engine_version >= SELF_PREEMPTION_ENDS_PASS:
+                    break
+                continue
+        budget -= tokens
+        index += 1
     return budget, preempted
 
 

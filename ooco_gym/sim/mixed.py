@@ -51,8 +51,9 @@ def add_to_sums(state, table, sums, new, reach, sampled):
 @inner
 def iteration_sums(state, instance, table):
     """What sets an iteration's latency: tokens, requests that make one, decodes, their contexts and the longest of
-    these; prompts, their rows, work and contexts, and the longest of these."""
+    these (0 where no price hangs on it); prompts, their rows, work and contexts, and the longest of these."""
     sums, batch = NO_SUMS, state.members[s.BATCH, instance]
+    decodes, samples, decode_context = 0, 0, 0  # apart, as most requests are decodes: plain sums are faster
     for i in range(state.instances[instance].running):
         request = state.requests[np.uint64(batch[i])]
         new = np.int64(request.num_scheduled_tokens)
@@ -60,8 +61,27 @@ def iteration_sums(state, instance, table):
             continue
         reach = request.num_computed_tokens + new
         whole = reach == np.int64(request.prompt_tokens) + request.generated_tokens
-        sums = add_to_sums(state, table, sums, new, reach, whole)
-    return sums
+        if new == 1:
+            decodes += 1
+            samples += whole
+            decode_context += reach
+        else:
+            sums = add_to_sums(state, table, sums, new, reach, whole)
+    tokens, sampled, _, _, _, prompts, rows, work, context, far = sums
+    one = state.tables[table]
+    longest = longest_decode(state, instance) if one.together or one.decode_skew > 0 else np.int64(0)
+    return (tokens + decodes, sampled + samples, decodes, decode_context, longest, prompts, rows, work, context, far)
+
+
+@inner
+def longest_decode(state, instance):
+    """Longest context of the requests that decode in the iteration composed so far, in tokens."""
+    longest = np.int64(0)
+    for i in range(state.instances[instance].running):
+        request = state.requests[state.members[s.BATCH, instance, i]]
+        if request.num_scheduled_tokens == 1:
+            longest = max(longest, np.int64(request.num_computed_tokens) + 1)
+    return longest
 
 
 @inner
@@ -224,8 +244,9 @@ def _share_time(state, instance):
     """Books an iteration's time by what it did, in proportion to the tokens."""
     spec = state.instances[instance]
     elapsed, tokens = spec.end_ps - spec.start_ps, spec.new_tokens
-    online, offline = share_of(elapsed, spec.online_tokens, tokens), share_of(elapsed, spec.offline_tokens, tokens)
-    decodes = tokens - spec.online_tokens - spec.offline_tokens
+    decodes, online, offline = tokens - spec.online_tokens - spec.offline_tokens, np.int64(0), np.int64(0)
+    if decodes < tokens:
+        online, offline = share_of(elapsed, spec.online_tokens, tokens), share_of(elapsed, spec.offline_tokens, tokens)
     spec.online_prefill_ps += online
     spec.offline_prefill_ps += offline
     spec.decode_ps += elapsed - online - offline
