@@ -4,6 +4,7 @@ import argparse
 
 import gymnasium as gym
 import numpy as np
+import torch
 from plotly.subplots import make_subplots
 from sb3_contrib import MaskablePPO
 from stable_baselines3.common.vec_env import VecNormalize
@@ -19,6 +20,7 @@ SPLITS = load_yaml("env", "preemption")["splits"]
 
 def train(decisions):
     """Learns in 16 episodes side by side, of the training seeds; all of them step in one compiled call."""
+    torch.set_num_threads(1)  # the network is small: more threads would wait for each other
     envs = gym.make_vec(NAME, num_envs=16, vectorization_mode="vector_entry_point", autoreset_mode="SameStep",
                         train_seeds=SPLITS["train"], **HERE)
     scaled = VecNormalize(GymnasiumVecEnv(envs), norm_obs=False)  # rewards; observations are bounded already

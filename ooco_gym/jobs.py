@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -51,12 +52,17 @@ def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] |
 @contextmanager
 def processes(workers: int, begin: Callable[..., None] | None = None,
               arguments: tuple[Any, ...] = ()) -> Iterator[ProcessPoolExecutor]:
-    """A pool for the length of a block; where the block fails, what has not begun is dropped."""
+    """A pool for the length of a block; where the block fails, what has not begun is dropped, and where it is
+    interrupted, what has begun ends too."""
     executor = pool(workers, (), begin, arguments)
     try:
         yield executor
-    except BaseException:
+    except BaseException as error:
+        working = list((executor._processes or {}).values())  # gone from there after the next line
         executor.shutdown(wait=False, cancel_futures=True)
+        if not isinstance(error, Exception):
+            for worker in working:
+                worker.terminate()
         raise
     executor.shutdown()
 
@@ -74,11 +80,15 @@ def in_processes(function: Callable[[Item], Result], items: Iterable[Item], work
         yield from map(function, items)
         return
     with processes(min(workers, len(items))) as executor:
-        yield from executor.map(function, items)
+        # Not by `map`: it cancels what is left by itself, which a pool whose workers have ended takes for a mistake.
+        for future in [executor.submit(function, item) for item in items]:
+            yield future.result()
 
 
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     plain_warnings()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the process that asked ends its workers
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     if begin is not None:
         begin(*arguments)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
+from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
 from agents.evaluation.players import check_fit, environment_of, load_learned, play, runs_of
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
@@ -86,16 +87,18 @@ def main(cfg: Any) -> dict[str, Any]:
         warnings.warn(note, UserWarning, stacklevel=2)
     bounded = {shift: [Bounded(suite, game) for game in games] if config.get("bound") else []
                for shift, suite in suites.items()}
-    found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some])
+    out = Path(config["out"])
+    out.mkdir(parents=True, exist_ok=True)
+    kept = Kept(out / PLAYED_FILE)
+    found = _results(config, [one for some in (*jobs.values(), *bounded.values()) for one in some], kept)
     played = {shift: _gathered(some, found) for shift, some in jobs.items()}
     bounds = {shift: [next(found) for _ in some] or None for shift, some in bounded.items()}
     summary = {"command": "evaluate", "env": env["id"], "seeds": seeds, "episodes": len(games),
                "window_s": env.get("window_s"), "notes": notes,
                **_scored(env, entrants, played, bounds, len(games), notes),
                "wall_s": time.monotonic() - started}
-    out = Path(config["out"])
-    out.mkdir(parents=True, exist_ok=True)
     _write(out, summary, played)
+    kept.remove()
     show(summary)
     return summary
 
@@ -210,10 +213,13 @@ def rule_names(env: Any) -> list[str]:
     return sorted({*getattr(inside, "rules", ()), *more})
 
 
-def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded]) -> Iterator[Any]:
-    """Does all of it, in `workers` processes if more than one, and yields records and bounds in order."""
+def _results(config: Mapping[str, Any], work: Sequence[Job | Bounded], kept: Kept) -> Iterator[Any]:
+    """Does what is not `kept`, in `workers` processes if more than one, and yields records and bounds in order."""
     workers = whole({"workers": 1, **config}, "workers", 1)
-    return track(in_processes(_result, work, workers), "evaluating", len(work))
+    keys = [key_of(one) for one in work]
+    new = in_processes(_result, [one for one, key in zip(work, keys, strict=True) if key not in kept.found], workers)
+    return track((kept.found[key] if key in kept.found else kept.put(key, next(new)) for key in keys), "evaluating",
+                 len(work))
 
 
 def _result(work: Job | Bounded) -> Any:

@@ -23,11 +23,20 @@ import gymnasium as gym
 import numpy as np
 import yaml
 from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
 
-from agents.environments import OBSERVATION_KEYS, Window, decision_names, make_env, observed_shapes
+from agents.environments import (
+    OBSERVATION_KEYS,
+    Window,
+    decision_names,
+    make_env,
+    observed_shapes,
+    vector_env,
+)
 from agents.explaining.rules import TREE_FILE, load_tree
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run
 from agents.settings import plain
+from ooco_gym.envs import is_ours
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, ClusterStack, Policy
 
@@ -62,26 +71,88 @@ class BatchPlayer:
         parts = (np.stack([observation[key] for observation in observations]) for key in OBSERVATION_KEYS)
         return self._decide(*parts).tolist()
 
+    def answers(self, *parts: np.ndarray) -> np.ndarray:
+        """Decides for a batch of observations, given as the arrays of `OBSERVATION_KEYS`."""
+        return np.asarray(self._decide(*parts))
+
 
 # --- Playing windows ------------------------------------------------------------------------------------------------
 def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], side_by_side: int = 8,
-         envs: list[gym.Env] | None = None) -> list[dict[str, Any]]:
+         envs: list[Any] | None = None, told: Callable[[int, int], None] | None = None) -> list[dict[str, Any]]:
     """Plays `windows` with `player` and returns one record a window, in the order given.
+
+    A `BatchPlayer` that sees the present alone plays environments of this package in one compiled call a step.
 
     Args:
         side_by_side: how many windows advance together.
-        envs: environments to use again; the list is filled up to `side_by_side`.
+        envs: environments to use again, of the same `config`; the list is filled by the first call.
+        told: is told how many of the windows have been played, and of how many: at the beginning and after each.
 
     Returns:
         Records with `seed`, `window`, `decisions`, `reward` and the environment's own `summary`.
     """
-    pool = envs if envs is not None else []
-    while len(pool) < min(side_by_side, len(windows)):
+    pool, told = (envs if envs is not None else []), told or (lambda done, of: None)
+    count = min(side_by_side, len(windows))
+    told(0, len(windows))
+    try:
+        if type(player) is BatchPlayer and player.history == 1 and is_ours(config.get("id")):
+            if not pool:
+                pool.append(vector_env(config, count, autoreset_mode=AutoresetMode.DISABLED.value, idle=True))
+            return _play_natively(pool[0], player, windows, told)
+        return _play_one_by_one(config, player, windows, count, pool, told)
+    finally:
+        if envs is None:
+            close_all(pool)
+
+
+def close_all(envs: list[Any]) -> None:
+    """Closes environments and empties the list."""
+    while envs:
+        envs.pop().close()
+
+
+def _play_natively(envs: Any, player: BatchPlayer, windows: Sequence[Window], told: Callable[[int, int], None]
+                   ) -> list[dict[str, Any]]:
+    """All places of a native vector environment step at once; a place whose window is over takes the next one."""
+    count = envs.num_envs
+    waiting = list(range(count, len(windows)))[::-1]
+    index = np.arange(count)
+    records: dict[int, dict[str, Any]] = {}
+    observation, _ = envs.reset(seed=[one.seed for one in windows[:count]],
+                                options={"window": [one.number for one in windows[:count]]})
+    rewards, decisions, playing = np.zeros(count), np.zeros(count, int), np.ones(count, bool)
+    while playing.any():
+        actions = player.answers(*(observation[key] for key in OBSERVATION_KEYS))
+        observation, reward, _, truncated, infos = envs.step(actions)
+        rewards += reward
+        decisions += playing
+        if not truncated.any():
+            continue
+        for i in np.flatnonzero(truncated):
+            window = windows[index[i]]
+            summary = {key: float(values[i]) for key, values in infos["summary"].items() if not key.startswith("_")}
+            records[int(index[i])] = {"seed": window.seed, "window": window.number, "decisions": int(decisions[i]),
+                                      "reward": float(rewards[i]), "summary": summary}
+            told(len(records), len(windows))
+        playing &= ~truncated
+        again = np.flatnonzero(truncated)[: len(waiting)]
+        if len(again):
+            index[again] = [waiting.pop() for _ in again]
+            rewards[again], decisions[again], playing[again] = 0.0, 0, True
+            chosen = [windows[i] for i in index]
+            observation, _ = envs.reset(seed=[one.seed for one in chosen], options={
+                "window": [one.number for one in chosen], "reset_mask": np.isin(np.arange(count), again)})
+    return [records[i] for i in range(len(windows))]
+
+
+def _play_one_by_one(config: Mapping[str, Any], player: Player, windows: Sequence[Window], side_by_side: int,
+                     pool: list[Any], told: Callable[[int, int], None]) -> list[dict[str, Any]]:
+    while len(pool) < side_by_side:
         pool.append(make_env(config))
     records: dict[int, dict[str, Any]] = {}
     waiting = list(enumerate(windows))[::-1]
     active: list[_Episode] = []
-    free = pool[: min(side_by_side, len(windows))]
+    free = pool[:side_by_side]
     while waiting or active:
         while waiting and free:
             index, window = waiting.pop()
@@ -90,11 +161,9 @@ def play(config: Mapping[str, Any], player: Player, windows: Sequence[Window], s
         for episode, action in zip(active, actions, strict=True):
             if episode.step(action):
                 records[episode.index] = episode.record()
+                told(len(records), len(windows))
                 free.append(episode.env)
         active = [episode for episode in active if not episode.done]
-    if envs is None:
-        for env in pool:
-            env.close()
     return [records[index] for index in range(len(windows))]
 
 

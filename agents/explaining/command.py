@@ -34,6 +34,7 @@ from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Section, Table, layout, percent, with_interval
 from ooco_gym.report import page as html_page
+from ooco_gym.report.terminal import progress
 from ooco_gym.resources import load_yaml
 from ooco_gym.zoo import folder_of, names
 
@@ -61,15 +62,26 @@ def main(cfg: Any) -> dict[str, Any]:
     seed, most = int(config["seed"]), int(config["decisions"])
     fit_games = windows(split_seeds(env, "validation"), int(config["fit_windows"]))
     games = windows(split_seeds(env, "test"), int(config["episodes"]))
-    fitted, _ = record(env, policy, fit_games, most, seed)
-    held_out, own = record(env, policy, games, most, seed)
-    tree = Tree(_tree_document(env, fitted, config, parameters))
-    name = Path(folder).name
-    played = {name: own, RULE: play(env, BatchPlayer(RULE, tree.decide_batch), games)}
-    for heuristic in _heuristics(env, config):
-        played[heuristic] = play_heuristic(env, heuristic, games)
-    found = [one for recording in held_out
-             for one in importances(policy.preferences, recording, int(config["repeats"]), seed, levels)]
+    name, heuristics = Path(folder).name, _heuristics(env, config)
+    with progress("explaining", len(heuristics) + 4) as bar:
+        bar.text(f"{name} plays what its rule is fitted to")
+        fitted, _ = record(env, policy, fit_games, most, seed)
+        bar.advance()
+        bar.text(f"{name} plays the held-out windows")
+        held_out, own = record(env, policy, games, most, seed)
+        tree = Tree(_tree_document(env, fitted, config, parameters))
+        bar.advance()
+        bar.text("its rule plays them")
+        played = {name: own, RULE: play(env, BatchPlayer(RULE, tree.decide_batch), games)}
+        bar.advance()
+        for heuristic in heuristics:
+            bar.text(f"{heuristic} plays them")
+            played[heuristic] = play_heuristic(env, heuristic, games)
+            bar.advance()
+        bar.text("measuring what each feature changes")
+        found = [one for recording in held_out
+                 for one in importances(policy.preferences, recording, int(config["repeats"]), seed, levels)]
+        bar.advance()
     result = {
         "command": "explain", "policy": name, "env": env["id"], "shift": env.get("shift"),
         "fitted_on": {"split": "validation", "windows": len(fit_games),

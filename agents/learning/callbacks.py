@@ -24,7 +24,7 @@ from agents.learning.networks import Actor, ObservationEncoder
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
 from ooco_gym.files import atomic_write
-from ooco_gym.report.terminal import progress
+from ooco_gym.report.terminal import Bar, progress
 
 
 class Stop(Exception):
@@ -158,33 +158,45 @@ class _Regular(Callback):
 
 
 class Between(_Regular):
-    """First of all, between two rollouts: keeps the state every `every_steps` decisions, and stops where it is time to.
+    """First of all, between two rollouts: keeps the state now and then, and stops where it is time to.
 
     Args:
         keep: writes the state to resume from.
-        every_steps: decisions between two times; None: only `keep` by others.
+        every_steps: decisions between two times; None: by the clock alone.
+        every_s: seconds between two times; None: by decisions alone. Where keeping takes longer than a twentieth of
+            that, it is done less often.
         interrupts: whether a signal has asked it to end.
-        deadline_s: on the clock of `time.monotonic`; None never ends it.
-        reserve_s: seconds to leave before the deadline.
+        limit_s: of learning; None never ends it.
+        learned_s: seconds of learning so far, without validation.
     """
 
-    def __init__(self, keep: Callable[[], None], every_steps: int | None, interrupts: Interrupts,
-                 deadline_s: float | None, reserve_s: Callable[[], float]) -> None:
+    def __init__(self, keep: Callable[[], None], every_steps: int | None, every_s: float | None,
+                 interrupts: Interrupts, limit_s: float | None, learned_s: Callable[[], float]) -> None:
         super().__init__(every_steps)
-        self._keep, self._interrupts = keep, interrupts
-        self.deadline_s, self.reserve_s, self.expired = deadline_s, reserve_s, False
+        self._keep, self._interrupts, self._every_s = keep, interrupts, every_s
+        self.limit_s, self.learned_s, self.expired = limit_s, learned_s, False
         self._before: float | None = None
+        self._kept, self._took_s = time.monotonic(), 0.0
 
     def _on_rollout_start(self) -> None:
-        now = time.monotonic()
+        now = self.learned_s()
         last = 0.0 if self._before is None else now - self._before  # as long may the next one take
-        self.expired = self.deadline_s is not None and now + last >= self.deadline_s - self.reserve_s()
+        self.expired = self.limit_s is not None and now + last >= self.limit_s
         if self._interrupts.asked or (self.expired and self._before is not None):
             raise Stop
         self._before = now
         if self._is_due():
             self._count_anew()  # is part of what is kept
-            self._keep()
+            self.keep()
+        elif self._every_s is not None and time.monotonic() - self._kept >= max(self._every_s, 20.0 * self._took_s):
+            self.keep()
+
+    def keep(self) -> None:
+        """Keeps the state now."""
+        started = time.monotonic()
+        self._keep()
+        self._kept = time.monotonic()
+        self._took_s = self._kept - started
 
 
 class Stopwatch(Callback):
@@ -302,14 +314,19 @@ class Validation(_Regular):
         play: plays the current policy through all validation windows and returns their records.
         limit: the violation rate that still counts as feasible.
         first: whether to validate before learning too, because the policy already knows something.
+        allowed: whether the time allows another one now, beside the first and the last; None: it always does.
+
+    Attributes:
+        window_s: length of the windows; None: the environment's own.
     """
 
-    KEPT = ("_next", "history", "best", "last_wall_s")
+    KEPT = ("_next", "history", "best", "last_wall_s", "window_s")
 
     def __init__(self, play: Callable[[], list[dict[str, Any]]], path: Path, every_steps: int, limit: float,
-                 first: bool = False) -> None:
+                 first: bool = False, allowed: Callable[[], bool] | None = None) -> None:
         super().__init__(every_steps)
-        self._play, self._path, self._limit, self._first = play, path, limit, first
+        self._play, self._path, self._limit, self._first, self._allowed = play, path, limit, first, allowed
+        self.window_s: float | None = None
         self.history: list[dict[str, float]] = []
         self.best: dict[str, float] | None = None
         self.last_wall_s = 0.0
@@ -319,7 +336,7 @@ class Validation(_Regular):
             self.validate()
 
     def _on_rollout_start(self) -> None:
-        if self._is_due():
+        if self._is_due() and (self._allowed is None or self._allowed()):
             self.validate()
             self._count_anew()  # not before: one that is interrupted is still due
 
@@ -377,24 +394,32 @@ class Checkpoints(_Regular):
 
 
 class Progress(Callback):
-    """A progress bar at a terminal: the larger share of the decisions and of the time allowed."""
+    """How far training is: the larger share of the decisions and of the learning time allowed.
 
-    def __init__(self, total: int, max_wall_s: float | None) -> None:
+    It is shown from the preparation on (`begin`), and says what else is done meanwhile (`text`).
+    """
+
+    def __init__(self, total: int, max_wall_s: float | None, learned_s: Callable[[], float]) -> None:
         super().__init__()
-        self._total, self._max_wall_s, self._started = total, max_wall_s, time.monotonic()
-        self._open, self._shown = ExitStack(), 0.0
+        self._total, self._max_wall_s, self._learned_s = total, max_wall_s, learned_s
+        self._open, self._shown, self._bar = ExitStack(), 0.0, Bar()
 
-    def _on_training_start(self) -> None:
-        self._bar = self._open.enter_context(progress("training", total=100))
+    def begin(self) -> None:
+        """Shows the bar."""
+        self._bar = self._open.enter_context(progress("preparing", total=100, percent=True))
+
+    def text(self, text: str) -> None:
+        """Says what is being done."""
+        self._bar.text(text)
 
     def _on_step(self) -> bool:
         if self.n_calls % 32 == 0:
             share = self.num_timesteps / self._total
             if self._max_wall_s:
-                share = max(share, (time.monotonic() - self._started) / self._max_wall_s)
+                share = max(share, self._learned_s() / self._max_wall_s)
             percent = 100.0 * min(share, 1.0)
-            self._bar.advance(percent - self._shown)
             self._bar.text(f"training: {self.num_timesteps:,} decisions")
+            self._bar.advance(percent - self._shown)
             self._shown = percent
         return True
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agents.environments import OBSERVATION_KEYS, candidate_shape, decision_names, make_env, observed_shapes
-from agents.learning.algorithms import recipe_of
+from agents.learning.algorithms import imitated, recipe_of
 from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
 from ooco_gym.envs.buffers import FIXED
@@ -50,12 +50,30 @@ def main(cfg: Any) -> dict[str, Any]:
                             f"{agreement['action_agreement']:.2%} of actions agree, largest logit error "
                             f"{agreement['max_logit_error']:.1e}; nothing was written")
     write_json(out / MANIFEST_FILE, manifest(run, out / MODEL_FILE, agreement))
+    learned = learned_decisions(run)
+    if not learned:
+        warnings.warn(untrained(run, str(config["policy"])), UserWarning, stacklevel=2)
     summary = {"command": "export", "policy": str(config["policy"]), "env": run.config["env"]["id"],
+               "decisions_learned": learned,
                "decisions": list(run.decisions),
                "bytes": (out / MODEL_FILE).stat().st_size, "opset": OPSET, "bundle_schema": SCHEMA, **agreement,
                "files": [MODEL_FILE, MANIFEST_FILE]}
     _show(summary, out)
     return summary
+
+
+def learned_decisions(run: LoadedRun) -> int:
+    """How many decisions the kept policy had learned from: 0 of a copy that validation preferred to all that was
+    learned later, or of a run that ended first."""
+    return int(run.model.num_timesteps)
+
+
+def untrained(run: LoadedRun, name: str) -> str:
+    """Says that a policy has learned nothing."""
+    rule = imitated(plain(run.config["agent"]))
+    what = "as it was before learning" if rule is None else f"the copy of '{rule}' that learning began with"
+    return (f"the policy of '{name}' has learned from 0 decisions: it is {what}; the policy that learned last is "
+            "policy_last.zip in the same folder")
 
 
 def write_onnx(run: LoadedRun, path: Path) -> None:

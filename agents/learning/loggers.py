@@ -180,10 +180,11 @@ def checked_logger(options: Any) -> dict[str, Any]:
     return settings
 
 
-def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed: bool = False) -> Logger:
+def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: int | None = None) -> Logger:
     """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
 
-    A run that is `resumed` goes on in its W&B run.
+    A run that is resumed `after` so many decisions goes on in its W&B run; TensorBoard forgets what it was shown of the
+    decisions that come again.
 
     Raises:
         UserError: unknown name or mode, or the package behind it is not installed.
@@ -192,12 +193,22 @@ def build_logger(folder: Path, options: Any, config: Mapping[str, Any], resumed:
     name = settings["name"]
     outputs: list[KVWriter] = [CSVOutputFormat(str(folder / "progress.csv"))]
     if name == "tensorboard":
-        writer = TensorBoardOutputFormat(str(folder / "tensorboard"))
-        writer.writer.add_text("config", _as_text(config), 0)
-        outputs.append(writer)
+        outputs.append(_tensorboard(folder / "tensorboard", config, after))
     if name == "wandb":
-        outputs.append(WandbOutputFormat(folder, settings, config, resumed))
+        outputs.append(WandbOutputFormat(folder, settings, config, after is not None))
     return Logger(folder=str(folder), output_formats=outputs)
+
+
+def _tensorboard(folder: Path, config: Mapping[str, Any], after: int | None) -> TensorBoardOutputFormat:
+    from torch.utils.tensorboard import SummaryWriter
+
+    output = TensorBoardOutputFormat(str(folder))
+    if after is None:
+        output.writer.add_text("config", _as_text(config), 0)
+        return output
+    output.writer.close()
+    output.writer = SummaryWriter(str(folder), purge_step=after + 1)
+    return output
 
 
 def _as_text(config: Mapping[str, Any]) -> str:

@@ -93,6 +93,7 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
         number(validation, "violation_limit", most=1.0, name="validation.violation_limit")
     if config.get("checkpoint_every_steps"):
         whole(config, "checkpoint_every_steps", 0)
+    positive_or_null(config, "checkpoint_every_s", "none by the clock")
     for split in SPLITS[:2]:
         split_seeds(group(config, "env"), split)
     return agent
@@ -100,12 +101,17 @@ def _checked(config: dict[str, Any]) -> dict[str, Any]:
 
 def _show(summary: Mapping[str, Any], out: Path) -> None:
     """Prints the outcome in a few lines."""
-    print(f"trained to {summary['timesteps']:,} decisions, {summary['decisions']:,} of them in "
-          f"{summary['wall_s']:.0f} s, stopped by {summary['stopped_by']}")
+    print(f"trained to {summary['timesteps']:,} decisions, {summary['decisions']:,} of them in this call, stopped by "
+          f"{summary['stopped_by']}")
+    parts = {"learning": summary["learning_wall_s"], "validation": summary["validation_wall_s"],
+             "preparation": summary["preparation_wall_s"], "setting up": summary["setup_wall_s"]}
+    print(f"{summary['wall_s']:.0f} s in all:", ", ".join(f"{part} {wall_s:.1f} s" for part, wall_s in parts.items()))
     print(f"learning: {summary['decisions_per_s']:,.0f} decisions/s beside validation "
           f"({summary['decisions_per_cpu_s']:,.0f} per second of processor time)")
-    print("the time went to:", ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
-                                         for part, time in summary["time"].items()))
+    print("of learning and validation:", ", ".join(f"{part} {time['wall_s']:.1f} s ({time['share']:.0%})"
+                                                   for part, time in summary["time"].items()))
+    if summary["validation_window_s"]:
+        print(f"validated on windows of {summary['validation_window_s']:.0f} s, which fit max_wall_s")
     best = summary["best"]
     if best:
         print(f"kept the policy of {best['timesteps']:,} decisions: validation reward {best['reward']:.2f}, "

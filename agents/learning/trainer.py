@@ -13,7 +13,7 @@ import numpy as np
 import yaml
 
 from agents.environments import history_of, split_seeds, training_env, windows
-from agents.evaluation.players import BatchPlayer, play
+from agents.evaluation.players import BatchPlayer, close_all, play
 from agents.learning import callbacks as cb
 from agents.learning import runs
 from agents.learning.advantages import group_of
@@ -26,7 +26,12 @@ from agents.search.hindsight import learn_in_hindsight
 from agents.search.imitation import learn_best, learn_rule, play_and_scale
 from agents.search.linear import learn_searched
 from agents.settings import plain
+from ooco_gym.envs import is_ours
 from ooco_gym.files import atomic_write, write_json
+
+# Of a run with a limit: seconds of the shortest validation windows, what one validation may take as a share of the
+# limit, and what all of them may take beside the learning so far.
+SHORTEST_VALIDATION_S, ONE_VALIDATION, VALIDATION_SHARE = 60.0, 0.05, 0.25
 
 
 class Trainer:
@@ -49,7 +54,8 @@ class Trainer:
             runs.clear(out)  # nothing is wrong with the new one up to here
         with atomic_write(out / runs.CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-        self.logger = build_logger(out, config.get("logger"), config, self.resumed)
+        self.logger = build_logger(out, config.get("logger"), config,
+                                   None if state is None else int(state["model"]["num_timesteps"]))
         self.model.set_logger(self.logger)
         self.callbacks = self._callbacks()
         if state is not None:
@@ -73,23 +79,27 @@ class Trainer:
     def _callbacks(self) -> list[Any]:
         config, settings = self.config, plain(self.config.get("validation") or {})
         limit, every = config.get("max_wall_s"), config.get("checkpoint_every_steps")
+        limit_s, every_s = (None if value is None else float(value)
+                            for value in (limit, config.get("checkpoint_every_s")))
         on_policy = algorithm_of(self.agent).on_policy
         self.stopwatch, self.figures = cb.Stopwatch(), cb.Figures()
-        self.between = cb.Between(self._keep, int(every) if every else None, self.interrupts,
-                               None if limit is None else self.ready + float(limit), self._reserve_s)
-        self.progress = cb.Progress(config["total_timesteps"], limit)
+        self.between = cb.Between(self._keep, int(every) if every else None, every_s, self.interrupts, limit_s,
+                                  self._learned_s)
+        self.progress = cb.Progress(config["total_timesteps"], limit_s, self._learned_s)
         self.validation: cb.Validation | None = None
         self.tracking = Tracking(config.get("logger"))
+        self.validation_envs: list[Any] = []
+        self._validated_s: float | None = None
         callbacks: list[Any] = [self.stopwatch, self.between, *([cb.TimedTransitions()] if on_policy else []),
                                 self.figures, self.tracking, *extra_callbacks(self.agent, self)]
         if imitated(self.agent) is not None:
             callbacks.append(cb.CriticFirst(int(self.agent["imitate"]["critic_first_updates"])))
         if settings.get("windows"):
             self.validation_windows = windows(split_seeds(config["env"], "validation"), int(settings["windows"]))
-            self.validation_envs: list[Any] = []
             self.validation = cb.Validation(
                 self._play_validation, self.out / runs.POLICY_FILE, int(settings["every_steps"]),
-                float(settings["violation_limit"]), first=imitated(self.agent) is not None)
+                float(settings["violation_limit"]), first=imitated(self.agent) is not None,
+                allowed=None if limit_s is None else self._may_validate)
             callbacks.append(self.validation)
         if every:
             callbacks.append(cb.Checkpoints(self.out / "checkpoints", int(every)))
@@ -97,17 +107,45 @@ class Trainer:
         return [*callbacks, *([cb.ObservationStatistics()] if on_policy else []), self.progress,
                 self.stopwatch.begun()]
 
-    def _reserve_s(self) -> float:
-        """Seconds to leave for the last validation: what one took, or a tenth of the limit before the first."""
-        if self.validation is None:
-            return 0.0
-        return self.validation.last_wall_s or 0.1 * float(self.config["max_wall_s"])
+    def _learned_s(self) -> float:
+        """Seconds of learning so far: what `max_wall_s` limits."""
+        return self.clocks.so_far_s("learning") - self.clocks.so_far_s("validation")
+
+    def _may_validate(self) -> bool:
+        """Whether all validations together, another one and the last one included, stay a share of the learning."""
+        assert self.validation is not None
+        taken_s = self.clocks.so_far_s("validation") + 2.0 * self.validation.last_wall_s
+        return taken_s <= VALIDATION_SHARE * self._learned_s()
 
     def _play_validation(self) -> list[dict[str, Any]]:
-        player = self.tracking.watched(self._player(), self.validation_windows)
+        assert self.validation is not None
         with self.clocks("validation"):
-            return self.tracking.validated(play(self.config["env"], player, self.validation_windows,
-                                                envs=self.validation_envs))
+            if self.config.get("max_wall_s") is not None and self.validation.window_s is None:
+                self.validation.window_s = self._fitting_window_s()
+            player = self.tracking.watched(self._player(), self.validation_windows)
+            return self.tracking.validated(self._played(player, self.validation.window_s))
+
+    def _played(self, player: Any, window_s: float | None) -> list[dict[str, Any]]:
+        """The records of the validation windows, at another length where one is given."""
+        config = {**self.config["env"], **({} if window_s is None else {"window_s": window_s})}
+        if self._validated_s != window_s:
+            close_all(self.validation_envs)
+            self._validated_s = window_s
+        return play(config, player, self.validation_windows, envs=self.validation_envs,
+                    told=lambda done, of: self.progress.text(f"validating {done}/{of}"))
+
+    def _fitting_window_s(self) -> float | None:
+        """Length of validation windows at which one validation takes a small share of `max_wall_s`, by how long short
+        ones take; None: the environment's own length fits, or cannot be chosen."""
+        own = self.config["env"].get("window_s")
+        if not is_ours(self.config["env"].get("id")) or own is None or float(own) <= SHORTEST_VALIDATION_S:
+            return None
+        started = time.monotonic()
+        self._played(self._player(), SHORTEST_VALIDATION_S)
+        close_all(self.validation_envs)
+        share = ONE_VALIDATION * float(self.config["max_wall_s"]) / (time.monotonic() - started)
+        fitting_s = SHORTEST_VALIDATION_S * max(1, int(share))
+        return None if fitting_s >= float(own) else fitting_s
 
     def _player(self) -> Any:
         actor = Actor(self.model.policy)
@@ -122,12 +160,14 @@ class Trainer:
     def learn(self) -> None:
         """Learns and saves; an interrupt saves too."""
         whole = True  # whether training stands between two rollouts, where its state can be kept
+        self.progress.begin()
         with self.interrupts:
             try:
                 if not self.resumed:
                     with self.clocks("preparation"):
                         self.imitation = prepare(self)
                     self._begin()
+                    self.between.keep()  # whoever ends it from now on can go on from here
                 self.interrupts.patient = True
                 with self.clocks("learning"):
                     self._learn()
@@ -175,6 +215,7 @@ class Trainer:
         self.progress.stop()
         self.logger.close()
         self.env.close()
+        close_all(self.validation_envs)
 
     def summary(self) -> dict[str, Any]:
         """The machine-readable account of the run; seconds and decisions per second are those of this call."""
@@ -187,6 +228,7 @@ class Trainer:
             "updates": int(self.model._n_updates), **self._times(),
             "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
             "validation": self.validation.history if self.validation is not None else [],
+            "validation_window_s": self.validation.window_s if self.validation is not None else None,
             "logger": logger_settings(self.config.get("logger"))["name"],
             "files": sorted(path.name for path in self.out.iterdir() if not path.name.startswith(".")),
         }
@@ -225,14 +267,22 @@ class Clocks:
     def __init__(self) -> None:
         self.wall_s: dict[str, float] = defaultdict(float)
         self.cpu_s: dict[str, float] = defaultdict(float)
+        self._since: dict[str, float] = {}
+
+    def so_far_s(self, name: str) -> float:
+        """Seconds by the clock under `name`, those that are just being spent included."""
+        since = self._since.get(name)
+        return self.wall_s[name] + (0.0 if since is None else time.perf_counter() - since)
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
         """Counts what is inside under `name`."""
         wall, cpu = time.perf_counter(), time.process_time()
+        self._since[name] = wall
         try:
             yield
         finally:
+            del self._since[name]
             self.wall_s[name] += time.perf_counter() - wall
             self.cpu_s[name] += time.process_time() - cpu
 

@@ -49,6 +49,8 @@ class DecisionVectorEnv(VectorEnv):
             to its end, the others are truncated, so that all of them begin the next one together.
         bank: so many windows are kept in memory as they stand after the warm-up, and begin again at once; of
             `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
+        idle: where autoreset is `Disabled`, episodes that are over wait for their reset while the others go on, with
+            rewards of 0 and observations that stay; otherwise `step` is refused until they are reset.
         trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
         **arguments: as of the single environment.
 
@@ -62,7 +64,7 @@ class DecisionVectorEnv(VectorEnv):
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
-                 train_group: int = 1,
+                 train_group: int = 1, idle: bool = False,
                  trace: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
@@ -73,6 +75,7 @@ class DecisionVectorEnv(VectorEnv):
             names = ", ".join(mode.value for mode in AutoresetMode)
             raise UserError(f"autoreset_mode={autoreset_mode!r} must be one of {names}") from None
         modes = [mode for mode in self.single.metadata["render_modes"] if mode != "human"]
+        self._idle = bool(idle) and self.mode == AutoresetMode.DISABLED
         self.metadata = {**self.single.metadata, "render_modes": modes, "autoreset_mode": self.mode}
         self.render_mode, self._trace = render_mode, bool(trace)
         self.config: EpisodeConfig = episode_config(self.single.default_scenario,
@@ -207,7 +210,7 @@ class DecisionVectorEnv(VectorEnv):
         if not self._started:
             raise UserError("call reset() before step()")
         self._take(actions)
-        if self._waiting and self.mode == AutoresetMode.DISABLED:
+        if self._waiting and self.mode == AutoresetMode.DISABLED and not self._idle:
             raise UserError(f"episodes {np.flatnonzero(self._over).tolist()} are over: reset them with "
                             "options={'reset_mask': ...}")
         ended = self.episodes.step()
@@ -224,7 +227,7 @@ class DecisionVectorEnv(VectorEnv):
                 ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """The end of a step in which episodes may end or begin."""
         buffers, going = self.episodes.buffers, ~self._over
-        resets = np.flatnonzero(self._over)
+        resets = np.flatnonzero(self._over) if self.mode == AutoresetMode.NEXT_STEP else np.empty(0, int)
         truncated = np.zeros(self.num_envs, bool)
         truncated[ended] = True
         if self._most is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sys
+import threading
+import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from rich.console import Console
 
+FIRST_LINE_S, LINE_EVERY_S = 10.0, 30.0  # of progress where there is no terminal
 WIDTH = 160  # columns of a table where output goes to a file or a pipe
 Item = TypeVar("Item")
 
@@ -35,20 +38,53 @@ def show_notes(notes: Sequence[str], screen: Console | None = None) -> None:
 
 # --- Progress --------------------------------------------------------------------------------------------------------
 class Bar:
-    """A bar to push forward; of the silent kind where stderr is no terminal."""
-
-    def __init__(self, display: object = None, task: object = None):
-        self._display, self._task = display, task
+    """A bar to push forward; this one shows nothing."""
 
     def advance(self, steps: float = 1.0) -> None:
         """Moves the bar forward by `steps` of its total."""
-        if self._display is not None:
-            self._display.advance(self._task, steps)  # pyright: ignore[reportAttributeAccessIssue]
 
     def text(self, text: str) -> None:
         """Says what is being done."""
-        if self._display is not None:
-            self._display.update(self._task, description=text)  # pyright: ignore[reportAttributeAccessIssue]
+
+
+class _Drawn(Bar):
+    """At a terminal."""
+
+    def __init__(self, display: Any, task: Any) -> None:
+        self._display, self._task = display, task
+
+    def advance(self, steps: float = 1.0) -> None:
+        self._display.advance(self._task, steps)
+
+    def text(self, text: str) -> None:
+        self._display.update(self._task, description=text)
+
+
+class _Lines(Bar):
+    """Where stderr is no terminal: a line now and then, the first after `FIRST_LINE_S`; short work says nothing."""
+
+    def __init__(self, text: str, total: float | None, percent: bool) -> None:
+        self._text, self._total, self._percent, self._done = text, total, percent, 0.0
+        self._started, self._over = time.monotonic(), threading.Event()
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def advance(self, steps: float = 1.0) -> None:
+        self._done += steps
+
+    def text(self, text: str) -> None:
+        self._text = text
+
+    def end(self) -> None:
+        """Says nothing more."""
+        self._over.set()
+
+    def _tell(self) -> None:
+        wait_s = FIRST_LINE_S
+        while not self._over.wait(wait_s):
+            of = " %" if self._percent else f"/{self._total:,.0f}" if self._total else ""
+            minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
+            print(f"{self._text}, {self._done:,.0f}{of} ({minutes}:{seconds:02d})", file=sys.stderr, flush=True)
+            wait_s = LINE_EVERY_S
 
 
 def watched() -> bool:
@@ -57,22 +93,31 @@ def watched() -> bool:
 
 
 @contextmanager
-def progress(text: str, total: float | None = None) -> Iterator[Bar]:
-    """Shows a bar while the block runs; for work of more than about two seconds.
+def progress(text: str, total: float | None = None, percent: bool = False) -> Iterator[Bar]:
+    """Shows a bar while the block runs, or a line now and then where stderr is no terminal; for work of more than
+    about two seconds. Worker processes say nothing.
 
     Args:
         text: what is being done.
         total: steps until done; None where unknown.
+        percent: whether steps are per cent.
     """
     if not watched():
-        yield Bar()
+        if multiprocessing.parent_process() is not None:
+            yield Bar()
+            return
+        lines = _Lines(text, total, percent)
+        try:
+            yield lines
+        finally:
+            lines.end()
         return
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as display:
-        yield Bar(display, display.add_task(text, total=total))
+        yield _Drawn(display, display.add_task(text, total=total))
 
 
 def track(items: Iterable[Item], text: str, total: int | None = None) -> Iterator[Item]:

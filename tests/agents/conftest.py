@@ -9,7 +9,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent))
 # Without the extras train and export there is nothing to learn with; evaluating heuristics is tested all the same.
 _needs = {"test_agent_export.py": "onnxruntime", "test_agent_train.py": "sb3_contrib",
-          "test_agent_networks.py": "sb3_contrib", "test_agent_loggers.py": "sb3_contrib",
+          "test_agent_limits.py": "sb3_contrib", "test_agent_networks.py": "sb3_contrib",
+          "test_agent_loggers.py": "sb3_contrib",
           "test_agent_vector.py": "sb3_contrib", "test_agent_tracking.py": "wandb",
           "test_agent_dashboard.py": "wandb_workspaces", "test_agent_explain.py": "sklearn",
           **dict.fromkeys(

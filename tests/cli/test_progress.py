@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 
 import pytest
 
+from ooco_gym.report import terminal
 from ooco_gym.report.terminal import progress, track, watched
 
 
@@ -21,6 +23,16 @@ def test_silent_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         bar.advance()
         bar.text("still working")
     assert capsys.readouterr() == ("", "")
+
+
+def test_long_work_says_so_without_a_terminal(capsys: pytest.CaptureFixture[str],
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal, "FIRST_LINE_S", 0.02)
+    with progress("working", total=3) as bar:
+        bar.advance()
+        bar.text("validating 3/8")
+        time.sleep(0.3)
+    assert capsys.readouterr() == ("", "validating 3/8, 1/3 (0:00)\n")
 
 
 def test_seen_on_a_terminal_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,167 @@
+"""What a run may cost and what it leaves: limits on time, fitting validation, early checkpoints, kept windows."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+
+import numpy as np
+import pytest
+from gating_double import SHORT, real_config, train_config
+
+from agents.environments import windows
+from agents.evaluation import evaluate
+from agents.evaluation.players import BatchPlayer, play
+from agents.learning import export, train, trainer
+from agents.learning.callbacks import Between
+from agents.learning.runs import STATE_FILE, load_run
+from ooco_gym.files import atomic_write
+
+SLOW = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 1}
+
+
+class OneByOne(BatchPlayer):
+    """The same answers, in single environments."""
+
+
+def test_native_windows_are_those_of_single_environments():
+    def decide(cluster, candidates, mask, decision):
+        return np.where(cluster[:, 2] > 0.5, mask.argmax(1), mask.shape[1] - 1 - mask[:, ::-1].argmax(1))
+
+    config, told = {**SHORT, "window_s": 20.0, "warmup_s": 5.0}, []
+    games = windows([2000, 2001, 2002], 6)
+    native = play(config, BatchPlayer("rule", decide), games, 4, told=lambda done, of: told.append((done, of)))
+    assert native == play(config, OneByOne("rule", decide), games, 4)
+    assert told == [(done, 6) for done in range(7)]
+
+
+def test_the_limit_counts_learning_alone_and_validation_stays_a_share_of_it(tmp_path, monkeypatch):
+    slow = trainer.Trainer._played
+
+    def played(self, player, window_s):
+        time.sleep(0.2)
+        return slow(self, player, window_s)
+
+    monkeypatch.setattr(trainer.Trainer, "_played", played)
+    summary = train.main(train_config(tmp_path, total_timesteps=10**9, max_wall_s=1.0, checkpoint_every_steps=None,
+                                      validation={"windows": 2, "every_steps": 75, "violation_limit": 0.03},
+                                      agent={"imitate": SLOW}))
+    assert summary["stopped_by"] == "max_wall_s"
+    assert 0.5 <= summary["learning_wall_s"] <= 1.5
+    assert summary["learning_wall_s"] > summary["validation_wall_s"] - 1.0
+    assert len(summary["validation"]) <= 4  # the first, the last, and what a quarter of a second allows
+
+
+def test_validation_windows_fit_the_limit(tmp_path, monkeypatch):
+    monkeypatch.setattr(trainer, "SHORTEST_VALIDATION_S", 5.0)
+    monkeypatch.setattr(trainer, "ONE_VALIDATION", 1e-9)
+    summary = train.main(real_config(tmp_path, max_wall_s=1.0))
+    assert summary["validation_window_s"] == 5.0
+    whole = train.main(real_config(tmp_path / "whole", total_timesteps=800))
+    assert whole["validation_window_s"] is None
+
+
+def test_a_run_that_is_killed_before_its_first_update_goes_on(tmp_path, monkeypatch):
+    train.main(train_config(tmp_path / "whole"))
+
+    def killed(self):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_learn", killed)
+        with pytest.raises(RuntimeError):
+            train.main(train_config(tmp_path / "parts"))
+    assert (tmp_path / "parts" / STATE_FILE).is_file()
+    resumed = train.main({"resume": str(tmp_path / "parts")})
+    assert resumed["decisions"] == resumed["timesteps"] == 300
+    one, other = (load_run(tmp_path / name).model.policy.state_dict() for name in ("whole", "parts"))
+    assert all(np.array_equal(one[key].numpy(), other[key].numpy()) for key in one)
+
+
+def test_the_state_is_kept_by_the_clock_too():
+    from types import SimpleNamespace
+
+    kept = []
+    between = Between(lambda: kept.append(1), None, 0.05, SimpleNamespace(asked=False), None, lambda: 0.0)
+    between._on_rollout_start()
+    assert not kept
+    time.sleep(0.06)
+    between._on_rollout_start()
+    assert len(kept) == 1
+
+
+def test_tensorboard_forgets_the_steps_that_come_again(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    config = train_config(tmp_path, total_timesteps=150, logger={"name": "tensorboard"}, checkpoint_every_steps=75)
+    train.main({**config, "total_timesteps": 75})
+    state = (tmp_path / STATE_FILE).read_bytes()
+    train.main({"resume": str(tmp_path), "total_timesteps": 300})
+    with atomic_write(tmp_path / STATE_FILE) as early:  # as if it had been killed before it kept any later state
+        early.write_bytes(state)
+    train.main({"resume": str(tmp_path), "total_timesteps": 225})
+    events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    steps = [event.step for event in events.Scalars("rollout/simulated_s")]
+    assert steps == sorted(set(steps)) and max(steps) == 225
+
+
+def test_an_export_of_what_has_learned_nothing_says_so(tmp_path, run_folder):
+    pytest.importorskip("onnxruntime")
+    train.main(train_config(tmp_path / "run", total_timesteps=75, agent={"imitate": SLOW, "learning_rate": 0.0}))
+    with pytest.warns(UserWarning, match="has learned from 0 decisions: it is the copy of 'best'"):
+        summary = export.main({"policy": str(tmp_path / "run"), "out": str(tmp_path / "bundle"), "checks": 10})
+    assert summary["decisions_learned"] == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert export.main({"policy": str(run_folder), "out": str(tmp_path / "b"), "checks": 10})["decisions_learned"]
+
+
+EVALUATION = {"env": {**SHORT, "window_s": 10.0, "warmup_s": 2.0}, "policies": ["ooco", "shortest"], "episodes": 12,
+              "seeds": None, "workers": 1}
+
+
+def test_an_evaluation_goes_on_with_the_windows_it_has_played(tmp_path, monkeypatch):
+    whole = evaluate.main({**EVALUATION, "out": str(tmp_path / "whole")})
+    played, real = [], evaluate.play_job
+
+    def stopped(job):
+        played.append(job.label)
+        if len(played) == 3:
+            raise KeyboardInterrupt
+        return real(job)
+
+    monkeypatch.setattr(evaluate, "play_job", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate.main({**EVALUATION, "out": str(tmp_path / "parts")})
+    with open(tmp_path / "parts" / "played.jsonl", "a") as file:
+        file.write('{"key": "cut o')
+    again = evaluate.main({**EVALUATION, "out": str(tmp_path / "parts")})
+    assert played == ["ooco", "ooco", "shortest", "shortest", "shortest"]
+    assert {**again, "wall_s": 0} == {**whole, "wall_s": 0}
+    assert not (tmp_path / "parts" / "played.jsonl").exists()
+
+
+def test_other_windows_are_not_taken_for_those_that_were_played():
+    job = evaluate.Job("ooco", dict(SHORT), "ooco", False, None, windows([1, 2], 2))
+    keys = {evaluate.key_of(one) for one in (job, job._replace(policy="random"), job._replace(games=job.games[:1]),
+                                             job._replace(env={**SHORT, "window_s": 61.0}))}
+    assert len(keys) == 4
+
+
+def test_ctrl_c_ends_workers_without_a_traceback(tmp_path):
+    code = ("import time\nfrom ooco_gym.jobs import in_processes\n"
+            "def main():\n"
+            "    for done in in_processes(time.sleep, [0.01, 60, 60, 60, 60], 2): print('one', flush=True)\n"
+            "if __name__ == '__main__':\n"
+            "    try: main()\n"
+            "    except KeyboardInterrupt: print('interrupted', flush=True)\n")
+    (tmp_path / "job.py").write_text(code)
+    process = subprocess.Popen([sys.executable, "job.py"], cwd=tmp_path, start_new_session=True, text=True,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "one\n"
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of them
+    out, error = process.communicate(timeout=30)
+    assert out == "interrupted\n" and error == ""
