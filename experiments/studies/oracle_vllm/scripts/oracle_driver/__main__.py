@@ -66,12 +66,18 @@ class _Oracle:
 
 
 def _mend_torch() -> None:
-    """Puts back what PyTorch 2.13 has no more and vLLM 0.17 asks for when it is imported."""
+    """Puts back what PyTorch 2.13 has no more and vLLM 0.17 asks for when it is imported, and keeps the engine from
+    asking for it in a child process, which would not have it."""
     import torch  # pyright: ignore[reportMissingImports]
 
     processor: Any = torch._C._cpu  # pyright: ignore
-    if not hasattr(processor, "_is_avx512_supported"):
-        processor._is_avx512_supported = lambda: False
+    if hasattr(processor, "_is_avx512_supported"):
+        return
+    processor._is_avx512_supported = lambda: False
+    from vllm.model_executor.models import registry  # pyright: ignore[reportMissingImports]
+
+    if hasattr(registry, "_run_in_subprocess"):
+        registry._run_in_subprocess = lambda function: function()
 
 
 def _read(path: str) -> dict[str, np.ndarray]:
