@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ooco_gym.errors import unknown
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NAMES = ("bros", "deadline", "echo", "engine_chain", "hygen", "oracle_vllm", "replay")
+KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "oracle_vllm": ("engine",),
+        "replay": ("run", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
+"""Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""
 
 
 def main(cfg: DictConfig) -> dict[str, Any]:
@@ -22,4 +26,15 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     name = str(cfg.name)
     if name not in NAMES:
         raise unknown("experiment", name, NAMES)
-    return {"name": name, **importlib.import_module(f"experiments.studies.{name}").main(cfg)}
+    found = importlib.import_module(f"experiments.studies.{name}").main(cfg)
+    _keep(cfg, ("name", "out", name, *KEYS.get(name, ())))
+    return {"name": name, **found}
+
+
+def _keep(cfg: DictConfig, keys: Sequence[str]) -> None:
+    """Leaves the other studies' settings out of what is written to `config.yaml`."""
+    from omegaconf import open_dict
+
+    with open_dict(cfg):
+        for key in [str(key) for key in cfg if key not in keys]:
+            del cfg[key]

@@ -28,13 +28,15 @@ _FITTED = ("gemm_flops_per_s", "prefill_attention_flops_per_s", "decode_attentio
            "gemm_memory_bytes_per_s", "attention_memory_bytes_per_s", "allreduce_bytes_per_s")
 
 
-def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str) -> tuple[ChipSpec, str]:
+def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str,
+              named: bool = True) -> tuple[ChipSpec, str]:
     """The chip whose datasheet the fit starts from.
 
     Args:
         device: name in the data.
         base: a chip's name or file; None: the chip of the device's name.
         given: datasheet figures by field, which count over the chip's.
+        named: whether the user gave the device; otherwise its name is what files or folders say.
 
     Returns:
         The chip, and where its datasheet figures come from, in words.
@@ -61,8 +63,9 @@ def base_chip(device: str, base: str | None, given: Mapping[str, Any] | str) -> 
     missing = [key for key in DATASHEET if key not in figures]
     if missing:
         keys = ", ".join(f"chip.{key}=" for key in DATASHEET)
-        raise UserError(f"device '{device}' is no known chip, so chip.{missing[0]} is needed: give its datasheet "
-                        f"({keys}), or base=NAME of a chip like it, one of: {', '.join(list_chips())}")
+        other = "" if named else "device=NAME where that is only a folder's name, or "
+        raise UserError(f"device '{device}' is no known chip, so chip.{missing[0]} is needed: give {other}its "
+                        f"datasheet ({keys}), or base=NAME of a chip like it, one of: {', '.join(list_chips())}")
     flops, memory = float(figures["peak_flops_per_s"]), float(figures["peak_memory_bytes_per_s"])
     assumed = {"gemm_flops_per_s": flops, "prefill_attention_flops_per_s": flops, "decode_attention_flops_per_s": flops,
                "gemm_memory_bytes_per_s": memory, "attention_memory_bytes_per_s": memory}

@@ -49,6 +49,7 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.calibrate.rows import plain
     from ooco_gym.calibrate.show import write_page
     from ooco_gym.perf.specs import model_named
+    from ooco_gym.report import console
 
     if values.get("data") is None:
         raise UserError("ooco-gym calibrate needs data=FILE or data=FOLDER: measured operators or iterations in one of "
@@ -61,7 +62,8 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
         found = sources.read(_where(str(values["data"])), context)
         device, rows, notes = run.device_rows(found, _text(values["device"]), _names(values["also"]),
                                               _text(values["source"]))
-        base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {})
+        base, said = chips.base_chip(device, _text(values["base"]), values["chip"] or {},
+                                     named=bool(values["device"]))
         result = run.calibrate(found, base, device, rows, model=model, tp=context.tp or 1,
                                seed=_whole("seed", values["seed"], 0), tell=lambda text: status.update(
                                    f"fitting {text}"))
@@ -79,14 +81,14 @@ def _fit(values: dict[str, Any]) -> dict[str, Any]:
             chips.write_tables(run.measured_of(result, rows), tables)
         chips.write_chip(chip, valid, tables.name if tables else "", to)
         write_page(result, out / "calibration.html")
-    console = Console()
+    screen = console()
     for table in show.tables(figures):
-        table.show(console, frame="simple", unbroken=7 if len(table.head) == 7 else 1)
+        table.show(screen, frame="simple", unbroken=7 if len(table.head) == 7 else 1)
     for line in show.notes(figures):
-        console.print(line, highlight=False, markup=False)
+        screen.print(line, highlight=False, markup=False, soft_wrap=True)
     forms = "ooco, extended or measured" if tables else "ooco or extended"
-    console.print(f"written: '{to}', to be used as chip={to} with timing={forms}; plots: "
-                  f"'{out / 'calibration.html'}'", highlight=False, markup=False)
+    screen.print(f"written: '{to}', to be used as chip={to} with timing={forms}; plots: "
+                  f"'{out / 'calibration.html'}'", highlight=False, markup=False, soft_wrap=True)
     return {**figures, "to": to, "tables": tables, "page": out / "calibration.html"}
 
 

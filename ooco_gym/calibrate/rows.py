@@ -85,6 +85,10 @@ class Rows:
         """The rows of a mask or of indices."""
         return Rows({name: values[which] for name, values in self._columns.items()})
 
+    def named(self, device: str) -> Rows:
+        """The same, all of one device."""
+        return Rows({**self._columns, "device": _text(device, len(self))})
+
     def kind(self) -> np.ndarray:
         """The operator of each row, one of `OPERATORS`, or what the file calls it."""
         kinds = {"elt": "elementwise"}

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from ooco_gym.cli.commands import PLAIN, PRESET, PRESETS, Command, names, read_choice
-from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.errors import VERSION, UserError, nearest, unknown
 
 Compose = Callable[[list[str]], DictConfig]
 MOST_COMBINATIONS = 64      # of swept group choices, each of which is composed to check keys against
@@ -340,7 +340,8 @@ def check_value(key: str, value: Any, default: Any) -> None:
     elif isinstance(default, str):
         if isinstance(value, list):
             raise _wrong(key, value, "one value, not a list", default)
-        if isinstance(value, bool | int | float):
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, bool) or (number and not VERSION.fullmatch(default)):  # 0.19 is told with them
             raise _wrong(key, value, "text", default)
     elif isinstance(default, ListConfig):
         counted = key.rpartition(".")[2] in COUNT_OR_LIST and isinstance(value, int)

@@ -44,7 +44,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if another_load:
         lines.append(f"{another_load}.")
     lines += [line if line.endswith("?") else f"{line}." for line in (*run.range_warnings, *run.notes)]
-    show_notes(lines, Console())
+    show_notes(lines)
     return summary
 
 

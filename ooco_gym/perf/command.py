@@ -22,7 +22,7 @@ from ooco_gym.perf.describe import (
     prefill_saturation,
 )
 from ooco_gym.perf.specs import load_chip
-from ooco_gym.report import Column, Table, layout, write_figure
+from ooco_gym.report import Column, Table, console, layout, write_figure
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -184,13 +184,13 @@ def _throughput_arguments(values: Mapping[str, float]) -> dict[str, Any]:
 
 def print_study(figures: dict[str, Any], note: str = "") -> None:
     """Prints the figures of `ooco_gym.perf.command.study`, and a note below them."""
-    console = Console()
-    _decode_table(figures).show(console, unbroken=99)
-    _prefill_table(figures).show(console)
+    screen = console()
+    _decode_table(figures).show(screen, unbroken=99)
+    _prefill_table(figures).show(screen)
     for line in [*summary_lines(figures), *([note] if note else [])]:
-        console.print(line, highlight=False)
+        screen.print(line, highlight=False)
     for warning in figures["warnings"]:
-        console.print(f"Note: {warning}", highlight=False, style="yellow")
+        screen.print(f"Note: {warning}", highlight=False, style="yellow")
 
 
 def summary_lines(figures: dict[str, Any]) -> list[str]:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from ooco_gym.report.terminal import console
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
@@ -187,9 +189,7 @@ class Table:
 
     def show(self, screen: Console | None = None, **look: Any) -> None:
         """Prints the table on the terminal; `look` as `view` takes it."""
-        from rich.console import Console
-
-        (screen or Console()).print(self.view(**look), highlight=False)
+        (screen or console()).print(self.view(**look), highlight=False)
 
     def _sides(self) -> str:
         if not self.align:

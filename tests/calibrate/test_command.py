@@ -15,6 +15,7 @@ import yaml
 
 from ooco_gym.calibrate import chip as chips
 from ooco_gym.calibrate.rows import COLUMNS, Rows
+from ooco_gym.calibrate.run import device_rows
 from ooco_gym.calibrate.sources import Context, read
 from ooco_gym.calibrate.sources.native import MODELS
 from ooco_gym.cli import main
@@ -99,6 +100,7 @@ def test_numbers_are_read_back_as_numbers(run: Path) -> None:
     ([], "needs data=FILE"),
     (["data=missing.csv"], "'missing.csv' does not exist"),
     (["data=rows.csv"], "device 'testchip' is no known chip, so chip.memory_bytes is needed"),
+    (["data=rows.csv"], "give device=NAME where that is only a folder's name"),
     (["data=rows.csv", "base=a100"], "a100"),
     (["data=rows.csv", "device=testchop"], "unknown device of the data 'testchop' (did you mean 'testchip'?)"),
     (["data=rows.csv", "base=a100_80g", "also=[other]"], "unknown device of the data (also) 'other'"),
@@ -114,6 +116,14 @@ def test_mistakes_are_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert main(["calibrate", *words, "out=run"]) == 2
     error = capsys.readouterr().err
     assert message in error and "Traceback" not in error
+
+
+def test_measurements_of_no_known_chip_count_as_those_of_the_one_that_is_given(tmp_path: Path) -> None:
+    found = read(synthetic.write(tmp_path / "rows.csv", synthetic.rows()[:40]), Context())
+    device, rows, notes = device_rows(found, "h100", [], None)
+    assert device == "h100" and set(rows["device"]) == {"h100"} and len(rows) == 40 and "'testchip'" in notes[0]
+    with pytest.raises(UserError, match="unknown device of the data 'h101'"):
+        device_rows(found, "h101", [], None)
 
 
 def test_few_operators_are_enough_and_missing_ones_are_named(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import yaml
 
 from experiments.studies.replay import Recorded, device_of, model_of, read_run, release_of, replay, simulate_run
 from ooco_gym.cli import main
@@ -66,6 +67,8 @@ def test_the_command_writes_figures_and_page(recorded: Recorded, tmp_path: Path)
     assert summary["schema"] == "ooco-gym/replay/1"
     assert abs(summary["results"]["ooco"]["ttft_mean_error"]) < 1e-6
     assert (tmp_path / "o" / "replay.html").stat().st_size > 1000
+    settings = yaml.safe_load((tmp_path / "o" / "config.yaml").read_text())
+    assert set(settings) == {"name", "out", "run", "timings", "chip", "model", "tp", "device", "base", "chip_figures"}
 
 
 def test_names_are_found_in_what_the_engine_says(recorded: Recorded):

@@ -21,6 +21,12 @@ def printed(table: Table, width: int = 100, **look) -> str:
     return screen.file.getvalue()  # type: ignore[attr-defined]
 
 
+def test_a_pipe_takes_a_wide_table_whole(capsys: pytest.CaptureFixture[str]) -> None:
+    Table("", [f"column {index}" for index in range(9)], [["a word"] * 9]).show()
+    text = capsys.readouterr().out
+    assert all(f"column {index}" in text for index in range(9)), "no head is broken over two lines"
+
+
 def test_markdown_escapes_bars_and_aligns() -> None:
     assert TABLE.markdown().splitlines() == [
         "| policy | share | note |", "| --- | ---: | --- |", "| a\\|b | 12.5 % [10.0, 15.0] | x & y |", "| c | – |  |"]
