@@ -3,10 +3,10 @@
 Three parts, each of which a parameter turns off:
 
 * The scheduler sizes iterations by a profile of latencies. Online requests come first; then offline decodes and
-  prefill as long as the predicted latency keeps the online requests' time between tokens (`tbt_share` of the TPOT SLO:
-  1 in the paper, whose promise is a P99; the mean of such iterations and of those with online prompts is above TPOT,
-  which is what is promised here, so 0.8 is shipped). Without online requests an iteration takes what makes the most of
-  the chip (`offline_batched_tokens`).
+  prefill as long as the predicted latency keeps the online requests' time between tokens (`tbt_share` of the TPOT SLO,
+  of several classes the tightest: 1 in the paper, whose promise is a P99; the mean of such iterations and of those
+  with online prompts is above TPOT, which is what is promised here, so 0.8 is shipped). Without online requests an
+  iteration takes what makes the most of the chip (`offline_batched_tokens`).
 * Layer-wise preemption (`preemption`, `safepoint_layers`): an online request that arrives during an iteration of
   offline work alone stops it at the next safepoint between layers, if it would miss its TTFT otherwise: by the rest of
   the iteration and the prefills before and of its own.

@@ -1,6 +1,6 @@
 """Deadline: an iteration of a mixed instance lasts as long as its online requests are ahead of their deadlines. Ours.
 
-A request has its k-th token after the first in time if it comes within k times the TPOT SLO of the first: with each
+A request has its k-th token after the first in time if it comes within k times its TPOT SLO of the first: with each
 token in time the SLO is kept, however many tokens follow (docs/protocol.md). So what a request has gained by short
 iterations may be spent on a long one. Each iteration:
 
@@ -14,10 +14,11 @@ iterations may be spent on a long one. Each iteration:
 3. *Online work.* Every online decode. Prefill, if due, up to the token budget, however long the iteration gets; else
    within B and in chunks of at least `online_chunk`, so that slack is saved for a chunk that is worth the overhead of
    an iteration with prefill.
-4. *Offline work.* Decodes within B and within `decode_share` s TPOT (where no online request decodes, within B alone),
-   so that slack can be saved; the others are parked with their memory. Prefill within `offline_share` B, which leaves
-   slack for online prompts that arrive next, in chunks of at least `offline_chunk`, and not while online prefill is
-   held back. A request is admitted if `headroom_share` of the blocks then stay free, for contexts to grow into.
+4. *Offline work.* Decodes within B and within `decode_share` s TPOT (of several classes the tightest; where no online
+   request decodes, within B alone), so that slack can be saved; the others are parked with their memory. Prefill within
+   `offline_share` B, which leaves slack for online prompts that arrive next, in chunks of at least `offline_chunk`, and
+   not while online prefill is held back. A request is admitted if `headroom_share` of the blocks then stay free, for
+   contexts to grow into.
 5. *Giving up.* Of the online requests that an instance has seen within `violation_window_s` (forgotten exponentially),
    a share `give_up_share` may be missed. Late first tokens are charged to it. What is left goes to the request that
    bounds B, where B would grow by `give_up_gain_s` or more without it: that frees most, as no other bounds B. It is

@@ -15,6 +15,7 @@ hour's record of memory in use.
 
 In a decode step every token is worth the same, so the best ratio is the shortest time: among offline requests that
 could join, the shortest; among those that must go, the longest. Sorting once finds what trying all of them would.
+Of several classes of online requests, what `slo_share` and `prefill_share` are of is the tightest.
 """
 
 import math

@@ -10,6 +10,7 @@ pools). One budget becomes two: a decode step's is a share of the TPOT SLO, a pr
 paper finds its one by a profiler that test-runs the workload, which `ooco-gym capacity` does for these (`tuning`).
 Offline prefill is admitted where Algorithm 1 would admit it: with budget and memory left for the request to go on.
 Offline requests that the budget leaves out of a step keep their memory and are skipped (Algorithm 1, line 8).
+Of several classes of online requests, the SLO that both are shares of is the tightest.
 """
 
 from baselines.hygen_predictor import decode_profile, fit_pool, prefill_profile

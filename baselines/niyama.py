@@ -3,7 +3,7 @@
 Every iteration has all decodes and a prefill chunk (Algorithm 1, on Sarathi's engine):
 
 * Deadlines (3.2): an online request's first token is due SLO_TTFT after its arrival, the n-th (n-1) SLO_TBT later
-  (Equations 1 and 2); an offline one's last token SLO_TTLT after it (Equation 3): `ttlt_s`.
+  (Equations 1 and 2); an offline one's last token SLO_TTLT after it (Equation 3): its class's deadline, or `ttlt_s`.
 * Dynamic chunking (3.3, 3.6.1): the least slack of the decodes' next tokens is the latency budget, and the chunk the
   longest that the predictor lets in, up to where throughput saturates (2,500 tokens; 4.1.4).
 * Hybrid prioritisation (3.4): prefills go by t_arrival + SLO_TTFT + alpha Prefill_rem, those of offline requests by
@@ -66,7 +66,7 @@ PARAMS = (
     Param("least_chunk", "tokens of an iteration, decodes included, that no slack is needed for", 0, 1_000_000),
     Param("margin", "predicted latency times this must be within the slack", 0.1, 10.0),
     Param("alpha_ms", "ms that a token of remaining work counts", 0.0, 1e6),
-    Param("ttlt_s", "SLO_TTLT of offline requests", 0.0, 1e7),
+    Param("ttlt_s", "SLO_TTLT of offline requests without a deadline of their own", 0.0, 1e7),
     Param("offline_tbt_s", "slack of an offline decode's next token", 0.0, 1e7),
     Param("due_from", "what token deadlines of online requests run from", choices=("first_token", "arrival")),
     Param("relegation", "whether prefills that will miss their deadline go behind all others", choices=("on", "off")),
@@ -87,7 +87,10 @@ THROUGHPUT, LAST_TOKENS, DECODE_TOKENS, SEEN = range(4)
 
 def priorities(policy, trace, seed):
     """Equation 5 without what all waiting offline requests have in common, in s: float64[requests]."""
-    return trace.arrival_s + 1e-3 * policy.values["alpha_ms"] * trace.prompt_tokens
+    priority_s = trace.arrival_s + 1e-3 * policy.values["alpha_ms"] * trace.prompt_tokens
+    if trace.deadline_s is None:
+        return priority_s
+    return priority_s + np.where(np.isnan(trace.deadline_s), policy.values["ttlt_s"], trace.deadline_s)
 
 
 # --- Deadlines (3.2) ------------------------------------------------------------------------------------------------
@@ -131,12 +134,20 @@ def expected_decodes(state, instance):
 
 
 @inner
+def ttlt_s(state, slot):
+    """SLO_TTLT of an offline request, in seconds: its own deadline, or else the parameter."""
+    if state.due_ps.size > 0 and state.due_ps[slot] < NEVER:
+        return (state.due_ps[slot] - state.requests[slot].arrival_ps) / PS_PER_S
+    return state.params[P.ttlt_s]
+
+
+@inner
 def prefill_due(state, instance, slot):
     """When a request's prefill must be done, in ps: an offline one's decodes must follow it."""
     request = state.requests[slot]
     if request.urgent:
         return request.arrival_ps + request.ttft_slo_ps
-    seconds = state.params[P.ttlt_s] - expected_decodes(state, instance) * state.params[P.offline_tbt_s]
+    seconds = ttlt_s(state, slot) - expected_decodes(state, instance) * state.params[P.offline_tbt_s]
     return request.arrival_ps + np.int64(seconds * PS_PER_S)
 
 
@@ -155,7 +166,7 @@ def priority(state, instance, slot):
     request, work = state.requests[slot], float(remaining(state, instance, slot))
     slo_ps = float(request.ttft_slo_ps)
     if request.urgent == 0:
-        slo_ps = state.params[P.ttlt_s] * PS_PER_S
+        slo_ps = ttlt_s(state, slot) * PS_PER_S
         work += expected_decodes(state, instance)
     return request.arrival_ps + slo_ps + 1e-3 * state.params[P.alpha_ms] * PS_PER_S * work
 

@@ -4,6 +4,8 @@ Section 3.4 in order: preemption and eviction (3.4.1), gating (3.4.2), migration
 selection (3.4.4, Algorithm 2). Where the paper is silent, the choice is ours and a parameter: the margins on the TPOT
 SLO, K, the number of requests in one pull, the gate's cost model (the paper gives none), which requests are
 deferred on overload, the rule that tells a compute bottleneck (batch size against `bs_sat`).
+
+Of several classes of online requests, the SLO of an instance's steps is the tightest.
 """
 
 from ooco_gym.compile import inlined, inner

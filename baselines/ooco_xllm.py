@@ -5,7 +5,7 @@ offline prefill is interrupted, never decode; the strict batch is filled in queu
 online requests included; the back of the offline queue is evicted; a pull asks for one request at a time, at least
 100 ms apart, by one length formula that covers Algorithm 1's three branches, round-robin over the relaxed instances.
 The engine passes the SLO in milliseconds where seconds are meant, so that its pulls are limited by memory alone;
-`slo_unit_bug` brings that back.
+`slo_unit_bug` brings that back. Of several classes of online requests, the TPOT SLO is the tightest.
 """
 
 from ooco_gym.compile import inner

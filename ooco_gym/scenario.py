@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
@@ -16,7 +17,9 @@ from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload import (
     OfflineLoad,
+    RequestClass,
     Workload,
+    parse_classes,
     parse_offline,
     resolve_workload,
     split_workload,
@@ -24,6 +27,7 @@ from ooco_gym.workload import (
     workload_peak_start_s,
     workload_window_rate,
 )
+from ooco_gym.workload.classes import tightest, with_defaults, without_classes
 
 DAY_S = 86_400.0
 LONGEST_DECISION_S = 60.0
@@ -120,6 +124,8 @@ class Scenario:
         workload: what online requests arrive: name, mix (`a+b`), trace file, path or mapping (`ooco_gym.workload`).
             An offline dataset among the parts of a mix (`azure_conv_2023+arxiv_summarization`) becomes `offline`'s.
         slo: `conf/slo` name, path or mapping; None takes the cluster's own preset.
+        classes: `conf/classes` name, path or mapping of names to promises (`ooco_gym.workload.RequestClass`); None:
+            online requests under `slo` and offline ones without a promise.
         offline: offline load: `mode` (rate, backlog, jobs), `rate` (requests a second), `jobs`, and which requests:
             `dataset`, or `lengths` and `sharing` (`ooco_gym.workload.offline_trace`).
         seed: keys arrivals, lengths and every random draw.
@@ -140,6 +146,7 @@ class Scenario:
     cluster: Any = "pair_7b"
     workload: Any = "ooc"
     slo: Any = None
+    classes: Any = None
     offline: Mapping[str, Any] = field(default_factory=lambda: {"mode": "rate", "rate": 1.0})
     seed: int = 1
     duration_s: float = PROTOCOL_WINDOW_S
@@ -240,6 +247,20 @@ class Scenario:
                 raise UserError(f"slo: key '{key}' is missing (seconds)")
         return Slo(**raw)
 
+    def load_classes(self) -> tuple[RequestClass, ...]:
+        """All classes of requests, what each leaves open filled in; none where the scenario names no classes.
+
+        Raises:
+            UserError: an unknown key, or a promise that none can be given or the cluster cannot meet.
+        """
+        return _classes_met(parse_classes(self.classes), self.load_slo(),
+                            tuple(self.load_cluster().deployments(self.timing)))
+
+    def tightest_tpot_s(self) -> float:
+        """The TPOT SLO that a figure for a whole instance is held against: of several online classes the tightest."""
+        classes = self.load_classes()
+        return tightest(classes)[1] if classes else self.load_slo().tpot_s
+
     def load_protocol(self) -> Protocol:
         """The protocol, with this scenario's own warm-up and drain."""
         own = {key: value for key in ("warmup_s", "drain_s") if (value := getattr(self, key)) is not None}
@@ -250,7 +271,7 @@ class Scenario:
         """Whether the online requests come from a trace file, or a mix with one, rather than from a generator."""
         if isinstance(self.workload, Mapping):
             return _is_file(self.workload) or any(_is_file(part) for part in _parts(self.workload.get("mix")))
-        return any(_is_file(part) for part in _parts(self.workload))
+        return any(_is_file(part) for part in _parts(without_classes(os.fspath(self.workload))))
 
     def online_scale(self) -> float:
         """The factor on the online rate: given, stored for this workload, cluster and SLO, or 1 for a trace file.
@@ -278,17 +299,17 @@ class Scenario:
             return float(self.rate_scale), ""
         if self.online_rate is not None:
             return self._scale_for(self.online_rate), ""
-        if _is_file(self.workload):
+        if _is_file(without_classes(self.workload)):
             return 1.0, ""
         bearer = self.peak_factor_scenario()
         if bearer is not self:
             return bearer._scale()
-        mine = (label("workload", self.workload), label("cluster", self.cluster))
+        mine = (label("workload", without_classes(self.workload)), label("cluster", self.cluster))
         factor = self._stored_factor(*mine)
         if factor is not None:
             return factor, ""
         cluster = self.load_cluster()
-        preset = (short_name(self.workload), cluster.name)
+        preset = (short_name(without_classes(self.workload)), cluster.name)
         factor = self._stored_factor(*preset) if preset[1] in names("cluster") else None
         if factor is not None:
             return factor, (f"the online load is {factor:.4g} of the workload's own rate, the peak factor of "
@@ -327,8 +348,8 @@ class Scenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields as JSON-able values, with what was left open resolved."""
-        return _described(self, self.load_slo(), self.online_scale(), Predictor.load(self.predictor),
-                          self.load_protocol())
+        return _described(self, self.load_slo(), self.load_classes(), self.online_scale(),
+                          Predictor.load(self.predictor), self.load_protocol())
 
     def resolve(self, like: ResolvedScenario | None = None) -> ResolvedScenario:
         """Loads everything that the scenario names, once: what comes after it looks nothing up.
@@ -355,9 +376,10 @@ class Scenario:
         offline = kept("offline", "offline") or parse_offline(self.offline)
         deployments = kept("deployments", "cluster", "timing") or tuple(cluster.deployments(self.timing))
         slo = kept("slo", "slo", "cluster", "timing") or _met_by(self.read_slo(), deployments)
+        classes = _classes_met(parse_classes(self.classes), slo, deployments) if self.classes is not None else ()
         predictor = kept("predictor", "predictor") or Predictor.load(self.predictor)
         return ResolvedScenario(self, cluster, deployments, slo, protocol, predictor, workload, scale, offline,
-                                float(start_s))
+                                float(start_s), classes)
 
 
 @dataclass(frozen=True)
@@ -375,6 +397,8 @@ class ResolvedScenario:
         scale: (factor on the online rate, a sentence where it is another preset's load or "").
         offline: the offline load.
         start_s: where the measured window begins: time of day, or time in a trace file.
+        classes: all classes of requests, `online` and `offline` first (`workload.classes.with_defaults`); none where
+            the scenario names no classes.
     """
 
     given: Scenario
@@ -387,6 +411,7 @@ class ResolvedScenario:
     scale: tuple[float, str]
     offline: OfflineLoad
     start_s: float
+    classes: tuple[RequestClass, ...] = ()
 
     @property
     def seed(self) -> int:
@@ -418,12 +443,17 @@ class ResolvedScenario:
 
     def describe(self) -> dict[str, Any]:
         """All fields of the scenario as JSON-able values, with what was left open resolved."""
-        return _described(self.given, self.slo, self.rate_scale, self.predictor, self.protocol)
+        return _described(self.given, self.slo, self.classes, self.rate_scale, self.predictor, self.protocol)
 
 
-def _described(scenario: Scenario, slo: Slo, rate_scale: float, predictor: Predictor,
-               protocol: Protocol) -> dict[str, Any]:
-    return {**asdict(scenario), "slo": asdict(slo), "rate_scale": rate_scale, "online_rate": None,
+def _described(scenario: Scenario, slo: Slo, classes: tuple[RequestClass, ...], rate_scale: float,
+               predictor: Predictor, protocol: Protocol) -> dict[str, Any]:
+    values = asdict(scenario)
+    del values["classes"]
+    if classes:
+        values["classes"] = {one.name: {key: value for key, value in asdict(one).items() if key != "name"}
+                             for one in classes}
+    return {**values, "slo": asdict(slo), "rate_scale": rate_scale, "online_rate": None,
             "predictor": asdict(predictor), "protocol": asdict(protocol)}
 
 
@@ -434,6 +464,18 @@ def _met_by(slo: Slo, deployments: tuple[tuple[str, Deployment], ...]) -> Slo:
         raise UserError(f"slo.ttft_s={slo.ttft_s:g} cannot be met: the prefill of one prompt token takes "
                         f"{fastest_s:.4g} s on this cluster; raise slo.ttft_s or take more chips")
     return slo
+
+
+def _classes_met(classes: tuple[RequestClass, ...], slo: Slo,
+                 deployments: tuple[tuple[str, Deployment], ...]) -> tuple[RequestClass, ...]:
+    """The classes, what is open filled in, refused where no instance gives one of them a first token in time."""
+    if not classes:
+        return ()
+    for one in classes:
+        if one.ttft_s is not None and one.ttft_s < _first_token_s(deployments):
+            raise UserError(f"classes.{one.name}.ttft_s={one.ttft_s:g} cannot be met: the prefill of one prompt token "
+                            f"takes {_first_token_s(deployments):.4g} s on this cluster; raise it or take more chips")
+    return with_defaults(classes, slo.ttft_s, slo.tpot_s)
 
 
 @lru_cache(maxsize=64)

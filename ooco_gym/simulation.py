@@ -20,6 +20,7 @@ from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, Rules, build_state, facts_of
 from ooco_gym.sim.loop import run as run_loop
 from ooco_gym.workload import Trace, merge
+from ooco_gym.workload.classes import check_deadlines, promised, tightest, unused_note, with_defaults
 
 LONGEST_S = s.NEVER // s.PS_PER_S - DAY_S  # of an episode: later times would not fit the clock, promises added
 
@@ -43,6 +44,8 @@ class Run:
     simulated_s: float
     wall_s: float
     notes: tuple[str, ...] = ()  # what the trace's reader repaired, dropped or doubts, a sentence each
+    class_id: np.ndarray | None = None  # int8[n], places in `scenario.classes`; None where it names no classes
+    due_ps: np.ndarray | None = None  # int64[n], when a request must have finished; None where none has a deadline
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -98,13 +101,25 @@ def requests_of(scenario: Scenario | ResolvedScenario) -> tuple[Trace, tuple[flo
                         f"start_s={start_s:g}; choose start_s and duration_s within what it holds")
     at_s = warmup_s if known.offline.mode == "jobs" else 0.0
     load = known.offline.draw(duration_s=total_s, seed=given.seed, start_s=at_s)
-    return merge(online, load), (warmup_s, warmup_s + given.duration_s)
+    trace = merge(online, load)
+    if known.classes or trace.class_id is not None:
+        classes = known.classes or with_defaults((), known.slo.ttft_s, known.slo.tpot_s)
+        trace = promised(trace, classes, known.workload.name)
+    check_deadlines(trace)
+    return trace, (warmup_s, warmup_s + given.duration_s)
 
 
-def rules_of(scenario: ResolvedScenario) -> Rules:
-    """What the simulator must know of a scenario's SLOs, protocol and cluster."""
+def rules_of(scenario: ResolvedScenario, trace: Trace | None = None) -> Rules:
+    """What the simulator must know of a scenario's SLOs, protocol and cluster.
+
+    Args:
+        scenario: what is played; of several online classes the tightest TTFT and the tightest TPOT count.
+        trace: its requests; without them, or where none is of the class `online`, that one does not count beside
+            others.
+    """
     slo, protocol, cluster, given = scenario.slo, scenario.protocol, scenario.cluster, scenario.given
-    return Rules(slo.ttft_s, slo.tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
+    ttft_s, tpot_s = tightest(scenario.classes, trace) if scenario.classes else (slo.ttft_s, slo.tpot_s)
+    return Rules(ttft_s, tpot_s, slo.tpot_min_tokens, slo.tpot_from == "first_decode", cluster.max_batch,
                  cluster.block_tokens, cluster.kv_link_bytes_per_s, float(protocol.gate_poll_s),
                  float(protocol.prior_output_tokens), scenario.predictor.factor, scenario.predictor.noise,
                  given.jitter, slo.gap_s, given.decision_s, cluster.host_link_bytes_per_s,
@@ -118,6 +133,8 @@ class Simulation:
         scenario: what is played, resolved.
         policy: the policy that decides, as the scenario has prepared it.
         state: the simulator's state.
+        terms: what the simulator itself knows of SLOs, protocol and cluster.
+        class_id: int8[requests], places in `scenario.classes`; None where the scenario names no classes.
         window_s: start and end of the measured window, in seconds since the start of the warm-up.
 
     Examples:
@@ -140,8 +157,9 @@ class Simulation:
         self.scenario, self.outside, self.bulk, self.log = scenario.resolve(), outside, bulk, log
         self._handle: Handle | None = None
         trace, self.window_s = requests_of(self.scenario)
-        self.notes = trace.notes
-        rules = rules_of(self.scenario)
+        self.notes = trace.notes + unused_note(trace, self.scenario.classes)
+        self.class_id = trace.class_id
+        self.terms = rules = rules_of(self.scenario, trace)
         machines = [Machine(role, deployment) for role, deployment in self.scenario.deployments]
         chosen = policy_of(policy)
         _check_architecture(chosen, machines, self.scenario.cluster.name)
@@ -281,7 +299,8 @@ def simulate(scenario: Scenario | ResolvedScenario, policy: str | Mapping[str, A
     state = simulation.state
     run = Run(simulation.scenario, chosen.name, dict(simulation.policy.values), state.requests, state.instances,
               state.itl, simulation.window_s, state.totals.as_dict(), sampler.arrays(), simulation.events(),
-              simulation.now_s, time.perf_counter() - begun, simulation.notes)
+              simulation.now_s, time.perf_counter() - begun, simulation.notes, simulation.class_id,
+              state.due_ps if state.due_ps.size else None)
     warn_once(run.range_warnings)
     return run
 

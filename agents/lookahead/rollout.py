@@ -254,7 +254,8 @@ class Futures:
         traces: other seeds from which arrivals are drawn.
 
     Raises:
-        UserError: the partner tells prefixes or blocks apart, whose books name the requests to come.
+        UserError: the partner tells prefixes or blocks apart, whose books name the requests to come; or requests have
+            deadlines.
     """
 
     def __init__(self, episodes: Episodes, seed: int, traces: int) -> None:
@@ -264,6 +265,9 @@ class Futures:
         if true.order.size or true.hash_ids.size or true.blocks.size or true.pairs.size:
             raise UserError("a sampled-future rollout needs a partner without prefix caching and without an order by "
                             "prefix or length; take ooco, or samples=0")
+        if true.due_ps.size:
+            raise UserError("a sampled-future rollout cannot draw requests with deadlines (deadline_s of a class); "
+                            "take samples=0, or leave the deadlines out")
         self._random = np.random.default_rng([seed, *(part & 0xFFFFFFFF for part in episodes.windows[0])])
         self._traces = [_requests(simulation, int(self._random.integers(2**31))) for _ in range(traces)]
         longest = true.requests.size + max(trace.size for trace in self._traces) + 1

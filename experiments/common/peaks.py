@@ -103,7 +103,8 @@ def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) ->
     def values(one: Scenario) -> dict[str, Any]:
         return {"duration_s": float(one.duration_s), "start_s": one.start_s, "protocol": asdict(one.load_protocol()),
                 "timing": label("timing", one.timing), "jitter": one.jitter, "decision_s": one.decision_s,
-                "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s}
+                "predictor": asdict(Predictor.load(one.predictor)), "gap_s": one.load_slo().gap_s,
+                **({} if one.classes is None else {"classes": [asdict(each) for each in one.load_classes()]})}
 
     mine = {**values(scenario), "seeds": list(seeds), "plan": asdict(plan)}
     usual = {**values(Scenario()), "seeds": list(seeds_of(None)), "plan": asdict(PeakPlan())}

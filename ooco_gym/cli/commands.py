@@ -142,7 +142,12 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
     if _exists(value) or _is_code(value):
         return {PLAIN: value}
     parts = [_WEIGHT.sub("", part).strip() for part in value.split("+")]
-    if len(parts) > 1 or "*" in value:
+    of_classes = group == "workload" and "@" in value
+    if of_classes:
+        from ooco_gym.workload.classes import split_class  # takes a moment, and few loads name classes
+
+        parts = [split_class(part)[0] for part in parts]
+    if len(parts) > 1 or "*" in value or of_classes:
         for part in parts:
             if not _exists(part) and not (group == "workload" and _is_dataset(roots, part)):
                 _check(group, part, known)

@@ -28,6 +28,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.render import write_samples
+    from ooco_gym.render.classes import class_table
     from ooco_gym.simulation import simulate
 
     scenario = scenario_of(cfg).resolve()
@@ -39,6 +40,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_requests(run, Path(cfg.out) / "requests.parquet")
     write_samples(run, Path(cfg.out) / "samples.npz")
     result_table(summary).show()
+    classes = class_table({summary["policy"]: [summary]})
+    if classes is not None:
+        classes.turned().show()
     lines = warnings_of(summary, float(scenario.protocol.violation_budget))
     _, another_load = scenario.scale
     if another_load:

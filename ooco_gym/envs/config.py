@@ -292,5 +292,5 @@ def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:
     if "slo_margin" in names:
         return names.index("slo_margin"), 1.0
     if "latency_budget_s" in names:
-        return names.index("latency_budget_s"), 1.0 / config.scenario.load_slo().tpot_s
+        return names.index("latency_budget_s"), 1.0 / config.scenario.tightest_tpot_s()
     return -1, 0.0

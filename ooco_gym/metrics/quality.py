@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ooco_gym.sim.state import FINISHED, PS_PER_S, REJECTED
+from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, REJECTED
 
 WORST_WINDOW_S = 600.0
 WORST_STEP_S = 60.0
@@ -102,8 +102,22 @@ def judge(requests: np.ndarray, rules: Rules) -> Quality:
     )
 
 
+def judge_deadlines(requests: np.ndarray, due_ps: np.ndarray, end_ps: int) -> tuple[np.ndarray, np.ndarray]:
+    """Judges whole requests by their deadlines: (missed, not yet decided), both bool[n].
+
+    Args:
+        requests: `REQUEST` array.
+        due_ps: int64[n], when each must have finished; `NEVER` for those that have no deadline, which miss none.
+        end_ps: when the run ended; what is unfinished then has missed a deadline that has passed.
+    """
+    finished, rejected = requests["status"] == FINISHED, requests["status"] == REJECTED
+    missed = (np.where(finished, requests["finish_ps"], end_ps) > due_ps) | (rejected & (due_ps < NEVER))
+    return missed, ~finished & ~missed & (due_ps < NEVER)
+
+
 def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: float, end_s: float,
-                      window_s: float = WORST_WINDOW_S, step_s: float = WORST_STEP_S) -> float:
+                      window_s: float = WORST_WINDOW_S, step_s: float = WORST_STEP_S,
+                      weights: np.ndarray | None = None) -> float:
     """Largest violation rate among requests that arrived within one window of `window_s`, slid by `step_s`.
 
     Args:
@@ -113,6 +127,7 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
         end_s: its end; shorter than a window, it is taken whole.
         window_s: length of a window in seconds.
         step_s: distance between windows in seconds.
+        weights: of the requests, shape (n,); None: all alike.
 
     Returns:
         A share, NaN where nothing arrived.
@@ -120,8 +135,9 @@ def worst_window_rate(arrival_s: np.ndarray, violated: np.ndarray, start_s: floa
     starts = np.arange(start_s, max(end_s - window_s, start_s) + step_s / 2, step_s)
     left = np.searchsorted(arrival_s, starts, side="left")
     right = np.searchsorted(arrival_s, np.minimum(starts + window_s, end_s), side="left")
-    sums = np.concatenate(([0], np.cumsum(violated)))
-    counts = right - left
+    sums = np.concatenate(([0], np.cumsum(violated if weights is None else violated * weights)))
+    every = np.arange(len(sums)) if weights is None else np.concatenate(([0], np.cumsum(weights)))
+    counts = every[right] - every[left]
     some = counts > 0
     return float(np.max((sums[right] - sums[left])[some] / counts[some])) if some.any() else float("nan")
 

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ooco_gym.files import atomic_write
-from ooco_gym.metrics.quality import Rules, judge, worst_window_rate
+from ooco_gym.metrics.quality import Rules, judge, judge_deadlines, worst_window_rate
 from ooco_gym.sim.batch import ITL_FIRST_PS, ITL_WIDTH
-from ooco_gym.sim.state import FINISHED, PS_PER_S, ROLE_NAMES
+from ooco_gym.sim.state import FINISHED, NEVER, PS_PER_S, ROLE_NAMES
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from ooco_gym.simulation import Run
+    from ooco_gym.workload import RequestClass
 
 QUANTILES = (("p50", 0.50), ("p90", 0.90), ("p99", 0.99))
 
@@ -40,6 +41,7 @@ def summarise(run: Run) -> dict[str, Any]:
         "window_s": run.window_s[1] - run.window_s[0],
         "online": online_figures(run),
         "offline": offline_figures(run),
+        **({} if run.class_id is None else {"classes": class_figures(run)}),
         "instances": instance_figures(run),
         "wall_s": run.wall_s,
     }
@@ -72,8 +74,9 @@ def online_figures(run: Run) -> dict[str, Any]:
     """Online service quality of the requests that arrived in the window.
 
     `violation_rate` is under the scenario's own `slo.tpot_from`, beside it the rates under either definition of TPOT.
+    Where classes have different weights, these rates and the worst one count each request with its class's weight.
     """
-    requests, rules = counted(run, online=True), rules_of(run)
+    requests, rules, weights = counted(run, online=True), rules_of(run), _weights(run)
     quality = judge(requests, rules)
     arrival_s = requests["arrival_ps"] / PS_PER_S
     either = {name: judge(requests, replace(rules, from_decode=from_decode))
@@ -81,19 +84,67 @@ def online_figures(run: Run) -> dict[str, Any]:
     figures = {
         "arrived": len(requests),
         "finished": int(quality.finished.sum()),
-        "violation_rate": _mean(quality.violated),
-        **{f"violation_rate_{name}": _mean(one.violated) for name, one in either.items()},
+        "violation_rate": _share(quality.violated, weights),
+        **{f"violation_rate_{name}": _share(one.violated, weights) for name, one in either.items()},
         "ttft_attainment": _mean(~quality.ttft_missed),
         "tpot_attainment": _mean(~quality.tpot_missed),
         **{f"tpot_attainment_{name}": _mean(~one.tpot_missed) for name, one in either.items()},
         "deadline_attainment": _mean(~quality.deadline_missed),
-        "worst_10min_violation_rate": _plain(worst_window_rate(arrival_s, quality.violated, *run.window_s)),
+        "worst_10min_violation_rate": _plain(worst_window_rate(arrival_s, quality.violated, *run.window_s,
+                                                               weights=weights)),
     }
     figures |= _spread("ttft", quality.ttft_s) | _spread("tpot", quality.tpot_s)
     figures |= _spread("tpot_decode", quality.tpot_decode_s) | _gaps(run, requests)
     figures["lateness_p99_s"] = _quantile(quality.lateness_s, 0.99)
     figures["normalized_latency_s"] = _mean(quality.normalized_latency_s)
-    return figures | _served(run, online=True)
+    return figures | _served(run.requests[run.requests["online"] == 1], run.window_s)
+
+
+def class_figures(run: Run) -> dict[str, dict[str, Any]]:
+    """Each class of a run that names classes: its promise, and what became of its requests (docs/outputs.md).
+
+    `online` and `offline` are among them where requests are of these.
+    """
+    assert run.class_id is not None
+    return {one.name: _class_figures(run, one, run.class_id == index) for index, one in enumerate(run.scenario.classes)
+            if index > 1 or (run.class_id == index).any()}
+
+
+def _class_figures(run: Run, one: RequestClass, chosen: np.ndarray) -> dict[str, Any]:
+    mine, inside = run.requests[chosen], (run.requests["counted"] == 1) & chosen
+    requests, served = run.requests[inside], _served(mine, run.window_s)
+    figures: dict[str, Any] = {"online": one.online, "arrived": len(requests)}
+    if one.online:
+        quality = judge(requests, rules_of(run))
+        figures |= {"weight": one.weight, "ttft_slo_s": one.ttft_s, "tpot_slo_s": one.tpot_s,
+                    "finished": int(quality.finished.sum()),
+                    "violations": int(quality.violated.sum()), "violation_rate": _mean(quality.violated),
+                    "ttft_misses": int(quality.ttft_missed.sum()), "tpot_misses": int(quality.tpot_missed.sum())}
+        return figures | _spread("ttft", quality.ttft_s) | _spread("tpot", quality.tpot_s) | served
+    done = mine[completed_within(mine, run.window_s)]
+    window_s, age_s = run.window_s[1] - run.window_s[0], queueing_age_s(requests, end_ps_of(run))
+    figures |= {"deadline_s": one.deadline_s, "finished": len(done)}
+    due_ps = np.full(len(chosen), NEVER) if run.due_ps is None else run.due_ps
+    if one.deadline_s is not None or (due_ps[chosen] < NEVER).any():
+        missed, undecided = judge_deadlines(requests, due_ps[inside], end_ps_of(run))
+        figures |= {"deadline_misses": int(missed.sum()), "deadline_undecided": int(undecided.sum()),
+                    "violation_rate": _mean(missed[~undecided])}
+    return figures | {"age_p99_s": _quantile(age_s, 0.99),
+                      "reference_gpu_s_per_s": float((done["service_ps"] / PS_PER_S).sum()) / window_s} | served
+
+
+def _weights(run: Run) -> np.ndarray | None:
+    """The weight of each counted online request, float64[n]; None where all have the same."""
+    if run.class_id is None:
+        return None
+    each = np.array([one.weight for one in run.scenario.classes])[run.class_id]
+    mine = each[(run.requests["counted"] == 1) & (run.requests["online"] == 1)]
+    return None if not mine.size or (mine == mine[0]).all() else mine
+
+
+def _share(flags: np.ndarray, weights: np.ndarray | None) -> float | None:
+    """The mean of flags, by weight where there are any."""
+    return _mean(flags) if weights is None else float(np.average(flags, weights=weights))
 
 
 def offline_figures(run: Run) -> dict[str, Any]:
@@ -114,7 +165,7 @@ def offline_figures(run: Run) -> dict[str, Any]:
     return {
         "arrived": len(mine),
         "finished": len(done),
-        **_served(run, online=False),
+        **_served(offline, run.window_s),
         "reference_gpu_s_per_s": served_s / window_s,
         **kept_up_figures(offline, run.window_s),
         **waste_figures(run.counters, window_s),
@@ -133,9 +184,9 @@ def _what_is_left(offline: np.ndarray, window_s: tuple[float, float]) -> dict[st
             "last_finish_s": None if last_ps is None else (last_ps - start_ps) / PS_PER_S}
 
 
-def _served(run: Run, online: bool) -> dict[str, Any]:
-    """Tokens of the requests of one class that were completed in the window, a second, whenever they arrived; and what
-    the prefix cache spared.
+def _served(mine: np.ndarray, window: tuple[float, float]) -> dict[str, Any]:
+    """Tokens of those requests (of one class) that were completed in the window, a second, whenever they arrived; and
+    what the prefix cache spared.
 
     Of the prompt tokens, `computed_prompt_tokens_per_s` is what a request's first prefill had to compute, the rest was
     found in the cache. `looked_up_prompt_tokens` are the prompts of those that arrived in the window and were admitted
@@ -143,9 +194,8 @@ def _served(run: Run, online: bool) -> dict[str, Any]:
     computed, and `hit_rate` the share that was (None on pools). What a preempted request finds again of its own is no
     hit.
     """
-    window_s = run.window_s[1] - run.window_s[0]
-    mine = run.requests[run.requests["online"] == int(online)]
-    done = mine[completed_within(mine, run.window_s)]
+    window_s = window[1] - window[0]
+    done = mine[completed_within(mine, window)]
     computed = done["prompt_tokens"] - np.maximum(done["cached_tokens"], 0)
     looked = mine[(mine["counted"] == 1) & (mine["cached_tokens"] >= 0)]
     prompts, hits = int(looked["prompt_tokens"].sum()), int(looked["cached_tokens"].sum())
@@ -263,23 +313,29 @@ def requests_table(run: Run, everything: bool = False) -> pa.Table:
         everything: also the requests of warm-up and drain, whose arrivals lie outside the measured window.
 
     Returns:
-        A table with the columns `id` (int32, index among all requests of the run), `class` ("online" or "offline"),
+        A table with the columns `id` (int32, index among all requests of the run), `class` ("online", "offline" or the
+        name of one that the scenario names; with such there is also the column `online`, bool),
         `arrival_s` (float64, like the other times in seconds since the start of the measured window), `prompt_tokens`,
         `output_tokens` (int32), `first_token_s`, `finish_s` (float64, null where it has not come to that),
         `generated_tokens` (int32), `wasted_tokens` (int64), `evictions`, `migrations` (int32) and `violated` (bool;
-        always false for offline requests). Equal runs give equal bytes.
+        of offline requests, whether they missed their deadline, if any). Equal runs give equal bytes.
     """
     import pyarrow as pa
 
     requests = run.requests
     violated = judge(requests, rules_of(run)).violated & (requests["online"] == 1)
+    if run.due_ps is not None:
+        violated |= judge_deadlines(requests, run.due_ps, end_ps_of(run))[0]
     rows = np.arange(len(requests)) if everything else np.flatnonzero(requests["counted"] == 1)
     chosen, start_ps = requests[rows], round(run.window_s[0] * PS_PER_S)
     started, finished = chosen["generated_tokens"] >= 1, chosen["status"] == FINISHED
-    classes = pa.DictionaryArray.from_arrays(pa.array(chosen["online"].astype(np.int8)), ["offline", "online"])
+    ids, names = chosen["online"].astype(np.int8), ["offline", "online"]
+    if run.class_id is not None:
+        ids, names = run.class_id[rows], [one.name for one in run.scenario.classes]
     return pa.table({
         "id": pa.array(rows.astype(np.int32)),
-        "class": classes.cast(pa.string()),
+        "class": pa.DictionaryArray.from_arrays(pa.array(ids), names).cast(pa.string()),
+        **({} if run.class_id is None else {"online": pa.array(chosen["online"] == 1)}),
         "arrival_s": pa.array((chosen["arrival_ps"] - start_ps) / PS_PER_S),
         "prompt_tokens": _column(chosen, "prompt_tokens"),
         "output_tokens": _column(chosen, "output_tokens"),

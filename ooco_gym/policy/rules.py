@@ -29,7 +29,8 @@ def saturated_batch(state, instance):
 
 @inlined
 def tpot_bound(state, instance):
-    """The TPOT SLO that binds on an instance, in ps: the tightest of its online requests, else the scenario's."""
+    """The TPOT SLO that binds on an instance, in ps: the scenario's (of several classes the tightest), or a tighter one
+    of its online requests' own."""
     bound = state.config.default_tpot_ps
     if state.config.own_tpot == 0:
         return bound

@@ -14,6 +14,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval
 from ooco_gym.metrics.summary import keeps_prefixes
 from ooco_gym.render import figures, words
+from ooco_gym.render.classes import class_table
 from ooco_gym.render.figures import NO_ONLINE, Groups, idle_seeds, values_of, within_budget
 from ooco_gym.render.record import (
     RunRecord,
@@ -69,7 +70,8 @@ def comparison_sections(records: Sequence[RunRecord], commands: Sequence[str] = 
     warning = ("" if not differing else f"The runs differ in more than policy and seed ({', '.join(differing)}): "
                "figures beside each other are not a comparison of policies.")
     again = list(commands) or simulate_commands(records)
-    tables = (comparison_table(groups, budget), cache_table(groups), difference_table(groups))
+    classes = class_table({label: [record.summary for record in members] for label, members in groups.items()})
+    tables = (comparison_table(groups, budget), classes, cache_table(groups), difference_table(groups))
     rows = [table for table in tables if table is not None]
     sections = [
         Section("Headline", words.violation_words(groups, budget) + words.service_words(groups, budget), rows,

@@ -231,11 +231,12 @@ def latency_figure(records: Sequence[RunRecord], budget: float) -> Any:
         figure.add_scatter(x=at[marked], y=lean(rate[marked]), mode="markers", legendgroup=record.label,
                            showlegend=False, name=f"{record.label} over the budget", row=3, col=1,
                            marker={"color": colour[record.label], "symbol": "x", "size": 5})
-    slo, ends = records[0].scenario["slo"], axis.at(np.array([0.0, records[0].window_s]))
-    limits = ((1, slo["ttft_s"], "SLO"), (2, slo["tpot_s"], "SLO"), (3, 100 * budget, "budget"))
-    for row, value, name in limits:
+    ends = axis.at(np.array([0.0, records[0].window_s]))
+    limits = [(row, slo[key], name) for name, slo in _slos(records[0]).items() for row, key in (
+        (1, "ttft_s"), (2, "tpot_s"))]
+    for index, (row, value, name) in enumerate([*limits, (3, 100 * budget, "budget")]):
         figure.add_scatter(x=ends, y=[value, value], mode="lines", name="SLO, violation budget", legendgroup="limit",
-                           showlegend=row == 1, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}, row=row,
+                           showlegend=index == 0, line={"color": LIMIT_COLOUR, "dash": "dash", "width": 1.6}, row=row,
                            col=1, hovertemplate=f"{name} {value:g}<extra></extra>")
     figure.update_yaxes(title_text="TTFT (s), log scale", type="log", row=1, col=1)
     figure.update_yaxes(title_text="TPOT (s per token), log scale", type="log", row=2, col=1)
@@ -245,6 +246,13 @@ def latency_figure(records: Sequence[RunRecord], budget: float) -> Any:
     figure.update_xaxes(dtick=axis.tick)
     figure.update_xaxes(title_text=axis.title, row=3, col=1)
     return layout(figure, 860, top=90)
+
+
+def _slos(record: RunRecord) -> dict[str, Mapping[str, Any]]:
+    """The SLOs that online requests were held against, by name: of each class where the scenario names some."""
+    classes, scenario = record.summary.get("classes", {}), record.scenario
+    return {f"SLO of {name}": scenario["classes"][name] for name, one in classes.items() if one["online"]} or {
+        "SLO": scenario["slo"]}
 
 
 def instance_figure(records: Sequence[RunRecord]) -> Any:

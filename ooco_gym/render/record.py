@@ -38,7 +38,7 @@ class RunRecord:
         seed: the scenario's seed.
         summary: `metrics.summarise`, with `params` and `scenario` (`Scenario.describe`).
         requests: counted requests: `online` bool and `COLUMNS`, arrays of shape (n,), NaN where it has not come to
-            that; None where only the summary was kept.
+            that, and `class` where the scenario names classes; None where only the summary was kept.
         samples: `Run.samples` with `t_s` in this clock, warm-up left out; None where they were not kept.
         day_start_s: time of day (of a trace file: time in the trace) at which the window starts.
         end_s: when the run ended.
@@ -186,6 +186,8 @@ def _in_window(samples: Mapping[str, np.ndarray], start_s: float) -> dict[str, n
 
 def _columns(table: pa.Table) -> dict[str, np.ndarray]:
     columns = {name: table.column(name).to_numpy(zero_copy_only=False) for name in COLUMNS}
+    if "online" in table.column_names:  # classes have names of their own
+        return columns | {name: table.column(name).to_numpy(zero_copy_only=False) for name in ("online", "class")}
     return columns | {"online": table.column("class").to_numpy(zero_copy_only=False) == "online"}
 
 

@@ -12,6 +12,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.metrics.statistics import interval, paired_interval
 from ooco_gym.peak import short_name
 from ooco_gym.protocol import KEPT_UP
+from ooco_gym.render.classes import class_words
 from ooco_gym.render.figures import (
     WORK,
     Groups,
@@ -225,6 +226,7 @@ def conditions_table(record: RunRecord, seeds: Sequence[int]) -> Table:
         *([("assumed", workload["assumed"])] if workload.get("assumed") else []),
         ("SLO", f"{slo['name']}: TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms, counted from "
                 f"{slo['tpot_from'].replace('_', ' ')}"),
+        *([("classes", class_words(scenario["classes"]))] if scenario.get("classes") else []),
         ("offline load", _offline(offline)),
         ("measured window", f"{record.window_s / 3600:.4g} h from {record.day_start_s / 3600:.4g} h on, after "
                             f"{scenario['protocol']['warmup_s']:g} s of warm-up"),
@@ -266,6 +268,10 @@ def command_of(record: RunRecord) -> str | None:
         words.append(f"slo={slo['name']}")
     words += [f"slo.{key}={slo[key]}" for key in ("ttft_s", "tpot_s", "tpot_from")
               if slo["name"] not in names("slo") or load_yaml("slo", slo["name"]).get(key, slo[key]) != slo[key]]
+    if scenario.get("classes"):
+        words.append(f"classes={_mapping_word(scenario['classes'])}")
+    if offline.get("class"):
+        words.append(f"+offline.class={offline['class']}")
     if offline.get("name", "ooc") != "ooc":
         words.append(f"offline={offline['name']}")
     words += [f"offline.{key}={offline[key]}" for key in ("mode", "rate", "jobs") if offline.get(key) is not None]
@@ -276,10 +282,19 @@ def command_of(record: RunRecord) -> str | None:
     return " ".join(["ooco-gym simulate", *map(shlex.quote, words)])
 
 
+def _mapping_word(value: Any) -> str:
+    """A mapping as a command line has it; what is null is left out."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_mapping_word(one)}" for key, one in value.items() if one is not None) + "}"
+    return str(value).lower() if isinstance(value, bool) else f"{value:g}"
+
+
 def _short_name(group: str, value: Any) -> str | None:
     """How a command names a group's value: a shipped name, or the path of a file."""
     if isinstance(value, str):
         return value
+    if value.get("class"):
+        return None
     if value.get("path"):
         return str(value["path"])
     name = str(value.get("mix") or value.get("name"))

@@ -149,6 +149,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     pool = pool_for(trace, tables, settings, rules.max_batch, rules.block_tokens)
     if all(machine.role == "mixed" for machine in machines):
         pool = pool._replace(waiting_window=0)  # they have no gate
+    if trace.deadline_s is not None:
+        pool = pool._replace(deadlines=len(trace))
     state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
                           rules.max_batch, PREFILL_ENTRIES, log_capacity, pool, rules.block_tokens)
     _fill_tables(state, unique, rules, rows)
@@ -257,6 +259,9 @@ def _fill_requests(state: s.State, trace: Trace, rules: Rules, window_s: tuple[f
         requests[key] = np.rint(np.minimum(seconds * s.PS_PER_S, s.NEVER)).astype(np.int64)
     # A promise so lax that a request's deadline would leave an int64 is one that cannot be missed.
     requests["tpot_slo_ps"] = np.minimum(requests["tpot_slo_ps"], s.NEVER // requests["output_tokens"].astype(np.int64))
+    if trace.deadline_s is not None:
+        left = np.where(np.isnan(trace.deadline_s), np.inf, trace.deadline_s) * s.PS_PER_S
+        state.due_ps[:] = np.rint(np.minimum(requests["arrival_ps"] + left, s.NEVER)).astype(np.int64)
     start, end = (round(edge * s.PS_PER_S) for edge in window_s)
     requests["counted"] = (requests["arrival_ps"] >= start) & (requests["arrival_ps"] < end)
     for key in ("instance", "origin", "target", "previous", "next", "position"):
@@ -309,7 +314,7 @@ def _fill_records(state: s.State, rules: Rules, seed: int, window_s: tuple[float
     config.default_ttft_ps = round(rules.ttft_s * s.PS_PER_S)
     config.default_tpot_ps = round(rules.tpot_s * s.PS_PER_S)
     online = state.requests["online"] == 1
-    config.own_tpot = int((state.requests["tpot_slo_ps"][online] != config.default_tpot_ps).any())
+    config.own_tpot = int((state.requests["tpot_slo_ps"][online] < config.default_tpot_ps).any())
     state.observed.offline_output_mean = rules.prior_output_tokens
     state.observed.online_output_mean = rules.prior_output_tokens
 

@@ -340,9 +340,9 @@ class Config(Record):
     block_tables: int
     blocks_per_table: int
     bidirectional: int
-    default_ttft_ps: int  # the scenario's SLOs; requests may have their own
+    default_ttft_ps: int  # the scenario's SLOs, of several classes the tightest; requests may have their own
     default_tpot_ps: int
-    own_tpot: int  # some online request has one of its own
+    own_tpot: int  # some online request has a tighter one
     rules_flush: int  # 0: all records are flushed before each rule
     engine_version: int  # of vLLM: a place in `sim.engine_versions`, 0 the newest
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
 
 import numpy as np
 
 from ooco_gym.errors import nearest
+from ooco_gym.workload.classes import NAME, NAMED
 from ooco_gym.workload.pieces import Table
-from ooco_gym.workload.trace import MAX_TOKENS, NO_SESSION
+from ooco_gym.workload.trace import DEFAULT_CLASSES, MAX_TOKENS, NO_SESSION, SECONDS, check_class_count
 
 TOKENS = f"a whole number from 1 to {MAX_TOKENS}"
 DATE = "a date and time such as 2023-11-16 18:15:46.680590"
 LATEST_S = 1e10     # the year 2286 in seconds since 1970; milliseconds since 1970 are beyond it
 EPOCH_S = 1e8       # three years: later than any trace is long
 UNITS = {"s": ("seconds", 1.0), "ms": ("milliseconds", 1e3), "us": ("microseconds", 1e6), "ns": ("nanoseconds", 1e9)}
-CLASSES = ("online", "offline")
 REQUIRED = ("arrival_s", "prompt_tokens", "output_tokens")
-OPTIONAL = ("class", "ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
+OPTIONAL = ("class", *SECONDS, "session", "prefix_hashes")
 _HASHES = "a list of whole numbers (in CSV with blanks between them)"
 
 
@@ -64,6 +66,9 @@ class Draft:
     online: np.ndarray | None = None
     ttft_slo_s: np.ndarray | None = None
     tpot_slo_s: np.ndarray | None = None
+    deadline_s: np.ndarray | None = None
+    class_id: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
     session: np.ndarray | None = None
     prefix_hashes: tuple[np.ndarray, np.ndarray] | None = None
     drop_without_output: bool = False
@@ -147,8 +152,9 @@ def _draft(table: Table, names: Mapping[str, str], clock: Clock, *, zero_allowed
     return Draft(ticks=read_ticks(table, names["arrival_s"], clock), clock=clock,
                  prompt_tokens=prompt_tokens(table, names["prompt_tokens"]),
                  output_tokens=output_tokens(table, names["output_tokens"], zero_allowed=zero_allowed),
-                 online=_classes(table, names["class"]) if "class" in names else None, session=session,
+                 **_classes(table, names["class"]) if "class" in names else {}, session=session,
                  ttft_slo_s=_slo(table, names.get("ttft_slo_s")), tpot_slo_s=_slo(table, names.get("tpot_slo_s")),
+                 deadline_s=_slo(table, names.get("deadline_s")),
                  prefix_hashes=table.integer_lists(hashes, _HASHES) if hashes else None,
                  drop_without_output=zero_allowed)
 
@@ -156,18 +162,34 @@ def _draft(table: Table, names: Mapping[str, str], clock: Clock, *, zero_allowed
 def _slo(table: Table, field: str | None) -> np.ndarray | None:
     if field is None:
         return None
-    expected = "a number of seconds > 0, or nothing for the scenario's SLO"
+    expected = "a number of seconds > 0, or nothing for what its class is promised"
     values = table.numbers(field, expected, missing=np.nan)
     table.demand(np.isnan(values) | (np.isfinite(values) & (values > 0)), field, expected)
     return values
 
 
-def _classes(table: Table, field: str) -> np.ndarray:
+def _classes(table: Table, field: str) -> dict[str, Any]:
+    """Returns a column of classes' names as a draft has them; ids only where others than the two are among them."""
     texts = table.texts(field)
-    for row, text in enumerate(texts):
-        if text not in CLASSES:
-            raise table.error(row, field, f"online or offline{nearest(text or '', CLASSES)}")
-    return np.array([text == "online" for text in texts], dtype=bool)
+    names = tuple(dict.fromkeys(texts))
+    bad = [name for name in names if name is None or not NAME.fullmatch(name) or _mistyped(name)]
+    if bad:
+        raise table.error(texts.index(bad[0]), field,
+                          f"online, offline or a class's name: {NAMED}{nearest(bad[0] or '', DEFAULT_CLASSES)}")
+    known = tuple(name for name in names if name is not None)
+    check_class_count(known)
+    online = np.array([text != "offline" for text in texts], dtype=bool)
+    if set(known) <= set(DEFAULT_CLASSES):
+        return {"online": online}
+    places = {name: place for place, name in enumerate(known)}
+    ids = np.array([places[text] for text in texts if text is not None], np.int8)
+    return {"online": online, "class_id": ids, "class_names": known}
+
+
+def _mistyped(name: str) -> bool:
+    """Whether a class is hardly another name than `online` or `offline`: `Online`, `ofline`; `online-2` is one."""
+    close = get_close_matches(name.casefold(), DEFAULT_CLASSES, n=1, cutoff=0.9)
+    return bool(close) and name != close[0] and (close[0] not in name or name.casefold() == close[0])
 
 
 def published_format(name: str, unit: str, required: Mapping[str, str], optional: Mapping[str, str] | None = None,

@@ -16,7 +16,7 @@ import pyarrow as pa
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.workload.formats import UNITS, Clock, Draft, TraceFormat
 from ooco_gym.workload.pieces import Table, reason_of
-from ooco_gym.workload.trace import NO_SESSION, Hashes, take_hashes
+from ooco_gym.workload.trace import NO_SESSION, SECONDS, Hashes, join_classes, take_hashes
 
 LONGEST_USUAL = 1_000_000
 SPARSE_S, DENSE_S = 20.0, 1e-4      # mean gaps beyond which a unit is doubted
@@ -166,7 +166,7 @@ def take(draft: Draft, rows: np.ndarray) -> Draft:
 
 def join(drafts: Sequence[Draft]) -> Draft:
     """Returns the requests of several drafts in a row; what only some of them have is filled as `merge` does."""
-    missing: dict[str, Any] = {"online": True, "ttft_slo_s": np.nan, "tpot_slo_s": np.nan, "session": NO_SESSION}
+    missing: dict[str, Any] = {"online": True, **dict.fromkeys(SECONDS, np.nan), "session": NO_SESSION}
     if len(drafts) == 1:
         return drafts[0]
     joined = {}
@@ -175,7 +175,8 @@ def join(drafts: Sequence[Draft]) -> Draft:
         if any(value is not None for value in values):
             joined[name] = np.concatenate([np.full(len(draft.ticks), missing[name]) if value is None else value
                                            for draft, value in zip(drafts, values, strict=True)])
-    return replace(drafts[0], prefix_hashes=_join_hashes(drafts), **joined)
+    ids, names = join_classes(drafts)
+    return replace(drafts[0], prefix_hashes=_join_hashes(drafts), class_id=ids, class_names=names, **joined)
 
 
 def _join_hashes(drafts: Sequence[Draft]) -> Hashes | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import numpy as np
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload import arrivals as _arrivals
 from ooco_gym.workload.checks import number, plain
+from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import WorkloadSpec, generate, list_workloads, load_spec
 from ooco_gym.workload.offline import dataset_name, is_offline_dataset
 from ooco_gym.workload.parts import scale, with_own_numbers
@@ -28,15 +29,18 @@ _TIDE_STEP_S = 60.0
 
 @dataclass(frozen=True)
 class MixPart:
-    """One part of a mix: `weight` times the rate of `source` (a name or a path); `stream` keys its random numbers."""
+    """One part of a mix: `weight` times the rate of `source` (a name or a path), all of one class where `class_name`
+    says so; `stream` keys its random numbers."""
 
     source: str
     weight: float
     stream: str
+    class_name: str | None = None
 
 
 def parse_workload(text: str) -> tuple[MixPart, ...]:
-    """Reads a mix such as `ooc+azure_conv` or `0.5*ooc+2*azure_code` into its parts; a single name is a mix of one.
+    """Reads a mix such as `ooc+azure_conv` or `0.5*ooc+2*azure_code@agent` into its parts; a single name is a mix of
+    one. What follows `@` is the class of a part's requests.
 
     Raises:
         UserError: an empty part, a weight that is no number >= 0, or an unknown name.
@@ -46,7 +50,7 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
     parts: list[MixPart] = []
     for item in [text] if _is_file(text) else text.split("+"):
         weight_text, star, source = item.rpartition("*")
-        source = source.strip()
+        source, class_name = split_class(source.strip())
         if not source:
             raise UserError(f"workload '{text}' has an empty part; expected names joined by '+', such as "
                             "'ooc+azure_conv' or '0.5*ooc+azure_code'")
@@ -59,12 +63,13 @@ def parse_workload(text: str) -> tuple[MixPart, ...]:
                             "expected such as '0.5*ooc+azure_code'") from None
         _check_source(source)
         before = sum(part.source == source for part in parts)
-        parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source))
+        parts.append(MixPart(source, weight, f"{source}#{before + 1}" if before else source, class_name))
     return tuple(parts)
 
 
 def split_workload(workload: Source) -> tuple[Source, str | None]:
     """Takes the offline dataset out of a mix: `azure_conv_2023+arxiv_summarization` is online work and a dataset.
+    Its class, `arxiv_summarization@batch`, stays with it.
 
     A part is offline where it is a name of `conf/offline` that no online workload has, or `NAME_offline`.
 
@@ -84,7 +89,7 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
         return (workload, None) if dataset is None else ({**workload, "mix": online}, dataset)
     text = os.fspath(workload)
     items = [text] if _is_file(text) else text.split("+")
-    found = [item for item in items if is_offline_dataset(item.rpartition("*")[2].strip())]
+    found = [item for item in items if is_offline_dataset(split_class(item.rpartition("*")[2].strip())[0])]
     if not found:
         return workload, None
     if len(found) > 1:
@@ -97,7 +102,9 @@ def split_workload(workload: Source) -> tuple[Source, str | None]:
     if len(items) == 1:
         raise UserError(f"workload '{text}' is an offline dataset, and nothing is online; give an online workload "
                         f"besides, such as 'azure_conv_2023+{text}', or with offline={dataset_name(text)}")
-    return "+".join(item for item in items if item is not found[0]), dataset_name(dataset)
+    name, class_name = split_class(dataset)
+    kept = dataset_name(name) + (f"@{class_name}" if class_name else "")
+    return "+".join(item for item in items if item is not found[0]), kept
 
 
 @dataclass(frozen=True)
@@ -109,9 +116,13 @@ class WorkloadPart:
     source: WorkloadSpec | TraceFile
     weight: float = 1.0
     stream: str | None = None
+    class_name: str | None = None
 
     def draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
         """The part's requests in a window, as `load_workload` gives them."""
+        return of_class(self._draw(start_s, duration_s, seed, rate_scale), self.class_name)
+
+    def _draw(self, start_s: float, duration_s: float, seed: int, rate_scale: float) -> Trace:
         if isinstance(self.source, WorkloadSpec):
             return generate(self.source, start_s=start_s, duration_s=duration_s, seed=seed, rate_scale=rate_scale,
                             stream=self.stream)
@@ -205,10 +216,17 @@ def resolve_workload(spec: Source) -> Workload:
     if not isinstance(spec, Mapping):
         text = os.fspath(spec)
         return Workload(text, tuple(
-            WorkloadPart(part.source, open_trace(part.source), part.weight) if _is_trace_file(part.source) else
+            WorkloadPart(part.source, open_trace(part.source), part.weight, class_name=part.class_name)
+            if _is_trace_file(part.source) else
             WorkloadPart(part.source, load_spec(part.source), part.weight,
-                         None if part.stream == part.source else part.stream) for part in parse_workload(text)))
+                         None if part.stream == part.source else part.stream, part.class_name)
+            for part in parse_workload(text)))
     values = plain(spec)
+    class_name = values.pop("class", None)
+    if class_name is not None:
+        whole = resolve_workload(values)
+        return replace(whole, parts=tuple(replace(part, class_name=part.class_name or str(class_name))
+                                          for part in whole.parts))
     factor = math.prod(number(values[key], f"workload: key '{key}'", 0.0, 1e4)
                        for key in ("scale", "rate_scale") if values.get(key) is not None)
     if values.get("path") is not None:
@@ -231,7 +249,8 @@ def load_workload(spec: Source, *, start_s: float = 0.0, duration_s: float, seed
               may be paths too;
             - the path of a trace file (read by `read_trace`, times from the file) or of a workload's YAML;
             - a mapping: with `path` (and `format`, `scale`) a trace file; with `mix` a mix; otherwise the parameters
-              of a generator, where a known `name` supplies what is not said. `rate_scale` or `scale` in it multiply.
+              of a generator, where a known `name` supplies what is not said. `rate_scale` or `scale` in it multiply;
+              `class` names the class of its requests.
         start_s: start of the window, seconds: time of day for generators, time since the first request for files.
         duration_s: length of the window, seconds; infinity means all that a trace file has.
         seed: any whole number; for trace files it decides what scaling drops or adds.

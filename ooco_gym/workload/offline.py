@@ -13,6 +13,7 @@ import numpy as np
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload.checks import Section, number, plain
+from ooco_gym.workload.classes import of_class, split_class
 from ooco_gym.workload.generate import MAX_REQUESTS, generate_lengths, load_lengths
 from ooco_gym.workload.lengths import LengthModel
 from ooco_gym.workload.sharing import Groups, check_form, hash_blocks, parse_groups
@@ -22,8 +23,8 @@ OFFLINE_MODES = ("rate", "backlog", "jobs")
 """Requests evenly spaced; more than can be served, there from the start; a finite set, there from the start."""
 BACKLOG_JOBS_PER_S = 20.0
 """How many jobs a second a backlog holds unless told: several times what a pair of instances serves of a 7B model."""
-LOAD_KEYS = ("mode", "rate", "jobs")
-"""How many offline requests there are and when: what a dataset does not say."""
+LOAD_KEYS = ("mode", "rate", "jobs", "class")
+"""How many offline requests there are, when and of which class: what a dataset does not say."""
 _NOTES = ("name", "description", "source", "licence", "measured", "assumed")
 _KEYS = (*_NOTES, *LOAD_KEYS, "lengths", "length_correlation", "sharing", "dataset")
 
@@ -39,6 +40,7 @@ class OfflineLoad:
         lengths: of their prompts and outputs.
         sharing: what their prompts have in common; None for nothing.
         name: keys the numbers of shared prompts.
+        class_name: the class of all of them; None: `offline`.
     """
 
     mode: str
@@ -47,11 +49,13 @@ class OfflineLoad:
     lengths: LengthModel
     sharing: Groups | None
     name: str
+    class_name: str | None = None
 
     def draw(self, *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
         """The requests; arguments, times and errors as `offline_trace` has them."""
         load = offline_load(self.mode, duration_s=duration_s, seed=seed, rate=self.rate, jobs=self.jobs,
                             lengths=self.lengths, start_s=start_s)
+        load = of_class(load, self.class_name)
         if self.sharing is None:
             return load
         numbers = np.arange(len(load), dtype=np.int64)
@@ -71,7 +75,7 @@ def parse_offline(offline: Mapping[str, Any]) -> OfflineLoad:
     lengths = _lengths(values)
     _check_load(mode, values.get("rate"), values.get("jobs"))
     return OfflineLoad(mode, values.get("rate"), values.get("jobs"), lengths, _sharing(values),
-                       str(values.get("name") or "custom"))
+                       str(values.get("name") or "custom"), values.get("class"))
 
 
 def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, start_s: float = 0.0) -> Trace:
@@ -83,7 +87,8 @@ def offline_trace(offline: Mapping[str, Any], *, duration_s: float, seed: int, s
     Args:
         offline: as in `conf/offline`: `mode` (`rate` unless given), `rate`, `jobs`; `lengths` (a mapping or a name;
             OOC's unless given), `length_correlation`, `sharing` (`{form: documents | few_shot, ratio, groups, zipf,
-            in_a_row}`); or `dataset`, a name of `conf/offline` or a path, which gives what is not said.
+            in_a_row}`); or `dataset`, a name of `conf/offline` or a path, which gives what is not said; `class`, of
+            which they are (`offline` unless given).
         duration_s: seconds, >= 0.
         seed: any whole number.
         start_s: when requests begin to arrive, seconds, >= 0.
@@ -103,7 +108,7 @@ def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, A
     Args:
         offline: as `offline_trace` takes it; `mode`, `rate` and `jobs` are kept.
         dataset: a name of `conf/offline` (`NAME_offline` where an online workload has it too) or a path; None: the one
-            that `offline` itself names under `dataset`, if any.
+            that `offline` itself names under `dataset`, if any. What follows `@` is the class of its requests.
 
     Raises:
         UserError: an unknown key, an unknown dataset, or two of them.
@@ -111,10 +116,12 @@ def with_dataset(offline: Mapping[str, Any], dataset: str | None) -> dict[str, A
     values = plain(offline)
     check_keys("offline", values, _KEYS)
     own = values.pop("dataset", None)
-    chosen = own if dataset is None else dataset
-    if chosen is None:
+    chosen, class_name = split_class(os.fspath(own or "") if dataset is None else dataset)
+    if own is None and dataset is None:
         return values
-    if own is not None and dataset_name(own) != dataset_name(chosen):
+    if class_name is not None:
+        values["class"] = class_name
+    if own is not None and dataset_name(split_class(os.fspath(own))[0]) != dataset_name(chosen):
         raise UserError(f"two offline datasets: workload names '{dataset}', offline.dataset '{own}'; leave one out")
     given = {key: value for key, value in values.items() if value is not None}
     if dataset is not None:  # OOC's figures are there by default, not because the user asked for them

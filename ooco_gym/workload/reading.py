@@ -78,6 +78,7 @@ def trace_of(pieces: Iterable[Table], form: TraceFormat, path: Path) -> Trace:
     return Trace(intake.seconds(draft.ticks), draft.prompt_tokens, draft.output_tokens,
                  draft.online,  # type: ignore[arg-type]
                  draft.ttft_slo_s, draft.tpot_slo_s, draft.session, draft.prefix_hashes,
+                 deadline_s=draft.deadline_s, class_id=draft.class_id, class_names=draft.class_names,
                  name=path.name.split(".")[0], notes=intake.notes())
 
 

@@ -12,6 +12,9 @@ from ooco_gym.errors import UserError
 
 MAX_TOKENS = 2**31 - 1
 NO_SESSION = -1
+DEFAULT_CLASSES = ("online", "offline")
+MOST_CLASSES = 16  # named ones, beside these two
+SECONDS = ("ttft_slo_s", "tpot_slo_s", "deadline_s")  # columns of a request's own promises
 Hashes = tuple[np.ndarray, np.ndarray]
 
 
@@ -27,6 +30,9 @@ class Trace:
         ttft_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
         tpot_slo_s: float64[n] seconds > 0, or None; NaN where the scenario's SLO holds.
         session: int64[n] or None; requests of one conversation share a number >= 0, -1 for none.
+        deadline_s: float64[n] seconds > 0 from arrival to finish, or None; NaN for none. Of offline requests.
+        class_id: int8[n], places in `class_names`, or None where `online` says it all (`ooco_gym.workload.classes`).
+        class_names: of named classes, `online` and `offline` among them where requests are of these.
         prefix_hashes: None, or (offsets int64[n+1], values int64[offsets[n]]): request i's cumulative block hashes
             are `values[offsets[i]:offsets[i+1]]`.
         name: for messages and reports.
@@ -46,6 +52,9 @@ class Trace:
     prefix_hashes: Hashes | None = None
     name: str = "trace"
     notes: tuple[str, ...] = field(default=())
+    deadline_s: np.ndarray | None = None
+    class_id: np.ndarray | None = None
+    class_names: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         def put(field_name: str, value: Any) -> None:
@@ -56,12 +65,14 @@ class Trace:
         put("online", _flags(np.ones(n, bool) if self.online is None else self.online))
         for column in ("prompt_tokens", "output_tokens"):
             put(column, _tokens(getattr(self, column), column))
-        for column in ("ttft_slo_s", "tpot_slo_s"):
+        for column in SECONDS:
             if getattr(self, column) is not None:
                 put(column, _floats(getattr(self, column), column))
         if self.session is not None:
             put("session", _integers(self.session, "session"))
-        for column in ("prompt_tokens", "output_tokens", "online", "ttft_slo_s", "tpot_slo_s", "session"):
+        if self.class_id is not None:
+            put("class_id", np.ascontiguousarray(_integers(self.class_id, "class_id"), dtype=np.int8))
+        for column in ("prompt_tokens", "output_tokens", "online", *SECONDS, "session", "class_id"):
             value = getattr(self, column)
             if value is not None and len(value) != n:
                 raise UserError(f"trace field '{column}' has {len(value)} values, expected {n} as 'arrival_s' has")
@@ -75,13 +86,16 @@ class Trace:
         ordered = np.ones(len(arrival_s), bool)
         ordered[1:] = arrival_s[1:] >= arrival_s[:-1]
         _demand(ordered, arrival_s, "arrival_s", "no earlier than the request before (sort first)")
-        for column in ("ttft_slo_s", "tpot_slo_s"):
+        for column in SECONDS:
             value = getattr(self, column)
             if value is not None:
                 good = np.isnan(value) | (np.isfinite(value) & (value > 0))
-                _demand(good, value, column, "a number of seconds > 0, or NaN for the scenario's SLO")
+                _demand(good, value, column, "a number of seconds > 0, or NaN for none of its own")
         if self.session is not None:
             _demand(self.session >= NO_SESSION, self.session, "session", "a number >= 0, or -1 for none")
+        if self.class_id is not None:
+            good = (self.class_id >= 0) & (self.class_id < len(self.class_names))
+            _demand(good, self.class_id, "class_id", f"a place in class_names, from 0 to {len(self.class_names) - 1}")
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -115,8 +129,8 @@ class Trace:
         return replace(self, arrival_s=self.arrival_s[index] if arrival_s is None else arrival_s,
                        prompt_tokens=self.prompt_tokens[index], output_tokens=self.output_tokens[index],
                        online=self.online[index],
-                       ttft_slo_s=pick(self.ttft_slo_s), tpot_slo_s=pick(self.tpot_slo_s),
-                       session=pick(self.session), prefix_hashes=hashes)
+                       **{column: pick(getattr(self, column)) for column in (*SECONDS, "session", "class_id")},
+                       prefix_hashes=hashes)
 
     def slice_time(self, start_s: float, end_s: float) -> Trace:
         """Returns the requests with `start_s <= arrival_s < end_s`; their times stay absolute."""
@@ -125,7 +139,7 @@ class Trace:
 
     def with_online(self, online: bool) -> Trace:
         """Returns the same requests, all of them online or all of them offline."""
-        return replace(self, online=np.full(len(self), bool(online)))
+        return replace(self, online=np.full(len(self), bool(online)), class_id=None, class_names=())
 
     def shift(self, by_s: float) -> Trace:
         """Returns the trace with `by_s` seconds added to each arrival.
@@ -141,7 +155,9 @@ class Trace:
 
     def equals(self, other: Trace) -> bool:
         """Tells whether all requests are the same, bit for bit (NaN equals NaN); name and notes do not count."""
-        columns = ("arrival_s", "prompt_tokens", "output_tokens", "online", "ttft_slo_s", "tpot_slo_s", "session")
+        columns = ("arrival_s", "prompt_tokens", "output_tokens", "online", *SECONDS, "session", "class_id")
+        if self.class_names != other.class_names:
+            return False
         pairs = [(getattr(self, column), getattr(other, column)) for column in columns]
         if (self.prefix_hashes is None) != (other.prefix_hashes is None):
             return False
@@ -176,10 +192,44 @@ def merge(*traces: Trace, name: str | None = None) -> Trace:
         counts = np.concatenate([np.diff(offsets) for offsets, _ in parts])
         offsets = np.concatenate([[0], np.cumsum(counts)])
         hashes = take_hashes((offsets, np.concatenate([values for _, values in parts])), order)
+    ids, names = join_classes(traces)
     return Trace(joined("arrival_s", 0.0), joined("prompt_tokens", 1), joined("output_tokens", 1),  # type: ignore[arg-type]
-                 joined("online", True), joined("ttft_slo_s", np.nan), joined("tpot_slo_s", np.nan),  # type: ignore[arg-type]
-                 joined("session", NO_SESSION), hashes, name=name or "+".join(trace.name for trace in traces),
+                 joined("online", True), session=joined("session", NO_SESSION),  # type: ignore[arg-type]
+                 **{column: joined(column, np.nan) for column in SECONDS}, prefix_hashes=hashes,
+                 class_id=None if ids is None else ids[order], class_names=names,
+                 name=name or "+".join(trace.name for trace in traces),
                  notes=tuple(note for trace in traces for note in trace.notes))
+
+
+def class_ids(requests: Any) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Returns the class of each request of a trace (or a reader's draft) as int8[n], and the names these count in."""
+    if requests.class_id is not None:
+        return requests.class_id, requests.class_names
+    online = np.ones(len(requests.prompt_tokens), bool) if requests.online is None else requests.online
+    return np.where(online, 0, 1).astype(np.int8), DEFAULT_CLASSES
+
+
+def join_classes(parts: Sequence[Any]) -> tuple[np.ndarray | None, tuple[str, ...]]:
+    """Returns `class_id` and `class_names` of several traces' (or drafts') requests in a row; None and () if none has
+    named classes.
+
+    Raises:
+        UserError: they are of more classes than can be told apart.
+    """
+    if all(part.class_id is None for part in parts):
+        return None, ()
+    each = [class_ids(part) for part in parts]
+    names = tuple(dict.fromkeys(name for _, own in each for name in own))
+    check_class_count(names)
+    return np.concatenate([np.array([names.index(name) for name in own], np.int8)[ids] for ids, own in each]), names
+
+
+def check_class_count(names: Sequence[str]) -> None:
+    """Refuses more named classes than 16."""
+    named = [name for name in names if name not in DEFAULT_CLASSES]
+    if len(named) > MOST_CLASSES:
+        raise UserError(f"requests are of {len(named)} classes, '{named[0]}', '{named[1]}' and so on; expected at most "
+                        f"{MOST_CLASSES} beside {' and '.join(DEFAULT_CLASSES)}")
 
 
 def take_hashes(hashes: Hashes, rows: np.ndarray) -> Hashes:

@@ -17,7 +17,7 @@ from ooco_gym.files import atomic_write
 from ooco_gym.workload.formats import Draft, TraceFormat
 from ooco_gym.workload.intake import Intake, take
 from ooco_gym.workload.pieces import Table
-from ooco_gym.workload.trace import NO_SESSION, Hashes, Trace
+from ooco_gym.workload.trace import NO_SESSION, SECONDS, Hashes, Trace, class_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ METADATA = {"ooco_gym.trace": str(SCHEMA_VERSION)}
 ROW_GROUP = 131_072
 _ENDINGS = (".csv", ".csv.gz", ".jsonl", ".jsonl.gz", ".parquet")
 MERGED_ROWS = 1 << 20       # held while merging, over all runs
-_OPTIONAL = ("ttft_slo_s", "tpot_slo_s", "session", "prefix_hashes")
+_OPTIONAL = (*SECONDS, "session", "prefix_hashes")
 
 
 def write_trace(trace: Trace, path: str | os.PathLike[str]) -> Path:
@@ -123,8 +123,8 @@ def trace_table(trace: Trace) -> Any:
 
     columns: dict[str, Any] = {
         "arrival_s": pa.array(trace.arrival_s), "prompt_tokens": pa.array(trace.prompt_tokens),
-        "output_tokens": pa.array(trace.output_tokens), "class": class_column(trace.online)}
-    for name in ("ttft_slo_s", "tpot_slo_s", "session"):
+        "output_tokens": pa.array(trace.output_tokens), "class": class_column(trace)}
+    for name in (*SECONDS, "session"):
         if getattr(trace, name) is not None:
             columns[name] = optional_column(getattr(trace, name))
     if trace.prefix_hashes is not None:
@@ -132,11 +132,12 @@ def trace_table(trace: Trace) -> Any:
     return pa.table(columns).replace_schema_metadata(METADATA)
 
 
-def class_column(online: np.ndarray) -> Any:
-    """Returns bool[n] as a pyarrow column of `online` and `offline`."""
+def class_column(requests: Trace | Draft) -> Any:
+    """Returns the classes of requests as a pyarrow column of their names."""
     import pyarrow as pa
 
-    return pa.array(np.where(online, "online", "offline"), pa.string())
+    ids, names = class_ids(requests)
+    return pa.DictionaryArray.from_arrays(pa.array(ids), list(names)).cast(pa.string())
 
 
 def optional_column(values: np.ndarray) -> Any:
@@ -259,8 +260,8 @@ def _run_table(draft: Draft, first_row: int) -> pa.Table:
         "tick": pa.array(draft.ticks), "row": pa.array(first_row + order),
         "prompt_tokens": pa.array(draft.prompt_tokens, pa.int32()),
         "output_tokens": pa.array(draft.output_tokens, pa.int32()),
-        "online": pa.array(np.ones(n, bool) if draft.online is None else draft.online)}
-    for name, kind in (("ttft_slo_s", pa.float64()), ("tpot_slo_s", pa.float64()), ("session", pa.int64())):
+        "class": class_column(draft)}
+    for name, kind in (*((name, pa.float64()) for name in SECONDS), ("session", pa.int64())):
         values = getattr(draft, name)
         columns[name] = pa.nulls(n, kind) if values is None else optional_column(values)
     columns["prefix_hashes"] = (pa.nulls(n, pa.list_(pa.int64())) if draft.prefix_hashes is None
@@ -274,7 +275,7 @@ def _final(table: pa.Table, intake: Intake, seen: set[str]) -> pa.Table:
 
     columns = {"arrival_s": pa.array(intake.seconds(table["tick"].to_numpy())),
                "prompt_tokens": table["prompt_tokens"], "output_tokens": table["output_tokens"],
-               "class": class_column(table["online"].to_numpy())}
+               "class": table["class"]}
     columns |= {name: table[name] for name in _OPTIONAL if name in seen}
     return pa.table(columns).replace_schema_metadata(METADATA)
 

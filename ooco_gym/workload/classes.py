@@ -1,0 +1,192 @@
+"""Classes of requests: what each is promised, and which one a request belongs to.
+
+A promise belongs to a class. Two are always there: `online`, under the scenario's SLO, and `offline`, which is promised
+nothing. `conf/classes` and a scenario's `classes` name more, traces and parts of workloads say which request is of
+which (docs/traces.md, docs/workloads.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError, check_keys, is_number, nearest
+from ooco_gym.resources import load_yaml
+from ooco_gym.workload.checks import plain
+from ooco_gym.workload.trace import DEFAULT_CLASSES, Trace, check_class_count, class_ids
+
+LONGEST_S = 1e6  # of a promise, seconds
+NAMED = "a letter, then letters, digits, '_', '.' or '-', at most 40 in all"
+NAME = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,39}")
+_AT = re.compile(r"(.*[^@])@([A-Za-z][A-Za-z0-9_-]{0,39})", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class RequestClass:
+    """Requests with one promise. Times in seconds.
+
+    Attributes:
+        name: as traces have it.
+        online: bound by latency and scheduled as online; otherwise offline.
+        ttft_s, tpot_s: SLOs of an online class; None: the scenario's.
+        deadline_s: by when after its arrival a request of an offline class must have finished; None: whenever.
+        weight: of one violation of it beside those of other online classes.
+    """
+
+    name: str
+    online: bool = True
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    deadline_s: float | None = None
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        where = f"classes.{self.name}"
+        if not isinstance(self.name, str) or not NAME.fullmatch(self.name):
+            raise UserError(f"classes: '{self.name}' is no name of a class; expected {NAMED}")
+        if not isinstance(self.online, bool):
+            raise UserError(f"{where}.online={self.online!r} must be true (bound by TTFT and TPOT) or false")
+        if self.name in DEFAULT_CLASSES and self.online != (self.name == "online"):
+            raise UserError(f"{where}.online={str(self.online).lower()} contradicts its name: choose another name")
+        for key in ("ttft_s", "tpot_s", "deadline_s"):
+            value = getattr(self, key)
+            if value is not None and not (is_number(value) and 0 < value < LONGEST_S):
+                raise UserError(f"{where}.{key}={value!r} must be a positive number of seconds, below {LONGEST_S:g}")
+            if value is not None and self.online == (key == "deadline_s"):
+                kind, expected = ("online", "ttft_s and tpot_s") if self.online else ("offline", "deadline_s")
+                raise UserError(f"{where}.{key} is nothing that an {kind} class can be promised; expected {expected}, "
+                                f"or online: {str(not self.online).lower()}")
+        if not is_number(self.weight) or not 0 <= self.weight < 1e6:
+            raise UserError(f"{where}.weight={self.weight!r} must be a number of at least 0")
+
+
+def parse_classes(value: Any) -> tuple[RequestClass, ...]:
+    """Reads a scenario's `classes`: None, a name of `conf/classes`, a YAML path, or a mapping of names to promises.
+
+    Raises:
+        UserError: an unknown name or key, more classes than 16, or a promise that none can be given.
+    """
+    if value is None:
+        return ()
+    raw = plain(value) if isinstance(value, Mapping) else load_yaml("classes", value)
+    check_class_count(list(raw))
+    found = []
+    for name, promise in raw.items():
+        promise = promise or {}
+        if not isinstance(promise, Mapping):
+            raise UserError(f"classes.{name}={promise!r} must be a mapping such as {{ttft_s: 1, tpot_s: 0.05}} or "
+                            "{online: false, deadline_s: 14400}")
+        check_keys(f"classes.{name}", promise, [key for key in RequestClass.__dataclass_fields__ if key != "name"])
+        found.append(RequestClass(name, **{"online": name != "offline", **promise}))
+    online = [one for one in found if one.online]
+    if online and all(one.weight == 0 for one in online):
+        raise UserError("classes: every online class has weight 0; expected one above it, or no weights")
+    return tuple(found)
+
+
+def with_defaults(classes: Iterable[RequestClass], ttft_s: float, tpot_s: float) -> tuple[RequestClass, ...]:
+    """All classes of a scenario: `online` and `offline`, then the others; what is open is the scenario's SLO."""
+    named = {one.name: one for one in classes}
+    chosen = [named.pop("online", None) or RequestClass("online"),
+              named.pop("offline", None) or RequestClass("offline", online=False), *named.values()]
+    return tuple(replace(one, ttft_s=one.ttft_s or ttft_s, tpot_s=one.tpot_s or tpot_s) if one.online else one
+                 for one in chosen)
+
+
+def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Trace:
+    """Returns the trace with each request under its class's promise; what it brings of its own goes before that.
+
+    Args:
+        trace: requests, of named classes or of the two that are always there.
+        classes: as `with_defaults` gives them.
+        workload: for the message.
+
+    Returns:
+        The trace; `class_names` are those of `classes`, in their order.
+
+    Raises:
+        UserError: a request's class is not among `classes`.
+    """
+    names, ids = tuple(one.name for one in classes), class_ids(trace)
+    for index, name in enumerate(ids[1]):
+        if name not in names and (ids[0] == index).any():
+            at_s = float(trace.arrival_s[np.argmax(ids[0] == index)])
+            extra = f"; add it with classes={{{name}: {{ttft_s: …, tpot_s: …}}}} (offline: {{online: false}})"
+            raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
+                            f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}"
+                            f"{extra}")
+    place = np.array([names.index(name) if name in names else 0 for name in ids[1]], np.int8)[ids[0]]
+    columns: dict[str, Any] = {}
+    for own, key in (("ttft_slo_s", "ttft_s"), ("tpot_slo_s", "tpot_s"), ("deadline_s", "deadline_s")):
+        theirs = np.array([np.nan if getattr(one, key) is None else getattr(one, key) for one in classes])[place]
+        values = getattr(trace, own)
+        columns[own] = theirs if values is None else np.where(np.isnan(values), theirs, values)
+    if np.isnan(columns["deadline_s"]).all():
+        columns["deadline_s"] = None
+    online = np.array([one.online for one in classes])[place]
+    return replace(trace, online=online, class_id=place, class_names=names, **columns)
+
+
+def tightest(classes: Sequence[RequestClass], trace: Trace | None = None) -> tuple[float, float]:
+    """Returns the tightest TTFT and the tightest TPOT of the online classes, in seconds.
+
+    Args:
+        classes: as `with_defaults` gives them.
+        trace: as `promised` gives it; the class `online` counts beside others only where requests are of it.
+    """
+    of_default = trace is not None and trace.class_id is not None and bool((trace.class_id == 0).any())
+    online = [one for one in classes[0 if of_default else 1 :] if one.online] or [classes[0]]
+    return min(one.ttft_s or LONGEST_S for one in online), min(one.tpot_s or LONGEST_S for one in online)
+
+
+def check_deadlines(trace: Trace) -> None:
+    """Refuses an online request that has a deadline of its own.
+
+    Raises:
+        UserError: there is one.
+    """
+    if trace.deadline_s is not None:
+        wrong = trace.online & ~np.isnan(trace.deadline_s)
+        if wrong.any():
+            raise UserError(f"trace request {int(np.argmax(wrong))}, field 'deadline_s': the request is online, and "
+                            "only offline ones have a deadline; leave it empty, or give it a class that is offline")
+
+
+def unused_note(trace: Trace, classes: Sequence[RequestClass]) -> tuple[str, ...]:
+    """Returns a sentence, if any named class has no request in the trace, as `promised` gives it."""
+    unused = [one.name for i, one in enumerate(classes[2:], 2) if not (trace.class_id == i).any()]
+    if not unused:
+        return ()
+    many = len(unused) > 1
+    return (f"no request is of the class{'es' if many else ''} {', '.join(unused)}: name {'them' if many else 'it'} in "
+            "the trace's column class, or after @ in a part of the workload",)
+
+
+def of_class(trace: Trace, name: str | None) -> Trace:
+    """Returns the same requests, all of one class; None leaves them as they are."""
+    if name is None:
+        return trace
+    online = np.full(len(trace), name != "offline")
+    if name in DEFAULT_CLASSES:
+        return replace(trace, online=online, class_id=None, class_names=())
+    return replace(trace, online=online, class_id=np.zeros(len(trace), np.int8), class_names=(name,))
+
+
+def split_class(part: str) -> tuple[str, str | None]:
+    """Takes the class off a part of a workload: `azure_conv@chat` is `azure_conv` and `chat`; without one, None.
+
+    A class that is given so has no dots in its name, so that no ending of a file is taken for one.
+    """
+    found = _AT.fullmatch(part.strip())
+    return (found[1], found[2]) if found else (part, None)
+
+
+def without_classes(workload: Any) -> Any:
+    """Returns a workload's name or mix without the classes of its parts; anything else as it is."""
+    if not isinstance(workload, str) or "@" not in workload:
+        return workload
+    return "+".join(split_class(part)[0] for part in workload.split("+"))
