@@ -7,6 +7,8 @@ CONSTRAINTS ?= constraints.txt
 # Further words for every pip install, such as an index of CPU builds.
 PIP_FLAGS ?=
 PYTEST_FLAGS ?=
+# Processes that share the tests; 0: none but pytest itself.
+TEST_WORKERS ?= logical
 
 # An engine to measure, in an environment of its own (docs/measuring.md), and what it brings but cannot use: its builds
 # of these break the import. With a GPU: make engine ENGINE=vllm ENGINE_UNUSED=
@@ -41,7 +43,7 @@ demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
 
 test: lint
-	$(BIN)/python -m pytest $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 # Our vLLM policies against vLLM's real scheduler (docs/oracle.md).
 test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
