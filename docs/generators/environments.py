@@ -306,8 +306,8 @@ def about(short: str) -> tuple[str, str]:
     return re.sub(r"^\S+: | \(docs\S+\)$", "", first), " ".join(others)
 
 
-def index() -> str:
-    """The index of all environments, `docs/envs/README.md`."""
+def index(root: Path) -> str:
+    """The index of all environments, `docs/envs/README.md`, with what is measured of them in `results` below `root`."""
     rows = []
     for name in ENVIRONMENTS:
         env: Any = gym.make(name).unwrapped
@@ -318,7 +318,51 @@ def index() -> str:
         f"One simulator, {len(ENVIRONMENTS)} sets of decisions. What an environment does not ask, its partner policy "
         "decides. Observations, rewards, episodes and arguments are [the same in all](common.md).", "",
         table(("id", "decision", "default scenario", "actions", "candidates × features"), rows), "",
+        *_worth(root),
         "![All decisions](colocation.svg)", "", *_rules(), ""])
+
+
+def _worth(root: Path) -> list[str]:
+    """How much the choice matters in each environment, as far as it is measured; widest spread first."""
+    rows = []
+    for name in ENVIRONMENTS:
+        found, learned = headroom_of(name, root), _learned(name, root)
+        if found is None:
+            rows.append((0.0, (f"`{name}`", *["not measured"] * 5, learned)))
+            continue
+        by_name = {row["policy"]: row for row in found["rows"]}
+        chance, partner, best = (by_name[one] for one in ("random actions", "partner", found["best_heuristic"]))
+        ahead = by_name.get(found["verdict"]["policy"])
+        reward = [one["reward_total"]["mean"] for one in (chance, partner, best, ahead) if one]
+        spread = (max(reward) - reward[0]) / found["window_s"]
+        rows.append((spread, (f"`{name}`", f"{60.0 * spread:.1f}", *map(_service_and_reward, (chance, partner)),
+                              f"{_service_and_reward(best)}, `{best['policy']}`",
+                              "" if ahead is None else _service_and_reward(ahead), learned)))
+    rows.sort(key=lambda row: -row[0])
+    return ["## Where choice matters", "",
+            "Offline service in reference GPU-seconds a second, and the reward of an episode in brackets, on held-out "
+            "windows that all of a row share ([headroom](../headroom.md): short ones, 15 to 300 s). *Spread* is "
+            "reward a minute between chance and the best of the row; *look-ahead* sees the true future; *learned* is "
+            "the difference in service of ten training runs to the best tuned heuristic on other windows "
+            "([the learned table](../learned_table.md)). Where chance does as well as the best, an agent has little to "
+            "learn.", "",
+            table(("id", "spread", "random actions", "partner", "best heuristic", "look-ahead", "learned"),
+                  [row for _, row in rows]), ""]
+
+
+def _service_and_reward(row: Mapping[str, Any]) -> str:
+    service, reward = (row[key]["mean"] for key in ("offline_reference_gpu_s_per_s", "reward_total"))
+    return f"{service:.3f} ({reward:.1f})"
+
+
+def _learned(name: str, root: Path) -> str:
+    """What learning has come to: the difference to the best tuned heuristic."""
+    path = root / "results" / "learned_table.json"
+    found = json.loads(path.read_text(encoding="utf-8"))["environments"].get(name) if path.is_file() else None
+    if found is None:
+        return "not measured"
+    gain = found["learned_minus_best_tuned"]
+    return with_interval(gain["mean"], gain["ci_low"], gain["ci_high"], "+.3f", none="")
 
 
 def _rules() -> list[str]:
@@ -407,7 +451,7 @@ def _first_sentence(hook: Any) -> str:
 def documents(root: Path) -> dict[Path, str]:
     """Every file of `docs/envs` below a root, with its text."""
     folder = root / "docs" / "envs"
-    files = {folder / "README.md": index(), folder / "common.md": common()}
+    files = {folder / "README.md": index(root), folder / "common.md": common()}
     for name in ENVIRONMENTS:
         short = short_name(name)
         files[folder / f"{short}.md"] = page(name, headroom_of(name, root))

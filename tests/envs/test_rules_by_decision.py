@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -50,6 +51,6 @@ def test_packing_lists_those_that_have_a_setting() -> None:
 
 
 def test_the_index_has_a_table_for_each_decision() -> None:
-    text = document.index()
+    text = document.index(Path(__file__).resolve().parents[2])
     for decision in (*ENV_OF, "pack"):
         assert f"### `{decision}`: " in text
