@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from experiments.common.near import crossing_near
 from experiments.common.policies import base_policy
 from experiments.common.runner import Jobs
 from ooco_gym.errors import UserError
@@ -84,6 +85,7 @@ class Plan:
         last: highest rate tried.
         precision: bisection ends when the bracket is this share of its upper end.
         beyond: further rates of the grid taken after the crossing, for the curve.
+        screen: seeds that walk the grid, the first ones; all are then simulated around their crossing. 0: all walk it.
     """
 
     first: float = 0.1
@@ -91,6 +93,7 @@ class Plan:
     last: float = 200.0
     precision: float = 0.04
     beyond: int = 1
+    screen: int = 0
 
     def grid(self) -> list[float]:
         """The rates, ascending, without 0."""
@@ -144,10 +147,11 @@ def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limit
                 best = middle
             else:
                 failed = middle
-    return Crossing(best, failed, _reason(failed, limits), sorted(points.values(), key=lambda point: point.rate))
+    return Crossing(best, failed, reason_of(failed, limits), sorted(points.values(), key=lambda point: point.rate))
 
 
-def _reason(failed: Point | None, limits: Limits) -> str:
+def reason_of(failed: Point | None, limits: Limits) -> str:
+    """Which limit a rate broke."""
     if failed is None:
         return "none"
     return "violations" if failed.violations.mean() > limits.violations else "backlog"
@@ -307,9 +311,20 @@ class Bench:
         scenarios = [scenario.with_(seed=seed, offline_rate=rate) for seed in self.seeds]
         return point_of(rate, self.jobs.all(scenarios, policy), self.tpot_from)
 
-    def search(self, policy: str) -> Crossing:
-        """Searches the policy's sustainable offline rate."""
-        return first_crossing(lambda rate: self.measure(policy, rate), self.plan, self.limits)
+    def search(self, policy: str, near: float | None = None) -> Crossing:
+        """Searches the policy's sustainable offline rate.
+
+        Args:
+            policy: its name.
+            near: a rate to begin at, where the plan has some seeds screen and other ones have done so.
+        """
+        few = self.plan.screen
+        if not 0 < few < len(self.seeds):
+            return first_crossing(lambda rate: self.measure(policy, rate), self.plan, self.limits)
+        if near is None:
+            found = replace(self, seeds=self.seeds[:few]).search(policy).best
+            near = found.rate if found is not None else 0.0
+        return crossing_near(lambda rate: self.measure(policy, rate), near, self.plan, self.limits)
 
 
 def placed(scenario: Scenario, policy: str) -> Scenario:
@@ -377,9 +392,9 @@ class Sustained:
         return float(self.crossing.best.tokens_per_s.mean()) if self.crossing.best else 0.0
 
 
-def sustain(bench: Bench, policy: str) -> Sustained:
-    """Searches what a policy sustains, with the crossings of resamples of the seeds for the intervals."""
-    crossing, seeds = bench.search(policy), len(bench.seeds)
+def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
+    """Searches what a policy sustains (from `near`), with the crossings of resamples of the seeds for the intervals."""
+    crossing, seeds = bench.search(policy, near), len(bench.seeds)
     own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
     return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)
 

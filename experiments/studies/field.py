@@ -31,7 +31,7 @@ from experiments.common.policies import (
 )
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.common.sustain import Bench, Limits, Plan, Point, Sustained, candidates_of, placed, sustain, tune
+from experiments.common.sustain import Bench, Limits, Plan, Point, Sustained, Tuning, candidates_of, placed, sustain, tune
 from experiments.studies.field_page import field_table, write_results
 from ooco_gym.cli.commands import read_choice
 from ooco_gym.commands.simulate import scenario_of
@@ -108,7 +108,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         def measure(cell: Cell, policy: str) -> list[Entry]:
             bench = Bench(jobs, cell.scenario, seeds, definitions[0], limits, cell.plan)
             trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
-            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {})
+            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {}, bool(tuning["shipped"]))
 
         pairs = [(cell, policy) for cell in cells for policy in policies]
         with ThreadPoolExecutor(len(pairs)) as threads:
@@ -187,27 +187,33 @@ def _check_names(where: str, given: Mapping[str, Any]) -> None:
 
 
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],
-               settings: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[Entry]:
+               settings: Mapping[str, Sequence[Mapping[str, Any]]], shipped: bool = True) -> list[Entry]:
     """What a policy sustains as it ships and, where settings are to be tried, as tuned on the validation seeds.
 
-    Learned ones beside a policy that is tuned here: beside what that came to, and nothing else.
+    Learned ones beside a policy that is tuned here: beside what that came to, and nothing else. Without `shipped`, a
+    policy that is tuned to something else is measured so alone.
     """
 
-    def sustained(name: str) -> dict[str, Sustained]:
-        return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name))
+    def sustained(name: str, near: float | None = None) -> dict[str, Sustained]:
+        return {definition: sustain(replace(bench, tpot_from=definition), cell.full_name(name), near)
                 for definition in definitions}
 
-    def tuned(name: str) -> str:
+    def tuned(name: str) -> Tuning:
         return tune(name, candidates_of(name, settings[name]),
-                    lambda one, rate: trial.measure(cell.full_name(one), rate), trial.plan, trial.limits).policy
+                    lambda one, rate: trial.measure(cell.full_name(one), rate), trial.plan, trial.limits)
 
     partner = tuned_partner(policy)
     if partner:  # its simulations are done once, whoever asks
-        name = policy.replace(TUNED + partner, tuned(partner))
+        name = policy.replace(TUNED + partner, tuned(partner).policy)
         return [Entry(cell, policy, name, sustained(name))]
-    entries = [Entry(cell, policy, None, sustained(policy))]
-    if settings.get(policy) and (name := tuned(policy)) != policy:
-        entries.append(Entry(cell, policy, name, sustained(name)))
+    if not settings.get(policy):
+        return [Entry(cell, policy, None, sustained(policy))]
+    best = tuned(policy)
+    entries = []
+    if shipped or best.policy == policy:
+        entries.append(Entry(cell, policy, None, sustained(policy, best.default_rate)))
+    if best.policy != policy:
+        entries.append(Entry(cell, policy, best.policy, sustained(best.policy, best.rate)))
     return entries
 
 
