@@ -11,12 +11,17 @@ replaces offline work: in the batch (offline requests beyond the cap pause, thei
 offline request that joined last is evicted and recomputed). Roles are fixed: a prefill instance never decodes. The
 paper gives no cap; with `batch_cap: 0` it is the largest batch whose step stays within `cap_share` of the TPOT SLO at
 the workload's mean context, and `capacity` tunes it.
+
+That offline requests pause for online ones is no sentence of the paper's. By its explanation of Figure 6 offline
+requests prolong steps, so that more online ones are still there when a peak comes, and these queue. `at_cap: wait` is
+that reading: the cap bounds all of a batch, whoever decodes keeps the seat to the end, and online requests wait for one.
 """
 
 from baselines.pools import PREFILL_PARAMS
+from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, INTERRUPT, ROUTE, hook
 from ooco_gym.policy.policy import Param, Policy, slots
-from ooco_gym.policy.rules import least_backlog, lightest_strict, route_by_class, write_urgent
+from ooco_gym.policy.rules import flush, least_backlog, lightest_strict, route_by_class, write_urgent
 from ooco_gym.sim import state as s
 
 # --- Base P/D -------------------------------------------------------------------------------------------------------
@@ -48,6 +53,8 @@ PARAMS = (
     Param("cap_share", "batch_cap=0: share of the TPOT SLO that a step at the mean context may fill", 0.01, 2.0),
     Param("interrupt", "stop an offline prefill for an online arrival", choices=("never", "always")),
     *PREFILL_PARAMS,
+    Param("at_cap", "what a batch at its cap has online requests do: pause offline ones, or wait for a seat",
+          choices=("pause", "wait"), default="pause"),
 )
 P = slots(PARAMS)
 
@@ -75,17 +82,10 @@ def preempt(view):
     return s.STOP if view.state.params[P.interrupt] == 1 else s.KEEP
 
 
-@hook(COMPOSE, flushes=True)
-def capped(view):
-    """All online requests, then offline ones in order of joining up to the cap."""
-    state, instance = view.state, view.instance
-    spec = state.instances[instance]
-    spec.bound_ps = s.NEVER
-    cap = int(state.params[P.batch_cap])
-    if spec.decodable <= cap:
-        return s.ALL
-    count = write_urgent(state, instance)
-    for i in range(spec.offline_members):
+@inner
+def with_offline(state, instance, count, cap):
+    """Adds offline requests to State.picks in order of joining, up to the cap; returns how many there are."""
+    for i in range(state.instances[instance].offline_members):
         slot = state.members[s.OFFLINE, instance, i]
         if count >= cap:
             break
@@ -93,6 +93,39 @@ def capped(view):
             state.picks[count] = slot
             count += 1
     return count
+
+
+@inner
+def seated(state, instance, cap):
+    """Writes who decodes under a cap on all: first whoever has begun to, then online requests in order of joining.
+
+    Offline ones were let in while the batch was below the cap, so that each has a seat. An online request has begun
+    with its second token; the first one was prefill's.
+    """
+    flush(state, instance)
+    count = with_offline(state, instance, 0, cap)
+    for begun in (True, False):
+        for i in range(state.instances[instance].urgent_members):
+            slot = state.members[s.URGENT, instance, i]
+            request = state.requests[slot]
+            if count < cap and request.status == s.RESIDENT and (request.generated_tokens > 1) == begun:
+                state.picks[count] = slot
+                count += 1
+    return count
+
+
+@hook(COMPOSE, flushes=True)
+def capped(view):
+    """All online requests, then offline ones in order of joining up to the cap; or (`wait`) the cap bounds both."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    spec.bound_ps = s.NEVER
+    cap = int(state.params[P.batch_cap])
+    if spec.decodable <= cap:
+        return s.ALL
+    if state.params[P.at_cap] == 1:
+        return seated(state, instance, cap)
+    return with_offline(state, instance, write_urgent(state, instance), cap)
 
 
 def prepare(policy, facts):

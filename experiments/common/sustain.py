@@ -6,6 +6,7 @@ What a paper leaves open is tuned for its policy by the same search, on validati
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -397,6 +398,15 @@ def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
     crossing, seeds = bench.search(policy, near), len(bench.seeds)
     own, _ = crossings(crossing.points, bench.limits, np.repeat(np.arange(seeds)[:, None], seeds, axis=1))
     return Sustained(policy, crossing, *crossings(crossing.points, bench.limits, resamples(seeds)), own)
+
+
+def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
+    """What other programs read of a policy under a condition: the keys that all pages' figures share."""
+    seeds = len(at.violations)
+    low, high = resampled_interval(found.rates, seeds)
+    return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else low,
+            "ci_high": None if math.isnan(high) else high, "tokens_per_s": found.tokens_per_s,
+            "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
 
 
 def row_of(found: Sustained, name: str, best: Sustained) -> dict[str, Any]:

@@ -31,11 +31,23 @@ from experiments.common.policies import (
 )
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.common.sustain import Bench, Limits, Plan, Point, Sustained, Tuning, candidates_of, placed, sustain, tune
+from experiments.common.sustain import (
+    Bench,
+    Limits,
+    Plan,
+    Point,
+    Sustained,
+    Tuning,
+    candidates_of,
+    glance_of,
+    placed,
+    sustain,
+    tune,
+)
 from experiments.studies.field_page import field_table, write_results
 from ooco_gym.cli.commands import read_choice
 from ooco_gym.commands.simulate import scenario_of
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label
 from ooco_gym.policy import get_policy, spelled
@@ -98,6 +110,8 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     begun = time.perf_counter()
     policies, seeds = names_of(options, "policies", "policy"), seeds_of(options["seeds"])
     baseline = baseline_of(options, policies)
+    if options["lead"] not in (None, *policies):
+        raise unknown("lead", options["lead"], policies)
     _check_partners(options, policies)
     for key in ("page", "glance", "figures"):
         check_page(key, options[key])
@@ -120,8 +134,8 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                 jobs.stop()
                 raise
         entries = [entry for one in asked for entry in one.result()]
-    rows = rows_of(entries, baseline, float(options["violation_budget"]))
-    summary = {"schema": SCHEMA, "baseline": baseline, "seeds": list(seeds), "window_s": float(options["duration_s"]),
+    rows = rows_of(entries, baseline, limits.violations, options["lead"])
+    summary = {"schema": SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds), "window_s": float(options["duration_s"]),
                "tpot_from": definitions[0], "notes": notes_of(float(options["duration_s"]), seeds),
                "cells": [_described(cell) for cell in cells], "simulations": jobs.different,
                "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
@@ -217,19 +231,22 @@ def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions:
     return entries
 
 
-def rows_of(entries: Sequence[Entry], baseline: str, budget: float) -> list[dict[str, Any]]:
+def rows_of(entries: Sequence[Entry], baseline: str, budget: float, lead: str | None = None) -> list[dict[str, Any]]:
     """One row for each policy and cell, and one more for it as tuned; the best of a cell first.
 
     Args:
         entries: what was found.
         baseline: the policy that the ratios are over, as tuned where it is.
-        budget: violation rate that the upper 95 % limit without offline work must not exceed to be ranked.
+        budget: violation rate that a seed may have, and that the upper 95 % limit without offline work must not exceed
+            to be ranked.
+        lead: the policy whose lead over each other one is taken, as tuned where it is; None: none.
     """
     rows = []
     for cell in dict.fromkeys(entry.cell.name for entry in entries):
         mine = [entry for entry in entries if entry.cell.name == cell]
-        base = [entry for entry in mine if entry.policy == baseline][-1]
-        block = [_row(entry, base, budget) for entry in mine]
+        base, ahead = ([entry for entry in mine if entry.policy == name] for name in (baseline, lead))
+        block = [{**_row(entry, base[-1], budget), "lead": _lead(ahead[-1], entry) if ahead else None}
+                 for entry in mine]
         rows += sorted(block, key=lambda row: (not row["feasible"], -row["offline_tokens_per_s"]["mean"]))
     return rows
 
@@ -243,10 +260,12 @@ def _row(entry: Entry, base: Entry, budget: float) -> dict[str, Any]:
     ratio, low, high = _ratio(found, over, seeds)
     return {
         "cell": entry.cell.name, "policy": entry.policy, "tuned_as": entry.tuned_as,
+        **glance_of(found, entry.cell.name, at),
         "cluster": label("cluster", placed(entry.cell.scenario, entry.policy).cluster),
         "kind": "mixed" if base_policy(entry.policy).mixed else "pools",
         "feasible": within(crossing.points[0].violations, budget),
         "limited_by": _limit(crossing.failed, crossing.reason, headline),
+        "seeds_over": float(np.mean(at.violations > budget)),
         **{f"max_offline_rate{'' if definition == headline else '_' + definition}": _crossing(one, seeds)
            for definition, one in entry.found.items()},
         "ratio": ratio, "ratio_low": low, "ratio_high": high,
@@ -265,6 +284,14 @@ def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None,
     if seeds < 2 or (over.tokens <= 0).any():
         return ratio, None, None
     return ratio, *resampled_interval(found.tokens / over.tokens, seeds)
+
+
+def _lead(ahead: Entry, entry: Entry) -> dict[str, float | None]:
+    """How many offline tokens a second a policy sustains more than another one, paired by resample."""
+    ours, theirs = (next(iter(one.found.values())) for one in (ahead, entry))
+    low, high = resampled_interval(ours.tokens - theirs.tokens, len(ours.own_rates))
+    plain = [None if math.isnan(value) else value for value in (low, high)]
+    return {"mean": ours.tokens_per_s - theirs.tokens_per_s, "low": plain[0], "high": plain[1]}
 
 
 def _crossing(found: Sustained, seeds: int) -> dict[str, Any]:

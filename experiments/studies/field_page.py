@@ -13,7 +13,7 @@ from experiments.common.svg import Axis, Scale, line, text
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import NONE, Column, Table, console, layout, percent, with_interval, write_figure
-from ooco_gym.report.tables import RANGE, Form
+from ooco_gym.report.tables import RANGE, TO, Form
 
 Row = Mapping[str, Any]
 
@@ -67,8 +67,14 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
         _mean("of GPU time", "wasted_gpu_share", lambda share: percent(share, 1)),
         _mean("hit rate", "hit_rate", _whole_percent), _mean("violations", "violations", percent),
         _mean("TTFT", "ttft_violations", percent), _mean("TPOT", "tpot_violations", percent),
-        Column("limited by", "limited_by", align="l"))
+        Column("seeds over", "seeds_over", _whole_percent), Column("limited by", "limited_by", align="l"),
+        *([Column(f"{summary['lead']} is ahead by", lambda row: lead(row["lead"]))] if summary["lead"] else []))
     return Table.of(columns, rows_of(summary, cell))
+
+
+def lead(found: Row) -> str:
+    """By how many offline tokens a second, with the interval."""
+    return with_interval(found["mean"], found["low"], found["high"], "+,.0f", TO)
 
 
 def others(summary: Mapping[str, Any]) -> list[str]:

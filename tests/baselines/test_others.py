@@ -111,6 +111,13 @@ def test_online_priority_caps_the_batch_in_order_of_joining() -> None:
     assert Desk("online_priority", lengths, batch_cap=7).ask("compose") == s.ALL
 
 
+def test_online_priority_at_a_hard_cap_lets_whoever_decodes_go_on() -> None:
+    lengths = {"online": [500] * 3, "offline": [400] * 2}
+    desk = Desk("online_priority", lengths, batch_cap=4, at_cap="wait")
+    desk.state.requests["generated_tokens"][:3] = [1, 1, 2]
+    assert desk.picked(desk.ask("compose")) == [3, 4, 2, 0], "offline ones, the online one that decodes, the first new"
+
+
 def test_online_priority_sets_its_cap_from_the_slo() -> None:
     desk = Desk("online_priority", {"online": [1000] * 2})
     cap = int(desk.policy.values["batch_cap"])
