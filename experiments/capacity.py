@@ -1,8 +1,9 @@
 """`ooco-gym capacity`: how much offline work a policy sustains beside online requests (OOCO 5.2, docs/protocol.md).
 
-For one workload on one cluster: the peak factor once, then each policy's offline rate raised on paired seeds to the
-first rate that does not hold, under both TPOT definitions, against the better of base P/D and online priority (tuned).
-Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same load.
+For one workload on one cluster, or several such cells: the peak factor once, then each policy's offline rate raised on
+paired seeds to the first rate that does not hold, under both TPOT definitions, against the better of base P/D and
+online priority (tuned). Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same
+load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`).
 """
 
 from __future__ import annotations
@@ -15,30 +16,23 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments.capacity_page import write_results
+from experiments.common.crossing import Limits, Plan, Tuning, candidates_of, tune
+from experiments.common.output import check_page
 from experiments.common.peaks import PeakPlan, peak_entry
-from experiments.common.policies import base_policy, names_of, seeds_of
+from experiments.common.policies import base_policy, check_names, names_of, seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.common.sustain import (
-    Bench,
-    Limits,
-    Plan,
-    Sustained,
-    Tuning,
-    candidates_of,
-    placed,
-    row_of,
-    sustain,
-    tune,
-)
+from experiments.common.sustain import Bench, Sustained, placed, row_of, sustain
 from ooco_gym.commands.simulate import scenario_of
-from ooco_gym.errors import unknown
+from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.peak import label
 from ooco_gym.protocol import SEEDS, WINDOW_S
 from ooco_gym.report import Column, Table, console, layout, percent, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
-from ooco_gym.scenario import workload_name
+from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import protocol_values, workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -49,6 +43,7 @@ SCHEMA = "ooco-gym/capacity/1"
 BASELINES = ("base_pd", "online_priority")
 MIXED_BASELINES = ("vllm_fcfs", "vllm_priority")  # their like on mixed instances without a twin
 TPOT_FROM = ("first_token", "first_decode")
+PART = "capacity"  # of a protocol: settings of this command
 PAPER_RATIO = (1.17, 3.0)  # OOCO over the better baseline, all cells of its Figure 6
 
 
@@ -66,28 +61,88 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the command; returns its summary (`docs/outputs.md`)."""
     from omegaconf import OmegaConf
 
-    options: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    given: dict[str, Any] = OmegaConf.to_container(cfg, resolve=True)  # type: ignore[assignment]
+    options = by_protocol(given)
     policies = names_of(options, "policies", "policy")
-    baselines = _baselines(scenario_of(cfg), policies)
+    for key in ("page", "figures"):
+        check_page(key, options[key])
+    scenarios = scenarios_of(scenario_of(cfg), options)
+    baselines = [_baselines(one, policies, options["baselines"]) for one in scenarios]
     definitions = definitions_of(options)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
-        with ThreadPoolExecutor(len(definitions)) as threads:
-            benches = list(threads.map(lambda definition: _bench(cfg, options, definition, jobs), definitions))
-            peaks = [dict(peak) for _, peak in benches]
-            studies = [] if options["only_peak"] else list(threads.map(
-                lambda one: _study(options, [*policies, *baselines], *one), benches))
-        rows = _measure(studies, policies, baselines)
-    scenario = benches[0][0].scenario
-    where = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
-    capacity_table(rows, peaks, PAPER_RATIO, where)
+        cells = [_cell(one, options, policies, base, definitions, jobs)
+                 for one, base in zip(scenarios, baselines, strict=True)]
+    rows = [row for found, _ in cells for row in found]
+    peaks = [peak for _, loads in cells for peak in loads]
     notes = notes_of(float(options["duration_s"]), seeds_of(options["seeds"]))
+    for scenario, (found, loads) in zip(scenarios, cells, strict=True):
+        capacity_table(found, loads, PAPER_RATIO, where_of(scenario))
     show_notes(notes)
+    summary = {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
+               "window_s": float(options["duration_s"]), "protocol": options["protocol"], "load": options["load"],
+               "notes": notes, "results": rows, "peaks": peaks, "simulations": jobs.asked,
+               "simulated_anew": jobs.simulated}
     if rows:
-        write_figure(Path(options["out"]) / "capacity.html", capacity_figure(rows, options["limits"]["violations"]),
-                     f"{where}: sustainable offline load")
-    return {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
-            "window_s": float(options["duration_s"]), "notes": notes, "results": rows,
-            "peaks": peaks, "simulations": jobs.asked, "simulated_anew": jobs.simulated}
+        if len(cells) == 1:
+            write_figure(Path(options["out"]) / "capacity.html",
+                         capacity_figure(rows, options["limits"]["violations"]),
+                         f"{where_of(scenarios[0])}: sustainable offline load")
+        write_results(summary, Path(options["out"]), options["page"], options["figures"])
+    return summary
+
+
+def by_protocol(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options with what the protocol's `capacity` part says in place of those that are as shipped."""
+    own = protocol_values(given["protocol"]).get(PART) or {}
+    check_keys(f"protocol.{PART}", own, given)
+    shipped = load_yaml("", "capacity")
+
+    def merge(options: Mapping[str, Any], values: Mapping[str, Any], usual: Mapping[str, Any]) -> dict[str, Any]:
+        merged = dict(options)
+        for key, value in values.items():
+            if isinstance(value, Mapping) and isinstance(options[key], Mapping):
+                merged[key] = merge(options[key], value, usual[key])
+            elif options[key] == usual[key]:
+                merged[key] = value
+        return merged
+
+    return merge(given, own, shipped)
+
+
+def scenarios_of(base: Scenario, options: Mapping[str, Any]) -> list[Scenario]:
+    """The conditions that `cells` names, or the one of the options.
+
+    Raises:
+        UserError: a cell with an unknown key or name.
+    """
+    if not options["cells"]:
+        return [base]
+    scenarios = []
+    for index, cell in enumerate(options["cells"]):
+        cell = {"workload": cell} if isinstance(cell, str) else cell
+        if not isinstance(cell, Mapping):
+            raise UserError(f"cells[{index}]={cell!r}: expected a workload, or such as {{workload: ooc, cluster: "
+                            "pair_72b}")
+        check_keys(f"cells[{index}]", cell, ("workload", "cluster"))
+        check_names(f"cells[{index}]", cell)
+        scenarios.append(base.with_(**cell))
+    return scenarios
+
+
+def where_of(scenario: Scenario) -> str:
+    """A condition in words: the workload and the cluster."""
+    return f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
+
+
+def _cell(scenario: Scenario, options: Mapping[str, Any], policies: list[str], baselines: tuple[str, ...],
+          definitions: Sequence[str], jobs: Jobs) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Rows of one condition, and its loads."""
+    with ThreadPoolExecutor(len(definitions)) as threads:
+        benches = list(threads.map(lambda definition: _bench(scenario, options, definition, jobs), definitions))
+        peaks = [dict(peak) for _, peak in benches]
+        studies = [] if options["only_peak"] else list(threads.map(
+            lambda one: _study(options, [*policies, *baselines], *one), benches))
+    return _measure(studies, policies, baselines, bool(options["tuning"]["shipped"])), peaks
 
 
 def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
@@ -102,14 +157,16 @@ def notes_of(window_s: float, seeds: Sequence[int]) -> list[str]:
     return notes
 
 
-def _baselines(scenario: Scenario, policies: Sequence[str]) -> tuple[str, str]:
-    """The baselines: base P/D and online priority where the cluster or its twin has their pools.
+def _baselines(scenario: Scenario, policies: Sequence[str], named: Sequence[str] | None) -> tuple[str, ...]:
+    """The baselines: those named, else base P/D and online priority where the cluster or its twin has their pools.
 
     Raises:
         UserError: a policy schedules instances that neither the cluster nor its twin has.
     """
-    for name in policies:
+    for name in (*policies, *(named or ())):
         scenario.on_kind(base_policy(name).mixed)
+    if named:
+        return tuple(named)
     cluster = scenario.load_cluster()
     return MIXED_BASELINES if cluster.mixed and cluster.twin is None else BASELINES
 
@@ -123,14 +180,15 @@ def definitions_of(options: Mapping[str, Any]) -> list[str]:
     return chosen
 
 
-def _bench(cfg: DictConfig, options: Mapping[str, Any], tpot_from: str,
+def _bench(scenario: Scenario, options: Mapping[str, Any], tpot_from: str,
            jobs: Jobs) -> tuple[Bench, Mapping[str, Any]]:
-    """Scales the load to its peak factor under one TPOT definition."""
-    scenario = scenario_of(cfg)
-    scenario = scenario.with_(slo={**asdict(scenario.load_slo()), "tpot_from": tpot_from})
+    """Scales the load to a share of its peak factor under one TPOT definition."""
+    slo = {**asdict(scenario.load_slo()), "tpot_from": tpot_from}
+    ttft_s = (options["ttft_s"] or {}).get(slo["name"])
+    scenario = scenario.with_(slo={**slo, "ttft_s": ttft_s} if ttft_s else slo)
     peak = peak_entry(scenario, jobs, seeds_of(options["seeds"]), PeakPlan(**options["peak"]),
                       find=bool(options["find_peak"]), write=bool(options["write_peak"]))
-    scenario = scenario.with_(rate_scale=float(peak["factor"]))
+    scenario = scenario.with_(rate_scale=float(options["load"]) * float(peak["factor"]))
     limits, plan = Limits(**options["limits"]), Plan(**options["search"])
     return Bench(jobs, scenario, seeds_of(options["seeds"]), tpot_from, limits, plan), peak
 
@@ -144,7 +202,8 @@ def _study(options: Mapping[str, Any], wanted: Sequence[str], bench: Bench, peak
     return Study(bench.tpot_from, bench, peak, tuned)
 
 
-def _measure(studies: list[Study], policies: list[str], baselines: tuple[str, str]) -> list[dict[str, Any]]:
+def _measure(studies: list[Study], policies: list[str], baselines: tuple[str, ...],
+             shipped: bool) -> list[dict[str, Any]]:
     """Searches every policy under every definition, all at once: they share the processes, each waits its turn."""
     wanted = list(dict.fromkeys([*policies, *baselines]))
     cells = [(study, name) for study in studies for name in wanted]
@@ -159,18 +218,21 @@ def _measure(studies: list[Study], policies: list[str], baselines: tuple[str, st
         best_name = max(theirs, key=lambda name: theirs[name].tokens_per_s)
         for name in policies:
             best, default = found[study.tpot_from, name]
-            rows.append({**_place(study, name), **row_of(best, name, theirs[best_name]), "best_baseline": best_name,
-                         "paper_ratio": list(PAPER_RATIO), "default": _default(study, name, default)})
+            where = f"{study.peak['workload']} on {label('cluster', study.bench.scenario.cluster)}"
+            for one in [best, *([default] if shipped and default is not best else [])]:
+                rows.append({**_place(study, name), **row_of(one, name, theirs[best_name], where),
+                             "best_baseline": best_name, "paper_ratio": list(PAPER_RATIO),
+                             "default": _default(study, name, default) if one is best else None})
     return rows
 
 
 def _best_of(study: Study, name: str) -> tuple[Sustained, Sustained]:
     """What a policy sustains as tuned, and as it ships; the tuned values are kept only where they do better."""
-    default = sustain(study.bench, name)
     tuning = study.tuned.get(name)
+    default = sustain(study.bench, name, tuning.default_rate if tuning else None)
     if tuning is None or tuning.policy == name:
         return default, default
-    return sustain(study.bench, tuning.policy), default
+    return sustain(study.bench, tuning.policy, tuning.rate), default
 
 
 def _place(study: Study, policy: str) -> dict[str, Any]:

@@ -31,6 +31,7 @@ from ooco_gym.workload.classes import tightest, with_defaults, without_classes
 
 DAY_S = 86_400.0
 LONGEST_DECISION_S = 60.0
+COMMAND_PART = "capacity"  # of a protocol: settings of that command
 PROTOCOL_WINDOW_S = 4 * 3600.0  # measured window of the protocol's comparisons
 
 
@@ -107,12 +108,17 @@ class Protocol:
         Raises:
             UserError: an unknown or missing key.
         """
-        raw = dict(value) if isinstance(value, Mapping) else load_yaml("protocol", value)
+        raw = {key: one for key, one in protocol_values(value).items() if key != COMMAND_PART}
         check_keys("protocol", raw, cls.__dataclass_fields__)
         for key in cls.__dataclass_fields__:
             if key not in raw and key != "version":
                 raise UserError(f"protocol: key '{key}' is missing")
         return cls(**raw)
+
+
+def protocol_values(value: Any) -> dict[str, Any]:
+    """What a protocol says: of runs (`Protocol`), and under `capacity` how that command measures."""
+    return dict(value) if isinstance(value, Mapping) else load_yaml("protocol", value)
 
 
 @dataclass(frozen=True)

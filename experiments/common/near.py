@@ -1,6 +1,6 @@
 """The crossing searched outwards from a rate near it: few simulations where many seeds are paired.
 
-A grid from below (`sustain.first_crossing`) simulates every seed at rates that a few seeds already decide. Here those
+A grid from below (`crossing.first_crossing`) simulates every seed at rates that a few seeds already decide. Here those
 few find the neighbourhood, and all seeds are simulated at the two rates on either side of their crossing, with further
 ones where the interval would otherwise reach beyond what was measured.
 """
@@ -8,16 +8,13 @@ ones where the interval would otherwise reach beyond what was measured.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from experiments.common.crossing import Crossing, Limits, Plan, Point, crossings, reason_of, resamples
 from ooco_gym.metrics.statistics import expanded_tail
 
-if TYPE_CHECKING:
-    from experiments.common.sustain import Crossing, Limits, Plan, Point
-
-MOST_RATES = 14
+MOST_RATES = 24
 EDGE = 1.25  # from the outermost rate to the next, where the interval reaches beyond it
 EDGES = 3    # such rates on one side
 
@@ -31,8 +28,6 @@ def crossing_near(evaluate: Callable[[float], Point], near: float, plan: Plan, l
         plan: the search; its grid is not walked.
         limits: when a rate holds.
     """
-    from experiments.common.sustain import Crossing, reason_of
-
     points = [evaluate(0.0)]
     rate = (near or plan.first) if points[0].holds(limits) else None
     while rate is not None and len(points) < MOST_RATES:
@@ -57,7 +52,7 @@ def next_rate(points: Sequence[Point], plan: Plan, limits: Limits) -> float | No
     """The rate to evaluate next, or None where the crossing and its interval lie within what was evaluated."""
     best, failed = bracket(points, limits)
     lowest, highest = points[1].rate, points[-1].rate
-    stride = (1.0 - plan.precision) ** -min(8, 2 ** (len(points) - 2))  # wider from one rate to the next
+    stride = min(plan.factor, (1.0 - plan.precision) ** -min(64, 2 ** (len(points) - 2)))  # ever wider
     if best is None:
         return None
     if failed is None:
@@ -76,8 +71,6 @@ def next_rate(points: Sequence[Point], plan: Plan, limits: Limits) -> float | No
 
 def _beyond(points: Sequence[Point], limits: Limits) -> tuple[bool, bool]:
     """Whether the interval of the crossing reaches below the lowest rate with offline work, or above the highest."""
-    from experiments.common.sustain import crossings, resamples
-
     seeds = len(points[0].violations)
     if seeds < 2:
         return False, False

@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common.crossing import largest_factor
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.simulation import NO_SAMPLES_S
-from experiments.common.sustain import largest_factor, settling
+from experiments.common.sustain import settling
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_folder
 from ooco_gym.peak import (

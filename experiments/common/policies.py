@@ -17,11 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from experiments.common.store import code_digest
+from ooco_gym.cli.commands import read_choice
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.jobs import is_worker
 from ooco_gym.policy import Policy, get_policy, spelling_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.protocol import SEEDS
+from ooco_gym.resources import conf_root
 
 if TYPE_CHECKING:
     from agents.evaluation.players import LearnedPolicy
@@ -82,6 +84,16 @@ def seeds_of(value: Any, key: str = "seeds") -> tuple[int, ...]:
             raise UserError(f"{key}={list(value)} has a seed twice; expected different whole numbers")
         return tuple(value)
     raise UserError(f"{key}={value!r} must be a number of seeds (3 means 1, 2, 3) or a list such as [1,2,3]")
+
+
+def check_names(where: str, given: Mapping[str, Any]) -> None:
+    """Refuses a cell's workload, cluster or SLO that is neither a known name nor a file."""
+    for group in ("workload", "cluster", "slo"):
+        if isinstance(given.get(group), str):
+            try:
+                read_choice([conf_root()], group, given[group])
+            except UserError as error:
+                raise UserError(f"{where}: {error}") from error
 
 
 # --- Policies -------------------------------------------------------------------------------------------------------

@@ -18,12 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from experiments.capacity import definitions_of, notes_of
+from experiments.common.crossing import Limits, Plan, Point, Tuning, candidates_of, tune
 from experiments.common.output import check_page
 from experiments.common.policies import (
     BESIDE,
     TUNED,
     base_policy,
     baseline_of,
+    check_names,
     is_learned,
     names_of,
     seeds_of,
@@ -31,28 +33,14 @@ from experiments.common.policies import (
 )
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
-from experiments.common.sustain import (
-    Bench,
-    Limits,
-    Plan,
-    Point,
-    Sustained,
-    Tuning,
-    candidates_of,
-    glance_of,
-    placed,
-    sustain,
-    tune,
-)
+from experiments.common.sustain import Bench, Sustained, glance_of, placed, sustain
 from experiments.studies.field_page import field_table, write_results
-from ooco_gym.cli.commands import read_choice
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
 from ooco_gym.peak import label
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.report import show_notes
-from ooco_gym.resources import conf_root
 from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
@@ -122,7 +110,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
         def measure(cell: Cell, policy: str) -> list[Entry]:
             bench = Bench(jobs, cell.scenario, seeds, definitions[0], limits, cell.plan)
             trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
-            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {}, bool(tuning["shipped"]))
+            return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {}, tuning["shipped"])
 
         pairs = [(cell, policy) for cell in cells for policy in policies]
         with ThreadPoolExecutor(len(pairs)) as threads:
@@ -135,7 +123,8 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
                 raise
         entries = [entry for one in asked for entry in one.result()]
     rows = rows_of(entries, baseline, limits.violations, options["lead"])
-    summary = {"schema": SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds), "window_s": float(options["duration_s"]),
+    summary = {"schema": SCHEMA, "baseline": baseline, "lead": options["lead"], "seeds": list(seeds),
+               "window_s": float(options["duration_s"]),
                "tpot_from": definitions[0], "notes": notes_of(float(options["duration_s"]), seeds),
                "cells": [_described(cell) for cell in cells], "simulations": jobs.different,
                "simulated_anew": jobs.simulated, "workers": jobs.workers, "wall_s": time.perf_counter() - begun,
@@ -164,7 +153,7 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         if not isinstance(given, Mapping):
             raise UserError(f"cells[{index}]={given!r}: expected a workload, or such as {{workload: ooc, slo: xllm}}")
         check_keys(f"cells[{index}]", given, CELL_KEYS)
-        _check_names(f"cells[{index}]", given)
+        check_names(f"cells[{index}]", given)
         own = given.get("search") or {}
         check_keys(f"cells[{index}].search", own, Plan.__dataclass_fields__)
         scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo") if key in given})
@@ -188,16 +177,6 @@ def _check_partners(options: Mapping[str, Any], policies: Sequence[str]) -> None
         if not (options["tuning"]["policies"] or {}).get(partner):
             raise UserError(f"'{BESIDE}{TUNED}{partner}' needs settings to try in tuning.policies, under {partner}, "
                             f"such as [{{interrupt: slack}}]; or name the partner alone, as {BESIDE}{partner}")
-
-
-def _check_names(where: str, given: Mapping[str, Any]) -> None:
-    """Refuses a cell's workload, cluster or SLO that is neither a known name nor a file."""
-    for group in ("workload", "cluster", "slo"):
-        if isinstance(given.get(group), str):
-            try:
-                read_choice([conf_root()], group, given[group])
-            except UserError as error:
-                raise UserError(f"{where}: {error}") from error
 
 
 def entries_of(cell: Cell, policy: str, bench: Bench, trial: Bench, definitions: Sequence[str],

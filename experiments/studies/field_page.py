@@ -68,7 +68,7 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
         _mean("hit rate", "hit_rate", _whole_percent), _mean("violations", "violations", percent),
         _mean("TTFT", "ttft_violations", percent), _mean("TPOT", "tpot_violations", percent),
         Column("seeds over", "seeds_over", _whole_percent), Column("limited by", "limited_by", align="l"),
-        *([Column(f"{summary['lead']} is ahead by", lambda row: lead(row["lead"]))] if summary["lead"] else []))
+        *([Column(f"{summary.get('lead')} is ahead by", lambda row: lead(row["lead"]))] if summary.get("lead") else []))
     return Table.of(columns, rows_of(summary, cell))
 
 

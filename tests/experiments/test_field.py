@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
@@ -12,8 +14,9 @@ import pytest
 import yaml
 
 from experiments.common import policies
+from experiments.common.crossing import Limits, Plan, Point, candidates_of, first_crossing
 from experiments.common.output import END
-from experiments.common.sustain import Bench, Limits, Plan, Point, first_crossing, sustain
+from experiments.common.sustain import Bench, sustain
 from experiments.studies import field
 from experiments.studies.field import Cell, Entry, entries_of, figures_of, rows_of
 from experiments.studies.field_page import BEGIN, at_a_glance, body, field_figure, field_svg, write_results
@@ -52,7 +55,7 @@ def sustained(knees, ttft=0.0, tpot=0.0, start=0.0):
         return point(rate, [start + (0.01 if rate <= knee else 0.06) for knee in knees], ttft, tpot)
 
     bench = SimpleNamespace(seeds=tuple(range(len(knees))), limits=LIMITS,
-                            search=lambda policy: first_crossing(lambda rate: measure(policy, rate), PLAN, LIMITS))
+                            search=lambda policy, near: first_crossing(partial(measure, policy), PLAN, LIMITS))
     return sustain(bench, "x")  # type: ignore[arg-type]
 
 
@@ -137,9 +140,29 @@ class KneeBench(Bench):
         return point(rate, [0.01 if rate <= KNEES[policy] else 0.06] * len(self.seeds))
 
 
-def found_by(policy, settings):
-    bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS, plan=PLAN)  # type: ignore[arg-type]
-    return entries_of(cell(), policy, bench, bench, ("first_token",), settings)
+def found_by(policy, settings, shipped=True, screen=0):
+    bench = KneeBench(None, Scenario(rate_scale=0.05), (1, 2), limits=LIMITS,  # type: ignore[arg-type]
+                      plan=replace(PLAN, screen=screen))
+    return entries_of(cell(), policy, bench, bench, ("first_token",), settings, shipped)
+
+
+def test_what_is_tuned_may_be_measured_so_alone_and_from_where_tuning_ended():
+    tuned, = found_by("ooco", {"ooco": [{"interrupt": "slack"}]}, shipped=False, screen=1)
+    assert tuned.tuned_as == "ooco:interrupt=slack"
+    found = tuned.found["first_token"]
+    assert found.rate == pytest.approx(6.0, rel=0.1)
+    walked = found_by("ooco:interrupt=slack", {})[0].found["first_token"]
+    assert len(found.crossing.points) < len(walked.crossing.points)
+
+
+def test_the_lead_is_paired_and_the_glance_has_its_keys():
+    ahead, behind = rows_of([entry("deadline", sustained([6.0, 7.0, 8.0])), entry("hygen", sustained([3.0, 3.5, 4.0]))],
+                            "deadline", 0.03, "deadline")
+    assert ahead["lead"] == {"mean": 0.0, "low": 0.0, "high": 0.0}
+    assert 0 < behind["lead"]["low"] <= behind["lead"]["mean"] * 1.1
+    assert behind["condition"] == behind["cell"] and behind["n_seeds"] == 3
+    assert (behind["rate"], behind["ci_low"]) == tuple(behind["max_offline_rate"][key] for key in ("mean", "ci_low"))
+    assert behind["tokens_per_s"] == pytest.approx(1000 * behind["rate"])
 
 
 def test_learned_policies_sit_beside_what_tuning_came_to_in_the_cell():
@@ -263,6 +286,7 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     (["cells=[{cluster: pair_8b}]"], "cells[0]: unknown cluster 'pair_8b' (did you mean 'pair_7b'?)"),
     (["cells=[{slo: chatty}]"], "cells[0]: unknown slo 'chatty' (did you mean 'chat'?)"),
     (["cells=[loogle_short]"], "cells[0]: workload 'loogle_short' is an offline dataset"),
+    (["lead=ooco"], "unknown lead 'ooco'"),
     (["baseline=ooco"], "baseline=ooco is none of the policies compared"),
     (["tpot_from=middle"], "unknown tpot_from 'middle'"),
     (["cluster=pair_llama2_7b_40g", "cluster.twin=null"], "names no twin with mixed instances"),
@@ -292,7 +316,6 @@ def test_a_mistake_found_on_the_way_ends_all(capsys):
 @pytest.mark.usefixtures("brief")
 def test_the_field_is_configured(capsys):
     """The shipped experiment names policies, workloads and settings that there are, at loads that are known."""
-    from experiments.common.sustain import candidates_of
     from experiments.studies.field import cells_of
 
     assert main(["compare", "+preset=field", "--cfg", "job"]) == 0
@@ -300,17 +323,17 @@ def test_the_field_is_configured(capsys):
     assert options["sustain"] is True and options["baseline"] in options["policies"]
     kinds = {get_policy(policy).mixed for policy in options["policies"]}
     assert kinds == {False, True}
-    assert len(options["seeds"]) >= 3 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
+    assert len(options["seeds"]) >= 20 and not set(options["seeds"]) & set(options["tuning"]["seeds"])
     from omegaconf import OmegaConf
 
     cells = cells_of(OmegaConf.create(options), options, options["policies"])
-    assert len(cells) == len(options["cells"]) >= 4
-    assert get_policy(cells[-1].full_name("vllm_fcfs")).values["prefix_caching"] == "on"
+    assert len(cells) == len(options["cells"]) >= 3 and options["lead"] in options["policies"]
+    assert len({len(settings) for settings in options["tuning"]["policies"].values()}) == 1, "one budget for all"
     assert get_policy(cells[0].full_name("hygen_star")).values["profile_steps"] == options["params"]["profile_steps"]
     for policy, settings in options["tuning"]["policies"].items():
         assert policy in options["policies"]
         for name in candidates_of(policy, settings):
-            assert get_policy(name).name == policy
+            assert get_policy(name).name == get_policy(policy).name
 
 
 def test_bench_places_policies_on_their_own_kind():

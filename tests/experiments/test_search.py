@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from experiments.common.sustain import (
+from experiments.common.crossing import (
     Limits,
     Plan,
     Point,
@@ -18,6 +18,7 @@ from experiments.common.sustain import (
     resamples,
     tune,
 )
+from experiments.common.near import EDGES, MOST_RATES, crossing_near
 
 LIMITS = Limits()
 PLAN = Plan(first=0.1, factor=1.5, last=20.0, precision=0.02)
@@ -38,6 +39,28 @@ def test_finds_a_knee_from_below(knee):
     assert found.best.rate <= knee < found.failed.rate
     assert found.failed.rate - found.best.rate <= 0.02 * found.failed.rate * 1.0001
     assert found.reason == "violations"
+
+
+@given(st.floats(0.5, 8.0), st.sampled_from([0.0, 0.3, 1.0, 3.0, 12.0]), st.floats(0.0, 0.4))
+@settings(max_examples=40, deadline=None)
+def test_finds_the_mean_knee_from_near_it_and_measures_as_far_as_the_interval_reaches(knee, near, spread):
+    knees = knee * np.exp(spread * np.random.default_rng(1).standard_normal(20))
+    found = crossing_near(lambda rate: point(rate, 0.03 * (rate / knees) ** 3), near, PLAN, LIMITS)
+    true = np.mean(1 / knees**3) ** (-1 / 3)
+    assert found.best is not None and found.failed is not None and len(found.points) <= MOST_RATES
+    assert found.best.rate <= true < found.failed.rate
+    if len(found.points) < MOST_RATES:
+        assert found.failed.rate - found.best.rate <= 0.02 * found.failed.rate * 1.0001
+        rates, _ = crossings(found.points, LIMITS, resamples(20))
+        low, high = np.quantile(rates, [0.025, 0.975])
+        beside = [one.rate for one in found.points[1:]]
+        assert sum(one > found.failed.rate for one in beside) >= EDGES or high < beside[-1]
+        assert sum(one < found.best.rate for one in beside) >= EDGES or low > beside[0] * 0.999
+
+
+def test_a_rate_near_it_is_searched_no_further_where_nothing_holds():
+    none = crossing_near(lambda rate: point(rate, 0.1), 2.0, PLAN, LIMITS)
+    assert none.best is None and [one.rate for one in none.points] == [0.0]
 
 
 def test_takes_the_first_of_several_crossings():

@@ -1,0 +1,276 @@
+"""The highest offline rate that holds: a grid to the first crossing, then bisection (OOCO 5.2); tuning by the same.
+
+What a paper leaves open is tuned for its policy by the same search, on validation seeds and with a stated budget.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.policy import spelled
+from ooco_gym.protocol import KEPT_UP, KEPT_UP_SERVICE, VIOLATION_BUDGET
+
+
+@dataclass(frozen=True)
+class Limits:
+    """When an offline rate holds.
+
+    Attributes:
+        violations: largest share of online requests that may violate, mean over seeds (OOCO: 3 %).
+        kept_up: smallest share of what arrived offline in the second half that is completed, mean over seeds.
+        kept_up_service: the same by reference GPU time, so that hard requests are not left lying; laxer, for it jumps
+            with each long request at the window's edge.
+    """
+
+    violations: float = VIOLATION_BUDGET
+    kept_up: float = KEPT_UP
+    kept_up_service: float = KEPT_UP_SERVICE
+
+    def strain(self, violations: np.ndarray, kept_up: np.ndarray, kept_up_service: np.ndarray) -> np.ndarray:
+        """How near figures are to the first limit that they meet: 1 is at the limit."""
+        short = (1.0 - kept_up) / max(1e-9, 1.0 - self.kept_up)
+        easy = (1.0 - kept_up_service) / max(1e-9, 1.0 - self.kept_up_service)
+        return np.maximum(violations / self.violations, np.maximum(short, easy))
+
+
+@dataclass(frozen=True)
+class Point:
+    """What one offline rate led to; arrays of shape (seeds,).
+
+    Attributes:
+        rate: offline requests per second.
+        violations: share of online requests that violate.
+        kept_up: completed in the window's second half, over what arrived in it; 1 where nothing arrived.
+        kept_up_service: the same by reference GPU time.
+        tokens_per_s: offline prompt and output tokens completed per second.
+        service_per_s: offline reference GPU-seconds completed per second.
+        wasted_per_s: tokens recomputed per second.
+        summaries: of each seed the whole summary.
+    """
+
+    rate: float
+    violations: np.ndarray
+    kept_up: np.ndarray
+    kept_up_service: np.ndarray
+    tokens_per_s: np.ndarray
+    service_per_s: np.ndarray
+    wasted_per_s: np.ndarray
+    summaries: Sequence[Mapping[str, Any]] = ()
+
+    def holds(self, limits: Limits) -> bool:
+        """Whether this rate is sustainable: few violations, and a backlog that does not grow."""
+        kept_up = self.kept_up.mean() >= limits.kept_up and self.kept_up_service.mean() >= limits.kept_up_service
+        return bool(kept_up and self.violations.mean() <= limits.violations)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How to search.
+
+    Attributes:
+        first: lowest rate of the grid, in requests per second.
+        factor: from one rate of the grid to the next, above 1.
+        last: highest rate tried.
+        precision: bisection ends when the bracket is this share of its upper end.
+        beyond: further rates of the grid taken after the crossing, for the curve.
+        screen: seeds that walk the grid, the first ones; all are then simulated around their crossing. 0: all walk it.
+    """
+
+    first: float = 0.1
+    factor: float = 1.5
+    last: float = 200.0
+    precision: float = 0.04
+    beyond: int = 1
+    screen: int = 0
+
+    def grid(self) -> list[float]:
+        """The rates, ascending, without 0."""
+        rates, rate = [], self.first
+        while rate <= self.last * (1 + 1e-9):
+            rates.append(rate)
+            rate *= self.factor
+        return rates
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Where a policy stops being sustainable.
+
+    Attributes:
+        best: the highest rate found that holds, below the first crossing; None where not even rate 0 does.
+        failed: the lowest rate found that does not hold; None where the grid ended before.
+        reason: which limit `failed` broke: `violations`, `backlog`, or `none`.
+        points: everything evaluated, by rate.
+    """
+
+    best: Point | None
+    failed: Point | None
+    reason: str
+    points: list[Point] = field(default_factory=list)
+
+
+def first_crossing(evaluate: Callable[[float], Point], plan: Plan, limits: Limits) -> Crossing:
+    """Searches the largest offline rate below the first that does not hold.
+
+    Violations need not be monotone in the rate, so the grid is walked from below and only the first crossing is
+    bisected; rates above it that happen to hold again do not count.
+    """
+    points: dict[float, Point] = {}
+
+    def try_rate(rate: float) -> Point:
+        points[rate] = points[rate] if rate in points else evaluate(rate)
+        return points[rate]
+
+    best, failed = None, None
+    ahead = [0.0, *plan.grid()]
+    while ahead and failed is None:
+        point = try_rate(ahead.pop(0))
+        best, failed = (point, None) if point.holds(limits) else (best, point)
+    if failed is not None and best is not None:
+        for rate in ahead[:plan.beyond]:
+            try_rate(rate)
+        while failed.rate - best.rate > plan.precision * failed.rate and failed.rate > plan.first * plan.precision:
+            middle = try_rate(0.5 * (best.rate + failed.rate))
+            if middle.holds(limits):
+                best = middle
+            else:
+                failed = middle
+    return Crossing(best, failed, reason_of(failed, limits), sorted(points.values(), key=lambda point: point.rate))
+
+
+def reason_of(failed: Point | None, limits: Limits) -> str:
+    """Which limit a rate broke."""
+    if failed is None:
+        return "none"
+    return "violations" if failed.violations.mean() > limits.violations else "backlog"
+
+
+def crossings(points: list[Point], limits: Limits, draws: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where resamples of the seeds cross, from the rates already evaluated: by straight lines between neighbours.
+
+    Args:
+        points: evaluated rates, ascending.
+        limits: when a rate holds.
+        draws: seeds of each resample by index, shape (resamples, seeds).
+
+    Returns:
+        (rates, tokens_per_s) at each resample's first crossing, shape (resamples,); one that never crosses has the
+        last rate, one that is over from the start 0.
+    """
+    rates = np.array([point.rate for point in points])
+    means = {name: np.stack([getattr(point, name) for point in points])[:, draws].mean(axis=-1)
+             for name in ("violations", "kept_up", "kept_up_service", "tokens_per_s")}
+    strain = limits.strain(means["violations"], means["kept_up"], means["kept_up_service"])
+    found = [_cross(rates, strain[:, index], means["tokens_per_s"][:, index]) for index in range(len(draws))]
+    return np.array([rate for rate, _ in found]), np.array([served for _, served in found])
+
+
+def resamples(seeds: int, most: int = 4000) -> np.ndarray:
+    """All ways to draw as many seeds as there are, with replacement; where they are too many, a keyed sample of them.
+
+    Returns:
+        Places of seeds, shape (resamples, seeds).
+    """
+    if seeds**seeds <= most:
+        return np.array(list(itertools.product(range(seeds), repeat=seeds)))
+    return np.random.Generator(np.random.Philox(key=seeds)).integers(seeds, size=(most, seeds))
+
+
+def _cross(rates: np.ndarray, strain: np.ndarray, tokens: np.ndarray) -> tuple[float, float]:
+    over = np.flatnonzero(strain > 1.0)
+    if over.size == 0:
+        return float(rates[-1]), float(tokens[-1])
+    index = int(over[0])
+    if index == 0:
+        return 0.0, 0.0
+    share = (1.0 - strain[index - 1]) / (strain[index] - strain[index - 1])
+    rate = rates[index - 1] + share * (rates[index] - rates[index - 1])
+    return float(rate), float(tokens[index - 1] + share * (tokens[index] - tokens[index - 1]))
+
+
+def largest_factor(violations: Callable[[float], float], limit: float, first: float, precision: float,
+                   last: float = 1e4) -> tuple[float, float] | None:
+    """Finds the largest load factor whose violations stay within `limit`: doubling upwards, then bisection.
+
+    Args:
+        violations: share of violating requests at a factor.
+        limit: largest share allowed.
+        first: a factor small enough to be surely fine.
+        precision: bisection ends when the bracket is this share of its upper end.
+        last: largest factor tried.
+
+    Returns:
+        (factor, violations there), or None where even `first` is over the limit.
+    """
+    low, low_share = first, violations(first)
+    if low_share > limit:
+        return None
+    high = 2 * low
+    while high < last and (share := violations(high)) <= limit:
+        low, low_share, high = high, share, 2 * high
+    while high - low > precision * high:
+        middle = 0.5 * (low + high)
+        share = violations(middle)
+        if share <= limit:
+            low, low_share = middle, share
+        else:
+            high = middle
+    return low, low_share
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a policy was tuned.
+
+    Attributes:
+        policy: the winner, `name:param=value,…`.
+        candidates: everything that was tried, the default first.
+        rate: highest offline rate that the winner held on the validation seeds.
+        default_rate: the same for the default.
+    """
+
+    policy: str
+    candidates: tuple[str, ...]
+    rate: float
+    default_rate: float
+
+
+def candidates_of(name: str, settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Settings of a policy's parameters as policy names."""
+    return [spelled(name, values) for values in settings]
+
+
+def tune(default: str, others: Sequence[str], evaluate: Callable[[str, float], Point], plan: Plan, limits: Limits,
+         step: float = 1.08, most_steps: int = 12) -> Tuning:
+    """Races candidates: the default's crossing is searched, then the rate raised while any candidate holds.
+
+    Args:
+        default: the policy as it ships.
+        others: candidates against it.
+        evaluate: what a policy does at an offline rate, on the validation seeds.
+        plan: the search for the default's crossing.
+        limits: when a rate holds.
+        step: factor of the rate from one heat of the race to the next.
+        most_steps: heats at most.
+
+    Returns:
+        The candidate that held the highest rate; among equals the one with the fewest violations there.
+    """
+    start = first_crossing(lambda rate: evaluate(default, rate), plan, limits)
+    default_rate = start.best.rate if start.best is not None else 0.0
+    rate = max(default_rate, plan.first)
+    field: list[str] = [default, *others]
+    winner, best_rate = default, default_rate
+    for _ in range(most_steps):
+        heat = {policy: evaluate(policy, rate) for policy in field}
+        held = [policy for policy in field if heat[policy].holds(limits)]
+        if not held:
+            break
+        winner = min(held, key=lambda policy: float(heat[policy].violations.mean()))
+        best_rate, field, rate = rate, held, rate * step
+    return Tuning(winner, (default, *others), best_rate, default_rate)
