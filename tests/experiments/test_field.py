@@ -181,8 +181,8 @@ def test_learned_policies_sit_beside_what_tuning_came_to_in_the_cell():
 @pytest.fixture
 def summary(rows):
     return {"baseline": "online_priority", "seeds": [1, 2, 3], "window_s": 14400.0, "tpot_from": "first_token",
-            "tuning": {"seeds": [101, 102], "policies": {}}, "simulations": 1200, "simulated_anew": 1200, "workers": 2,
-            "wall_s": 600.0, "cpu_s": 2400.0, "notes": ["the window is short."], "results": rows,
+            "tuning": {"seeds": [101, 102], "policies": {"online_priority": []}}, "simulations": 1200,
+            "simulated_anew": 1200, "workers": 2, "wall_s": 600.0, "cpu_s": 2400.0, "notes": ["the window is short."], "results": rows,
             "cells": [{"name": "ooc on pair_7b", "online_rate_per_s": 0.588, "rate_scale": 0.0367, "offline": "ooc",
                        "params": {"prefix_caching": "on"}, "slo": {"ttft_s": 2.0, "tpot_s": 0.05}}]}
 
@@ -203,6 +203,15 @@ def test_the_page_says_what_it_shows(summary):
     assert len({line.count("|") for line in lines}) == 1 and len(lines) == 2 + 5
     ran_on = {line.split(" | ")[0].strip("| `"): line.split(" | ")[1] for line in lines[2:]}
     assert (ran_on["vllm_priority"], ran_on["base_pd"]) == ("mixed_7b", "pair_7b")
+
+
+def test_a_policy_that_is_shown_tuned_alone_has_one_line(summary, rows):
+    other = [{**row, "cell": "azure on pair_7b", "tuned_as": None} for row in rows if not row["tuned_as"]]
+    kept = [row for row in rows if row["tuned_as"] or row["policy"] != "online_priority"]
+    cells = [*summary["cells"], {**summary["cells"][0], "name": "azure on pair_7b"}]
+    lines = at_a_glance({**summary, "results": [*kept, *other], "cells": cells}).splitlines()
+    assert [line for line in lines if line.startswith("| `online_priority`, tuned |")]
+    assert not [line for line in lines if line.startswith("| `online_priority` |")]
 
 
 def test_a_page_keeps_what_people_wrote(summary, tmp_path):
