@@ -14,7 +14,8 @@ the workload's mean context, and `capacity` tunes it.
 
 That offline requests pause for online ones is no sentence of the paper's. By its explanation of Figure 6 offline
 requests prolong steps, so that more online ones are still there when a peak comes, and these queue. `at_cap: wait` is
-that reading: the cap bounds all of a batch, whoever decodes keeps the seat to the end, and online requests wait for one.
+that reading: the cap bounds all of a batch, a request that decodes keeps its seat to the end, and online requests wait
+for one.
 """
 
 from baselines.pools import PREFILL_PARAMS
@@ -97,7 +98,7 @@ def with_offline(state, instance, count, cap):
 
 @inner
 def seated(state, instance, cap):
-    """Writes who decodes under a cap on all: first whoever has begun to, then online requests in order of joining.
+    """Writes who decodes under a cap on all: first those that have begun to, then online requests in order of joining.
 
     Offline ones were let in while the batch was below the cap, so that each has a seat. An online request has begun
     with its second token; the first one was prefill's.

@@ -96,7 +96,8 @@ def overview(summary: Mapping[str, Any]) -> str:
             lines.setdefault((row["policy"], False), {})[row["cell"]] = row
     lines = {key: found for key, found in lines.items() if len(found) == len(names)}  # else within the tuned one
     ranked = sorted(lines, key=lambda key: -_mean_ratio([lines[key][name] for name in names]))
-    body = [[_labelled(policy, tuned and policy in summary["tuning"]["policies"]), lines[policy, tuned][names[0]]["kind"],
+    known = summary["tuning"]["policies"]
+    body = [[_labelled(policy, tuned and policy in known), lines[policy, tuned][names[0]]["kind"],
              *(_glance(lines[policy, tuned][name]) for name in names)] for policy, tuned in ranked]
     return Table("", ("policy", "instances", *names), body, align="llr").markdown()
 
