@@ -3,7 +3,8 @@
 For one workload on one cluster, or several such cells: the peak factor once, then each policy's offline rate raised on
 paired seeds to the first rate that does not hold, under both TPOT definitions, against the better of base P/D and
 online priority (tuned). Policies that schedule mixed instances run on the cluster's twin of equal hardware, at the same
-load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`).
+load. A protocol's `capacity` part replaces settings of the command (`conf/protocol/paper.yaml`). With `least.find` the
+question is how few instances keep the promises (`experiments.least`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from experiments import least
 from experiments.capacity_page import write_results
 from experiments.common.crossing import Limits, Plan, Tuning, candidates_of, tune
 from experiments.common.output import check_page
@@ -70,6 +72,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     baselines = [_baselines(one, policies, options["baselines"]) for one in scenarios]
     definitions = definitions_of(options)
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("capacity"):
+        if options["least"]["find"]:
+            return least.main(scenarios[0], options, policies, jobs)
         cells = [_cell(one, options, policies, base, definitions, jobs)
                  for one, base in zip(scenarios, baselines, strict=True)]
     rows = [row for found, _ in cells for row in found]

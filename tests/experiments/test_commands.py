@@ -128,6 +128,25 @@ def test_capacity_of_several_cells_by_the_papers_protocol():
     assert "| azure_code | pair_7b |" in Path("c.md").read_text()
 
 
+def test_the_fewest_instances_that_keep_the_promises(capsys):
+    """Echo 5.4, step 1: one instance fewer does not, whatever its division; the file found is a cluster."""
+    trial = ["capacity", "least.find=true", "policies=[base_pd,vllm_priority]", "workload=azure_conv",
+             "rate_scale=0.2", "protocol=brief.yaml", "least.window_s=60", "seeds=[1]", "workers=1"]
+    assert main([*trial, "out=cap"]) == 0
+    found = {row["policy"]: row for row in summary("cap")["results"]}
+    assert set(found) == {"base_pd", "vllm_priority"}
+    for row in found.values():
+        assert [one["kept"] for one in row["tried"]] == [False] * (len(row["tried"]) - 1) + [True]
+        assert row["violation_rate"] <= 0.03
+    pools = found["base_pd"]
+    assert pools["relaxed"] + pools["strict"] == pools["instances"] and len(pools["tried"]) == pools["instances"] - 1
+    assert main(["simulate", "policy=base_pd", "workload=azure_conv", "rate_scale=0.2", "duration_s=60", "seed=1",
+                 "protocol=brief.yaml", f"cluster={pools['cluster']}", "out=again"]) == 0
+    assert summary("again")["online"]["violation_rate"] == pools["violation_rate"]
+    assert main([*trial, "least.most=2", "out=no"]) == 2
+    assert "least.most=2 instances of cluster 'pair_7b' are too few under 'base_pd'" in capsys.readouterr().err
+
+
 def test_capacity_measures_each_policy_on_the_cluster_of_its_kind():
     """Mixed instances against the pools of their twin, at the pools' peak factor."""
     trial = [item for item in LOAD if "rate_scale" not in item]
