@@ -4,15 +4,13 @@
 `batching_features.observe(engine)` writes what a policy of `Batching-v0` sees from plain descriptions of requests.
 """
 
-from ooco_gym.runtime.bundle import (
+from ooco_gym.runtime.bundle import ClusterStack, Memory, Policy
+from ooco_gym.runtime.manifest import (
     INPUTS,
     MANIFEST_FILE,
     MODEL_FILE,
     READABLE,
     SCHEMA,
-    ClusterStack,
-    Memory,
-    Policy,
     file_digest,
     read_manifest,
 )

@@ -9,8 +9,6 @@ A folder (bundle) holds `policy.onnx` and the `manifest.json` that says what its
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,62 +16,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest
-
-SCHEMA = "ooco-gym/policy-bundle/3"
-READABLE = ("ooco-gym/policy-bundle/2", SCHEMA)
-INPUTS = ("cluster", "candidates", "action_mask", "decision")
-MANIFEST_FILE, MODEL_FILE = "manifest.json", "policy.onnx"
-_FAMILY = "ooco-gym/policy-bundle/"
-_FEATURES = ("cluster", "candidates", "decision")
-
-
-# --- The folder -----------------------------------------------------------------------------------------------------
-def read_manifest(folder: str | Path) -> dict[str, Any]:
-    """Reads and checks `manifest.json` of an exported policy.
-
-    Raises:
-        UserError: the folder, a file or a key is missing, the JSON is broken, the schema is another version, or
-            `policy.onnx` is not the file that the manifest was written for.
-    """
-    path = Path(folder)
-    if not path.is_dir():
-        raise UserError(f"policy folder '{folder}' does not exist; expected the 'out' of 'ooco-gym export'")
-    for name in (MANIFEST_FILE, MODEL_FILE):
-        if not (path / name).is_file():
-            raise UserError(f"'{folder}' is not an exported policy: {name} is missing; expected the 'out' of "
-                            "'ooco-gym export'")
-    manifest = _parsed(path / MANIFEST_FILE)
-    schema = manifest.get("schema")
-    if schema not in READABLE:
-        kind = "another version" if str(schema).startswith(_FAMILY) else "not a policy bundle's"
-        raise UserError(f"'{path / MANIFEST_FILE}' has schema '{schema}', {kind}; this ooco-gym reads "
-                        f"{' and '.join(READABLE)}")
-    for key in ("inputs", "actions", "decisions", "files", *(("action_space",) if schema == SCHEMA else ())):
-        if key not in manifest:
-            raise UserError(f"'{path / MANIFEST_FILE}' lacks the key '{key}'; export the policy again")
-    for part in INPUTS:
-        if part not in manifest["inputs"]:
-            raise UserError(f"'{path / MANIFEST_FILE}' lacks the input '{part}'; export the policy again")
-    expected = manifest["files"].get(MODEL_FILE, {}).get("sha256")
-    if file_digest(path / MODEL_FILE) != expected:
-        raise UserError(f"'{path / MODEL_FILE}' is not the file that its manifest describes (SHA-256 differs); export "
-                        "the policy again")
-    return manifest
-
-
-def file_digest(path: Path) -> str:
-    """Returns the SHA-256 of a file, in hexadecimal."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"'{path}' is not valid JSON: line {error.lineno}, {error.msg}") from error
-    if not isinstance(value, dict):
-        raise UserError(f"'{path}' must hold a JSON object")
-    return value
+from ooco_gym.runtime.manifest import FEATURES, INPUTS, MODEL_FILE, read_manifest
 
 
 # --- The policy -----------------------------------------------------------------------------------------------------
@@ -163,9 +106,11 @@ class Policy:
         self.actions: list[str] = list(manifest["actions"])
         self.decisions: list[str] = list(manifest["decisions"])
         inputs = manifest["inputs"]
-        self._shapes = {key: tuple(int(n) for n in inputs[key]["shape"]) for key in _FEATURES}
-        self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in _FEATURES}
+        self._shapes = {key: tuple(int(n) for n in inputs[key]["shape"]) for key in FEATURES}
+        self._names = {key: [feature["name"] for feature in inputs[key]["features"]] for key in FEATURES}
         self.parts: list[dict[str, Any]] = list(manifest.get("parts") or [])
+        # Where the levels of each part begin among the actions.
+        self._firsts = np.cumsum([0, *(len(part["levels"]) for part in self.parts[:-1])]) if self.parts else None
         self.fixed = 0 if self.parts else len(self.actions) - self._shapes["candidates"][0]
         self.history = int(manifest.get("history") or 1)
         self.card: dict[str, Any] = {}
@@ -179,7 +124,8 @@ class Policy:
             threads: of onnxruntime; one is fastest for networks of this size.
 
         Raises:
-            UserError: a file is missing or broken, the schema is another version, or onnxruntime is not installed.
+            UserError: a file is missing or broken, the schema is another version, the network's weights are not finite,
+                or onnxruntime is not installed.
         """
         manifest = read_manifest(folder)
         try:
@@ -195,7 +141,25 @@ class Policy:
             session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own exception classes; all mean that the file is no usable model
             raise UserError(f"'{path}' cannot be loaded by onnxruntime: {' '.join(str(error).split())}") from error
-        return cls(session, manifest)
+        policy = cls(session, manifest)
+        policy._try(path)
+        return policy
+
+    def _try(self, path: Path) -> None:
+        """Asks the network once: weights that are not finite, and a graph that is not the manifest's, show at once."""
+        parts = [np.zeros((1, *self._shapes[key]), np.float32) for key in FEATURES]
+        legal = np.ones((1, len(self.actions)), np.int8)
+        try:
+            actions, logits = self._session.run(["action", "logits"], dict(zip(
+                INPUTS, (*parts[:2], legal, parts[2]), strict=True)))
+        except Exception as error:  # onnxruntime's own exception classes; all mean that they do not fit each other
+            raise UserError(f"'{path}' does not take what its manifest says: {' '.join(str(error).split())}") from error
+        if np.shape(logits) != legal.shape or np.shape(actions) != ((1, len(self.parts)) if self.parts else (1,)):
+            raise UserError(f"'{path}' answers with actions {np.shape(actions)} and logits {np.shape(logits)}; "
+                            f"expected logits {legal.shape}, as its manifest says; export the policy again")
+        if not np.isfinite(logits).all():
+            raise UserError(f"'{path}' has weights that are not finite, or too large: its logits are "
+                            f"{np.asarray(logits).ravel()[:4].tolist()}…; train and export the policy again")
 
     def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> Any:
         """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
@@ -209,7 +173,8 @@ class Policy:
                 policy with `parts` needs none: every level is legal.
 
         Raises:
-            UserError: a part is missing, has another shape, is not finite, or no action is legal.
+            UserError: a part is missing, has another shape, is not finite, no action is legal, or the network answers
+                one that is not.
         """
         action = self._run(*(part[None] for part in self._checked(observation, mask, ())))[0]
         return action if self.parts else int(action)
@@ -236,7 +201,7 @@ class Policy:
         """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
         parts = self._checked(observation, mask, np.shape(observation["cluster"])[:1])
         actions, logits = self._session.run(["action", "logits"], dict(zip(INPUTS, parts, strict=True)))
-        return actions, logits
+        return self._legal(actions, parts[2]), logits
 
     def memory(self) -> Memory:
         """What keeps the last cluster vectors of one episode: `memory.see(cluster)` gives what the policy takes."""
@@ -312,7 +277,7 @@ class Policy:
         return np.array([values[name] for name in names], dtype=np.float32)
 
     def _checked(self, observation: Mapping[str, Any], mask: Any | None, batch: tuple[int, ...]) -> list[np.ndarray]:
-        cluster, candidates, decision = (self._part(observation, key, batch + self._shapes[key]) for key in _FEATURES)
+        cluster, candidates, decision = (self._part(observation, key, batch + self._shapes[key]) for key in FEATURES)
         given = mask if mask is not None else observation.get("action_mask")
         shape = (*batch, len(self.actions))
         if given is None and self.parts:
@@ -329,7 +294,7 @@ class Policy:
 
     def _part(self, observation: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> np.ndarray:
         if not isinstance(observation, Mapping):
-            raise UserError(f"observation must be a mapping with {', '.join(_FEATURES)}, "
+            raise UserError(f"observation must be a mapping with {', '.join(FEATURES)}, "
                             f"got {type(observation).__name__}")
         if key not in observation:
             raise UserError(f"observation lacks '{key}'; it has: {', '.join(map(str, observation)) or 'nothing'}")
@@ -349,4 +314,17 @@ class Policy:
         return value
 
     def _run(self, *parts: np.ndarray) -> np.ndarray:
-        return self._session.run(["action"], dict(zip(INPUTS, parts, strict=True)))[0]
+        return self._legal(self._session.run(["action"], dict(zip(INPUTS, parts, strict=True)))[0], parts[2])
+
+    def _legal(self, actions: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        """The answers as they are, if all of them are legal: a network with broken weights may say anything.
+
+        Raises:
+            UserError: one is not.
+        """
+        chosen = actions if self._firsts is None else actions + self._firsts
+        chosen = chosen.reshape(len(mask), -1)
+        if (actions >= 0).all() and (chosen < mask.shape[1]).all() and np.take_along_axis(mask, chosen, 1).all():
+            return actions
+        raise UserError(f"the policy answers {np.asarray(actions)[:4].tolist()}, an action that is not legal here: its "
+                        "weights are damaged or too large; train and export it again")
