@@ -132,6 +132,34 @@ def test_niyama_serves_the_nearer_deadline_first(tmp_path: Path) -> None:
     assert without.due_ps is None and without.requests.tobytes() != run.requests.tobytes()
 
 
+def test_an_environment_with_classes_goes_on_alike_from_a_snapshot() -> None:
+    """The partner looks deadlines up, which no copy of an episode writes; misses are those of each class's own SLO."""
+    import gymnasium as gym
+
+    classes = {"chat": {"ttft_s": 0.2, "tpot_s": 0.03}, "agent": {"ttft_s": 20.0, "tpot_s": 1.0},
+               "batch": {"online": False, "deadline_s": 30.0}}
+    env = gym.make("ooco_gym/Batching-v0", partner="niyama", window_s=30.0, warmup_s=10.0, scenario={
+        "workload": "sharegpt@chat+0.02*azure_code@agent", "classes": classes,
+        "offline": {"rate": 3.0, "class": "batch"}})
+    agent: Any = env.unwrapped
+
+    def steps(count: int) -> list[tuple[float, float]]:
+        return [(float(reward), info["cost"]) for _, reward, *_, info in (
+            env.step(agent.partner_action()) for _ in range(count))]
+
+    env.reset(seed=1000)
+    steps(100)
+    kept = agent.snapshot()
+    first = steps(150)
+    agent.restore(kept)
+    assert steps(150) == first
+    state = agent.episodes.simulations[0].state
+    assert state.due_ps.size == state.requests.size
+    assert state.config.default_tpot_ps == 30_000_000_000 and state.config.own_tpot == 0
+    judged = state.requests[(state.requests["online"] == 1) & (state.requests["violated"] > 0)]
+    assert len(judged) and (judged["ttft_slo_ps"] == 200_000_000_000).all()
+
+
 def test_deadlines_are_missed_open_or_kept(tmp_path: Path) -> None:
     """The same run under three deadlines: none can be kept, all are, and none of what is unfinished is decided."""
     rows = [(1.0, 3000, 300, 2)] * 20

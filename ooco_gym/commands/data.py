@@ -183,6 +183,9 @@ def describe_tables(figures: Mapping[str, Any]) -> list[Table]:
                  ("gaps", "-" if gaps is None else f"CV {gaps['cv']:.3f}, P50 {gaps['p50_s']:.4g} s, "
                                                    f"P99 {gaps['p99_s']:.4g} s"),
                  ("online", f"{100 * figures['online_share']:.4g} %")]
+        shares = figures.get("class_shares")
+        if shares:
+            rows[-1] = ("classes", ", ".join(f"{name} {100 * share:.4g} %" for name, share in shares.items()))
     rows += [(label, f"{figures[key]:,.4g}") for key, label in (
         ("sessions", "sessions"), ("repeated_prefix_share", "share of repeated prefix blocks"),
         ("sharing_ratio", "share of prompt tokens seen before"),

@@ -29,6 +29,8 @@ def class_table(runs: Mapping[str, Sequence[Mapping[str, Any]]]) -> Table | None
         return None
     note = ("Violations of offline classes are requests that missed their deadline, of those for which that is "
             "decided; prompt and output tokens are those of requests completed in the window.")
+    if len(runs) == 1:
+        return Table("Classes of requests", _HEAD, [row[1:] for row in rows], note)
     return Table("Classes of requests", ("policy", *_HEAD), rows, note)
 
 

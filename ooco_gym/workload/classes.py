@@ -115,7 +115,7 @@ def promised(trace: Trace, classes: Sequence[RequestClass], workload: str) -> Tr
     for index, name in enumerate(ids[1]):
         if name not in names and (ids[0] == index).any():
             at_s = float(trace.arrival_s[np.argmax(ids[0] == index)])
-            extra = f"; add it with classes={{{name}: {{ttft_s: …, tpot_s: …}}}} (offline: {{online: false}})"
+            extra = f"; add classes={{{name}: {{ttft_s: …, tpot_s: …}}}}, or {{online: false}} where it is offline"
             raise UserError(f"workload '{workload}': requests from {at_s:g} s on are of class '{name}'"
                             f"{nearest(name, names)}, which has no promise; the classes are: {', '.join(names)}"
                             f"{extra}")

@@ -34,7 +34,8 @@ def describe(sample: Sample) -> dict[str, Any]:
 
     Keys: `requests`, `prompt_tokens` and `output_tokens` (`mean`, `sd`, `min`, `max`, `p1` … `p99.9`),
     `length_rank_correlation`, and with arrivals `span_s`, `rate_per_s`, `gaps` (`cv`, `mean_s`, `p50_s`, `p99_s`),
-    `dispersion` and `peak_over_mean` (by window in seconds, as text), `online_share`, `sessions`,
+    `dispersion` and `peak_over_mean` (by window in seconds, as text), `online_share` (named classes count as online
+    until a scenario says what they are promised), `class_shares` (only where there are such), `sessions`,
     `repeated_prefix_share` (of blocks), `sharing_ratio` (of prompt tokens, in blocks of 512), and always `notes`.
     What the data cannot tell is None.
     """
@@ -100,10 +101,19 @@ def _arrivals(trace: Trace) -> dict[str, Any]:
         "span_s": span_s, "rate_per_s": trace.mean_rate, "gaps": _gaps(arrival_s),
         "dispersion": {f"{window_s:g}": dispersion(arrival_s, window_s) for window_s in DISPERSION_S},
         "peak_over_mean": {f"{window_s:g}": _peak(arrival_s, window_s) for window_s in PEAK_S},
-        "online_share": float(trace.online.mean()),
+        "online_share": float(trace.online.mean()), **_class_shares(trace),
         "sessions": None if trace.session is None else len(np.unique(trace.session[trace.session != NO_SESSION])),
         "repeated_prefix_share": _repeated(trace), "sharing_ratio": sharing_ratio(trace),
     }
+
+
+def _class_shares(trace: Trace) -> dict[str, Any]:
+    """Shares of the requests by class, where some are of named ones."""
+    if trace.class_id is None:
+        return {}
+    counts = np.bincount(trace.class_id, minlength=len(trace.class_names))
+    return {"class_shares": {name: count / len(trace) for name, count in zip(trace.class_names, counts.tolist(),
+                                                                           strict=True) if count}}
 
 
 def _gaps(arrival_s: np.ndarray) -> dict[str, float] | None:
