@@ -49,7 +49,8 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
 
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
     try:
-        return make(imported(str(spec["id"])), **more, **arguments)
+        name = imported(str(spec["id"]))  # by its spec: Gymnasium calls a v0 out of date where there is a v1
+        return make(gym.registry.get(name, name), **more, **arguments)
     except gym.error.Error as error:
         known = [name for name in gym.registry if name.startswith("ooco_gym/")]
         raise unknown("environment", spec["id"], known) from error

@@ -85,7 +85,7 @@ NEWEST = 0.005  # weight of an iteration in the moving mean of prefill throughpu
 THROUGHPUT, LAST_TOKENS, DECODE_TOKENS, SEEN = range(4)
 
 
-def priorities(policy, trace, seed):
+def priorities(policy, trace, seed, predicted):
     """Equation 5 without what all waiting offline requests have in common, in s: float64[requests]."""
     priority_s = trace.arrival_s + 1e-3 * policy.values["alpha_ms"] * trace.prompt_tokens
     if trace.deadline_s is None:

@@ -12,7 +12,8 @@ Read were notes on sections 3.1 to 3.3 and 5, and the authors' artifact (github.
 itself; the figures below are theirs. They differ: the paper's window is 1,000 requests, the server's there 40, the
 behaviour study's 1,000; the reserve is 5 % and 3 %. At the start the window holds `initial` lengths of
 `max_output_tokens`, the longest that may be asked for, until as many have finished that they are the oldest. With
-`lengths=exact` the true lengths are known: the theoretical optimum that they compare with.
+`lengths=exact` the true lengths are known: the theoretical optimum that they compare with. With `lengths=predicted`
+they are drawn from what the scenario's length predictor lets one believe (`ooco_gym.policy.lengths`).
 
 What LightLLM's own engine does beside it (prefills alone, every tenth step) is not part of it: all else is vLLM's V1
 schedule by class (`vllm_priority`), where the paper has one class. `interval` iterations lie between two looks at the
@@ -29,6 +30,7 @@ import numpy as np
 from baselines.vllm_v1 import SCHEDULE_PARAMS
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.lengths import believed_output
 from ooco_gym.policy.mixed import (
     admit,
     continue_running,
@@ -41,7 +43,7 @@ from ooco_gym.policy.mixed import (
 )
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length, route_fewest_requests, sort_ascending
-from ooco_gym.sim.costs import random_below
+from ooco_gym.sim.costs import random_below, random_unit
 from ooco_gym.sim.state import BATCH
 
 PARAMS = (
@@ -50,14 +52,15 @@ PARAMS = (
     Param("outputs_by_class", "lengths of online and offline requests apart, or together", choices=("off", "on")),
     Param("initial", "lengths of max_output_tokens that the window begins with", 0, 100_000),
     Param("max_output_tokens", "longest output that a request may ask for", 1, 1_000_000),
-    Param("lengths", "drawn from the past, or the true ones", choices=("past", "exact")),
+    Param("lengths", "drawn from the past, the true ones, or drawn from what the scenario's predictor says",
+          choices=("past", "exact", "predicted")),
     Param("reserve", "share of the memory that predictions leave free", 0.0, 1.0),
     Param("draws", "draws for the whole batch, of which the worst counts, at most", 1, 64),
     Param("draws_in_all", "lengths drawn in all, beyond one for each request", 0, 100_000),
     Param("interval", "iterations between two looks at the queue", 1, 1_000_000),
 )
 P = slots(PARAMS)
-EXACT = 1
+EXACT, PREDICTED = 1, 2
 LENGTH_STREAM = 3  # of random numbers
 NEXT_LOOK = 0  # place in State.memory: the step from which the queue is looked at again
 
@@ -69,6 +72,11 @@ def output_length(state, instance, slot, draw):
     request, longest = state.requests[slot], np.int64(state.params[P.max_output_tokens])
     if state.params[P.lengths] == EXACT:
         return np.int64(request.output_tokens)
+    if state.params[P.lengths] == PREDICTED:
+        unit = random_unit(state, LENGTH_STREAM, instance, state.instances[instance].steps_begun,
+                           np.int64(slot) * 64 + draw)
+        most = max(state.params[P.max_output_tokens], request.generated_tokens + 1.0)
+        return np.int64(round(min(most, believed_output(state, slot, unit))))
     ordered, finished = past_outputs(state, instance, request.online)
     known = min(finished, ordered.size)
     unset = min(np.int64(state.params[P.initial]), ordered.size - known) if longest > request.generated_tokens else 0

@@ -1,12 +1,13 @@
-"""Shortest predicted job first on vLLM's V1 schedule, with a predictor of stated error.
+"""Shortest predicted job first on vLLM's V1 schedule.
 
 The textbook rule with predicted output lengths: waiting requests are admitted in the order of the predicted length of
 their outputs; what runs is never stopped for a shorter one. Online requests go before offline ones, as in
 `vllm_priority`, and all else is that schedule. Papers on predictors (SSJF, arXiv 2404.08509; learning to rank, arXiv
 2408.15792) build on this rule; their own refinements are not in it.
 
-The prediction of a request is its true output length times exp(`sigma` z) with a normal z of its own: right in the
-median, `sigma` = 0 exact. It is drawn once for each request, by the seed, and kept when the request is preempted.
+What is predicted is what the scenario's length predictor says (`lengths={predictor: rank, tau: 0.5}`). A scenario
+without one has `{predictor: lognormal, error: SIGMA}` here, with the parameter `sigma`: the true output length times
+exp(`sigma` z) with a normal z of its own. The order stays when a request is preempted.
 
 Ours: `prompt_weight` counts a prompt token as so many output tokens (0: by output alone); of the waiting online
 requests the first `online_candidates` by arrival are compared. Long offline requests may wait for ever: shortest first
@@ -22,27 +23,30 @@ from ooco_gym.policy.mixed import admit, continue_running, fits_whole, next_in_o
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import route_fewest_requests
 from ooco_gym.workload.keyed import keyed_generator
+from ooco_gym.workload.predicted import lognormal
 
 PARAMS = (
     *SCHEDULE_PARAMS,
-    Param("sigma", "the prediction's error: standard deviation of its logarithm", 0.0, 10.0),
+    Param("sigma", "error of the log-normal predictor, where the scenario has none", 0.0, 10.0),
     Param("prompt_weight", "what a prompt token counts, in output tokens", 0.0, 1000.0),
     Param("online_candidates", "waiting online requests that are compared, the first by arrival", 1, 1_000_000),
 )
 P = slots(PARAMS)
 
 
-def predicted_lengths(policy, trace, seed):
+def predicted_lengths(policy, trace, seed, predicted):
     """What each request is predicted to take, in output tokens: float64[requests].
 
     Args:
         policy: with its parameters.
         trace: all requests.
         seed: keys the errors; the error of a request hangs on its place in the trace alone.
+        predicted: float64[requests, 2], what the scenario's predictor says, or None.
     """
-    errors = keyed_generator(seed, "sjf").standard_normal(len(trace))
-    return trace.output_tokens * np.exp(policy.values["sigma"] * errors) + (
-        policy.values["prompt_weight"] * trace.prompt_tokens)
+    if predicted is None:
+        z = keyed_generator(seed, "sjf").standard_normal(len(trace))
+        predicted = lognormal(trace.output_tokens, policy.values["sigma"], z)
+    return predicted[:, 0] + policy.values["prompt_weight"] * trace.prompt_tokens
 
 
 @inner

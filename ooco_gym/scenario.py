@@ -16,6 +16,7 @@ from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
 from ooco_gym.resources import load_yaml, names
 from ooco_gym.workload import (
+    LengthPredictor,
     OfflineLoad,
     RequestClass,
     Workload,
@@ -141,6 +142,8 @@ class Scenario:
             trace file.
         online_rate: online requests a second in the measured window, in place of `rate_scale`.
         predictor: what policies believe of latencies.
+        lengths: what policies and agents believe of output lengths: a predictor's name, or a mapping such as
+            `{predictor: lognormal, error: 0.3}` (`ooco_gym.workload.LengthPredictor`).
         timing: form of the latencies (`ooco_gym.perf.list_timings()`), or a YAML path or mapping with its `name` and,
             if wanted, `causal_factor` and `lines_to` (`ooco_gym.perf.Deployment`).
         jitter: relative spread of each iteration's true latency, seeded; 0 is off.
@@ -162,6 +165,7 @@ class Scenario:
     warmup_s: float | None = None
     drain_s: float | None = None
     predictor: Any = "exact"
+    lengths: Any = "none"
     timing: Any = "ooco"
     jitter: float = 0.0
     decision_s: float = 0.0
@@ -384,8 +388,9 @@ class Scenario:
         slo = kept("slo", "slo", "cluster", "timing") or _met_by(self.read_slo(), deployments)
         classes = _classes_met(parse_classes(self.classes), slo, deployments) if self.classes is not None else ()
         predictor = kept("predictor", "predictor") or Predictor.load(self.predictor)
+        lengths = kept("lengths", "lengths") or LengthPredictor.load(self.lengths)
         return ResolvedScenario(self, cluster, deployments, slo, protocol, predictor, workload, scale, offline,
-                                float(start_s), classes)
+                                float(start_s), lengths, classes)
 
 
 @dataclass(frozen=True)
@@ -403,6 +408,7 @@ class ResolvedScenario:
         scale: (factor on the online rate, a sentence where it is another preset's load or "").
         offline: the offline load.
         start_s: where the measured window begins: time of day, or time in a trace file.
+        lengths: what is believed of output lengths.
         classes: all classes of requests, `online` and `offline` first (`workload.classes.with_defaults`); none where
             the scenario names no classes.
     """
@@ -417,6 +423,7 @@ class ResolvedScenario:
     scale: tuple[float, str]
     offline: OfflineLoad
     start_s: float
+    lengths: LengthPredictor
     classes: tuple[RequestClass, ...] = ()
 
     @property
@@ -459,6 +466,9 @@ def _described(scenario: Scenario, slo: Slo, classes: tuple[RequestClass, ...], 
     if classes:
         values["classes"] = {one.name: {key: value for key, value in asdict(one).items() if key != "name"}
                              for one in classes}
+    lengths = LengthPredictor.load(values.pop("lengths"))
+    if lengths.predictor != "none":  # a scenario without one reads as it did before
+        values["lengths"] = asdict(lengths)
     return {**values, "slo": asdict(slo), "rate_scale": rate_scale, "online_rate": None,
             "predictor": asdict(predictor), "protocol": asdict(protocol)}
 

@@ -164,10 +164,11 @@ class Simulation:
         chosen = policy_of(policy)
         _check_architecture(chosen, machines, self.scenario.cluster.name)
         self.policy = prepared(profiled(chosen, self.scenario), facts_of(machines, trace, rules))
+        predicted = self.scenario.lengths.believe(trace, self.scenario.seed)
         self.state = build_state(machines, trace, rules, seed=self.scenario.seed, window_s=self.window_s,
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=self.bulk,
-                                 keys=self.policy.keys(trace, self.scenario.seed),
+                                 keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
                                  log_capacity=LOG_ENTRIES if self.log else 0)
         self.rules = self.policy.hooks()
         if self.outside:

@@ -6,6 +6,7 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `random actions`: legal actions, all equally likely (`random`, too, where the published gate of that name has no say);
 - `partner`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
+- where a length predictor speaks (`Eviction-v1`, `Migration-v1`), the rules of `ooco_lengths` that go by what it says;
 - `level 0.9` (Packing), `slo_margin=0.95` (Control; several with commas), `time 2 offline 1` (Batching): a constant;
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
@@ -39,6 +40,8 @@ from ooco_gym.sim import state as s
 RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
 FORMERLY = {SAMPLED: "honest rollout"}  # names of before, by which results of then are found
 PARTNER, PACK = "partner", "pack"
+BY_LENGTHS = {s.EVICT: ("evict=density", "evict=longest_output"),  # settings of `ooco_lengths`, by decision
+              s.PULL: ("pull=past_future", "pull=soonest", "pull=shortest_output")}
 
 
 class Heuristic:
@@ -201,6 +204,8 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
     if kinds & set(SIZED):
         listed += [Heuristic(name, lambda env, longest=longest: partial(by_length, env, longest))
                    for name, longest in (("shortest", False), ("longest", True))]
+    if env.config.scenario.lengths != "none":
+        listed += [_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ())]
     if kinds == {s.INTERRUPT}:
         listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
     return listed

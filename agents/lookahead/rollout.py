@@ -36,12 +36,14 @@ from ooco_gym.envs.stepping import (
     play_out,
 )
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.policy.lengths import believed_outputs
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import REFERENCE_BATCH
 from ooco_gym.sim.loop import RUN_SIGNATURE, flush_handle, run
 from ooco_gym.simulation import Simulation
 
 _TIE = 1e-9
+RAREST = 0.002  # a drawn length is exceeded with this probability at least: the law's tail has no end
 PRICED = ("ttft", "tpot", "burst")  # parts of the reward that the weight of costs multiplies
 SIZED = (s.GATE, s.EVICT, s.PULL)  # decisions whose candidates are requests
 
@@ -269,10 +271,13 @@ class Futures:
             raise UserError("a sampled-future rollout cannot draw requests with deadlines (deadline_s of a class); "
                             "take samples=0, or leave the deadlines out")
         self._random = np.random.default_rng([seed, *(part & 0xFFFFFFFF for part in episodes.windows[0])])
-        self._traces = [_requests(simulation, int(self._random.integers(2**31))) for _ in range(traces)]
+        self._traces, said = zip(*(_requests(simulation, int(self._random.integers(2**31))) for _ in range(traces)),
+                                 strict=True)
         longest = true.requests.size + max(trace.size for trace in self._traces) + 1
         requests = s.aligned_zeros(longest, s.REQUEST)
-        self.state = s.copy_state(true)._replace(requests=requests, deadlines=np.zeros(longest, np.int32))
+        self._predicted = dict(zip(map(id, self._traces), said, strict=True))
+        self.state = s.copy_state(true)._replace(requests=requests, deadlines=np.zeros(longest, np.int32),
+                                                 predicted=np.ones((longest if true.predicted.size else 0, 2)))
         self._handle = s.handle_of(self.state)
         every = np.concatenate(self._traces)
         self._lengths = [np.sort(every["output_tokens"][every["online"] == online]) for online in (0, 1)]
@@ -298,6 +303,9 @@ class Futures:
         requests[:past] = true.requests[:past]
         requests[past:end] = come
         requests[end:] = np.zeros((), s.REQUEST)
+        if state.predicted.size:
+            state.predicted[:past] = true.predicted[:past]
+            state.predicted[past:end] = self._predicted[id(trace)][trace["arrival_ps"] > now]
         requests["arrival_ps"][end:] = s.NEVER
         swept = int(true.clock.next_deadline)
         open_slots = true.deadlines[swept:]
@@ -331,6 +339,8 @@ class Futures:
             place = np.minimum(first + (uniform[mine] * left).astype(np.int64), max(0, lengths.size - 1))
             longer = made[mine] + 1 + (uniform[mine] * made[mine]).astype(np.int64)  # longer than any that was seen
             drawn[mine] = np.where(left > 0, lengths[place] if lengths.size else 0, longer)
+        if state.predicted.size:  # what is believed of each of them, rather than of its class
+            drawn = believed_outputs(state.predicted[slots], made, np.maximum(RAREST, 1.0 - uniform))
         requests["output_tokens"][slots] = drawn
         prompt = requests["prompt_tokens"][slots].astype(np.float64)
         change = np.rint(drawn * self._share(prompt, drawn) - old * self._share(prompt, old)).astype(np.int64)
@@ -349,6 +359,7 @@ class Futures:
         return np.maximum(base + slope * context, other_base + other_slope * context) / size
 
 
-def _requests(simulation: Simulation, seed: int) -> np.ndarray:
-    """The requests of another seed of a scenario, as they are before anything happens."""
-    return Simulation(simulation.scenario.with_(seed=seed), simulation.policy).state.requests
+def _requests(simulation: Simulation, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The requests of another seed of a scenario before anything happens, and what is predicted of their lengths."""
+    state = Simulation(simulation.scenario.with_(seed=seed), simulation.policy).state
+    return state.requests, state.predicted

@@ -46,7 +46,7 @@ def page(name: str, headroom: Mapping[str, Any] | None = None) -> str:
         name: its id.
         headroom: what is known of it in `results/headroom.json` (`headroom_of`); None leaves that section out.
     """
-    env: Any = gym.make(name).unwrapped
+    env: Any = gym.make(gym.spec(name)).unwrapped
     short = short_name(name)
     summary, own = sections(type(env))
     own["Action Space"] = joined(own.get("Action Space"), *_actions(env))
@@ -75,8 +75,8 @@ def joined(*parts: str | None) -> str:
 
 
 def short_name(name: str) -> str:
-    """Name of an environment's page and of its configuration: `gating` of `ooco_gym/Gating-v0`."""
-    return name.split("/")[1].split("-", maxsplit=1)[0].lower()
+    """Name of an environment's page and configuration: `gating` of `ooco_gym/Gating-v0`, `eviction_v1` of a v1."""
+    return name.split("/")[1].lower().removesuffix("-v0").replace("-", "_")
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
@@ -144,7 +144,10 @@ def _shapes(env: Any) -> str:
         f"{shape} [Features](common.md#observation-space).", fixed,
         "Features of a candidate that say something here: "
         + "; ".join((f"`{one.name}`: " if len(env.decisions) > 1 else "")
-                    + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".")
+                    + ", ".join(f"`{name}`" for name in one.figures) for one in env.decisions) + ".",
+        *(f"Columns that have a meaning of their own here:\n\n{_feature_table(own)}" for one in env.decisions
+          if (own := [(slot, column) for slot, column in enumerate(one.columns) if column not in features.CANDIDATES])),
+        *(_own_slots(env) if len(env.decision_names) > len(features.DECISIONS) else ()))
 
 
 def _own_features(env: Any) -> list[str]:
@@ -155,11 +158,16 @@ def _own_features(env: Any) -> list[str]:
             "### `candidates`: those of its features that say something",
             _feature_table((slot, one) for slot, one in enumerate(env.decisions[0].columns)
                            if one.name in ("present", *env.decisions[0].figures)),
-            "### `decision`: a slot of its own",
-            table(("", "name", "asked"), [(slot, f"`{name}`", kinds()[name].question) for slot, name in enumerate(
-                env.decision_names) if name not in features.DECISIONS]),
+            *_own_slots(env),
             "Scale `signed log` is log(1 + |x|) / log(1 + limit) with the sign of x, cut at the bounds; the others are "
             "as [everywhere](common.md#observation-space)."]
+
+
+def _own_slots(env: Any) -> list[str]:
+    """The kinds of decisions that have a slot in the observations of this environment alone."""
+    return ["### `decision`: a slot of its own",
+            table(("", "name", "asked"), [(slot, f"`{name}`", kinds()[name].question) for slot, name in enumerate(
+                env.decision_names) if name not in features.DECISIONS])]
 
 
 def _feature_table(listed: Iterable[tuple[int, Any]]) -> str:
@@ -170,7 +178,10 @@ def _feature_table(listed: Iterable[tuple[int, Any]]) -> str:
 
 def _defaults(short: str) -> list[str]:
     text = (conf_root() / "env" / f"{short}.yaml").read_text(encoding="utf-8")
-    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.", f"```yaml\n{text.rstrip()}\n```"]
+    parent = re.search(r"^extends: (\w+)$", text, re.MULTILINE)
+    rest = f" What it does not say is as in [`{parent[1]}.yaml`]({parent[1]}.md#default-scenario)." if parent else ""
+    return [f"`conf/env/{short}.yaml`; `scenario=` takes another file of this form.{rest}",
+            f"```yaml\n{text.rstrip()}\n```"]
 
 
 # --- The page of what all share ---------------------------------------------------------------------------------------
@@ -251,7 +262,7 @@ def _parameters(owner: type) -> list[tuple[str, inspect.Parameter]]:
 
 
 def _decisions(name: str) -> list[str]:
-    env: Any = gym.make(name).unwrapped
+    env: Any = gym.make(gym.spec(name)).unwrapped
     return [decision.name for decision in env.decisions]
 
 
@@ -310,7 +321,7 @@ def index(root: Path) -> str:
     """The index of all environments, `docs/envs/README.md`, with what is measured of them in `results` below `root`."""
     rows = []
     for name in ENVIRONMENTS:
-        env: Any = gym.make(name).unwrapped
+        env: Any = gym.make(gym.spec(name)).unwrapped
         short, spaces = short_name(name), env.observation_space
         rows.append((f"[`{name}`]({short}.md)", *about(short), f"`{env.action_space}`", _times(spaces["candidates"])))
     return "\n".join([

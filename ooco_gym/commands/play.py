@@ -199,7 +199,7 @@ def _make(cfg: DictConfig) -> Any:
     if arguments.get("action") == "box":
         raise UserError("env.action=box: the game offers candidates to choose from; leave action=discrete")
     arguments |= {key: cfg[key] for key in ("window_s", "warmup_s", "partner", "shift") if cfg[key] is not None}
-    return gym.make(imported(name), disable_env_checker=True, **arguments).unwrapped
+    return gym.make(gym.spec(imported(name)), disable_env_checker=True, **arguments).unwrapped
 
 
 # --- What is shown ----------------------------------------------------------------------------------------------------

@@ -1,31 +1,37 @@
-"""`ooco_gym/Eviction-v0`: which resident request gives way where KV memory is short?"""
+"""`ooco_gym/Eviction-v0` and `-v1`: which resident request gives way where KV memory is short?"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
+from ooco_gym.compile import inner
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION, step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
+from ooco_gym.envs.features import BELIEVED, COLUMN
+from ooco_gym.envs.filling import fast_rate, fill_believed, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick, pending_view
 from ooco_gym.envs.vector import register
+from ooco_gym.policy.lengths import least_dense, longest_output
 from ooco_gym.policy.rules import longest, shortest
 from ooco_gym.sim.costs import length
 from ooco_gym.sim.decode import flush
 from ooco_gym.sim.state import DECLINE, EVICT
 
 
-@step_kernel
-def offer_victims(state, buffers, i):
-    """The partner's choice, the longest, the shortest, the last to join, then quantiles of length."""
+@inner
+def _offer(state, buffers, i, believed):
+    """Offers candidates; with `believed`, those that rules choose by believed lengths as well, and what is believed."""
     view = pending_view(state)
     instance, count = view.instance, view.candidates.size
     flush(state, instance)
     chosen = buffers.chosen[i]
     wanted = partner_pick(state, buffers, i)
     offered = add_choice(chosen, 0, wanted if 0 <= wanted < count else 0)
+    if believed:
+        offered = add_choice(chosen, offered, least_dense(view))
+        offered = add_choice(chosen, offered, longest_output(view))
     offered = add_choice(chosen, offered, longest(view))
     offered = add_choice(chosen, offered, shortest(view))
     offered = add_choice(chosen, offered, count - 1)
@@ -42,12 +48,26 @@ def offer_victims(state, buffers, i):
         out[COLUMN.running] = running(state, instance, slot)
         fill_step(state, instance, spec.decodable - 1, context - length(state, slot), out)
         out[COLUMN.partner] = chosen[k] == wanted
+        if believed:
+            fill_believed(state, slot, out)
         buffers.mask[i, FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
     buffers.mask[i, PARTNER_ACTION] = 1
     may_wait = view.request >= 0
     buffers.mask[i, DECLINE_ACTION] = may_wait
     return offered + may_wait
+
+
+@step_kernel
+def offer_victims(state, buffers, i):
+    """The partner's choice, the longest, the shortest, the last to join, then quantiles of length."""
+    return _offer(state, buffers, i, False)
+
+
+@step_kernel
+def offer_victims_believed(state, buffers, i):
+    """The same, after the partner's choice those that rules choose by believed lengths; with what is believed."""
+    return _offer(state, buffers, i, True)
 
 
 @step_kernel
@@ -72,6 +92,8 @@ DECISION = Decision(
     candidates="resident offline requests",
     figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "running", "step"),
     marks=((430, 272), (800, 272)))
+BY_LENGTHS = replace(DECISION, name="evict by lengths", offer=offer_victims_believed, features=BELIEVED,
+                     figures=(*DECISION.figures, *(one.name for one in BELIEVED.values())))
 
 
 class EvictionEnv(DecisionEnv):
@@ -99,4 +121,24 @@ class EvictionEnv(DecisionEnv):
     default_scenario: ClassVar[str] = "eviction"
 
 
+class EvictionV1Env(EvictionEnv):
+    """Eviction where a length predictor says how long outputs will be; all else is as in Eviction-v0.
+
+    ## Description
+    The scenario has a length predictor (`lengths`, in `conf/env/eviction_v1.yaml` of log-normal error 0.3). What it
+    lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
+    and how far off that may be. Rules of the policy `ooco_lengths` are given the same, and nothing is given the truth,
+    unless `lengths` is `true`. A request that outlives its prediction is believed to go on.
+
+    ## Candidates
+    The partner's choice, the one that is worth least for the memory that it still takes (`ooco_lengths:evict=density`),
+    the one whose predicted output is longest, then as in v0.
+    """
+
+    id: ClassVar[str] = "ooco_gym/Eviction-v1"
+    decisions: ClassVar[tuple[Decision, ...]] = (BY_LENGTHS,)
+    default_scenario: ClassVar[str] = "eviction_v1"
+
+
 register(EvictionEnv)
+register(EvictionV1Env)

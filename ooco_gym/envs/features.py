@@ -2,7 +2,7 @@
 
 Every feature is bounded. `log` features are log(1 + x) / log(1 + limit), cut at 1; `signed log` ones the same of |x|,
 with the sign of x; `linear` ones x / limit, cut at the bounds. Nothing here knows more than a scheduler would: output
-lengths of unfinished requests are not among them.
+lengths of unfinished requests are not among them, only, in some, what a length predictor says of them.
 """
 
 from __future__ import annotations
@@ -105,6 +105,12 @@ def columns(table: Sequence[Any]) -> Any:
 
 
 CLUSTER_COLUMN, COLUMN = columns(CLUSTER), columns(CANDIDATES)
+# What a length predictor lets one believe of a candidate, in two columns that requests have no other use for
+# (`Decision.features`; versions v1 of Eviction and Migration).
+BELIEVED = {"backlog": _log("believed_remaining", "tokens", 16_384, "output tokens that it is believed to generate yet "
+                            "(median)"),
+            "residents": _log("believed_spread", "tokens", 16_384, "how far that may be off: half of the way from the "
+                              "16th to the 84th percentile")}
 # Kinds of decisions that have a slot in the one-hot `decision` of every observation. Trained policies depend on them,
 # so they do not change. Other kinds have slots after them, in the observations of their environments alone.
 DECISIONS = ("route", "interrupt", "gate", "evict", "pull", "pack", "control")

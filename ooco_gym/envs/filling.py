@@ -11,6 +11,7 @@ import numpy as np
 from ooco_gym.compile import LANES, bits_of, count_below, float_of, inlined, inner, quotient, stack_floats
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_COLUMN, CLUSTER_SIZE, COLUMN
+from ooco_gym.policy.lengths import believed_remaining, believed_spread
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import flush_totals
@@ -253,6 +254,13 @@ def fill_request(state, instance, slot, blocks_of, rate, logs, k, out):
         else:
             due_ps = request.first_token_ps + request.generated_tokens * request.tpot_slo_ps
             out[COLUMN.slack] = signed((due_ps - now) / s.PS_PER_S, 5.0)
+
+
+@inner
+def fill_believed(state, slot, out):
+    """Writes what is believed of the output that a request generates yet (`features.BELIEVED`)."""
+    out[COLUMN.backlog] = log_scale(believed_remaining(state, slot), _LONG)
+    out[COLUMN.residents] = log_scale(believed_spread(state, slot), _LONG)
 
 
 @inlined

@@ -1,7 +1,8 @@
-"""`ooco_gym/Migration-v0`: which offline requests does a strict instance pull from the relaxed ones?"""
+"""`ooco_gym/Migration-v0` and `-v1`: which offline requests does a strict instance pull from the relaxed ones?"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from ooco_gym.compile import inner
@@ -9,10 +10,11 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.decision import Decision, OpenDecision, add_choice, add_quantiles
-from ooco_gym.envs.features import COLUMN
-from ooco_gym.envs.filling import fast_rate, fill_request, fill_step, running, stack_logs, take_logs
+from ooco_gym.envs.features import BELIEVED, COLUMN
+from ooco_gym.envs.filling import fast_rate, fill_believed, fill_request, fill_step, running, stack_logs, take_logs
 from ooco_gym.envs.stepping import partner_pick
 from ooco_gym.envs.vector import register
+from ooco_gym.policy.lengths import believed_output
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, length
 from ooco_gym.sim.decode import flush
@@ -53,9 +55,24 @@ def _gather(state, buffers, i, free):
     return available
 
 
-@step_kernel
-def offer_pulls(state, buffers, i):
-    """The request that the partner would pull next, then quantiles of length of those that fit."""
+@inner
+def _first_by_lengths(state, available):
+    """(The one that is believed to finish soonest, the one of the shortest output) of those in State.scratch; or -1."""
+    soonest, least, shortest, fewest = -1, float(s.NEVER), -1, float(s.NEVER)
+    for j in range(available):
+        slot = state.scratch[1, j]
+        output = believed_output(state, slot, 0.5)
+        left = output - state.requests[slot].generated_tokens
+        if left < least:
+            soonest, least = slot, left
+        if output < fewest:
+            shortest, fewest = slot, output
+    return soonest, shortest
+
+
+@inner
+def _offer(state, buffers, i, believed):
+    """Offers candidates; with `believed`, those that rules choose by believed lengths as well, and what is believed."""
     turn, chosen, picked = buffers.turns[i], buffers.chosen[i], buffers.picked[i]
     instance = state.pending.instance
     if turn[b.PICKED] == 0:
@@ -71,6 +88,10 @@ def offer_pulls(state, buffers, i):
     offered = 0
     if wanted >= 0 and _among(state.scratch[1], available, wanted):
         offered = add_choice(chosen, offered, wanted)
+    if believed:
+        soonest, shortest = _first_by_lengths(state, available)
+        offered = add_choice(chosen, offered, soonest)
+        offered = add_choice(chosen, offered, shortest)
     offered = add_quantiles(state, chosen, offered, available)
     rate, logs = fast_rate(state), stack_logs()
     for k in range(offered):
@@ -80,11 +101,25 @@ def offer_pulls(state, buffers, i):
         out[COLUMN.running] = running(state, source, slot)
         fill_step(state, instance, spec.decodable + spec.arriving + more + 1, context + length(state, slot), out)
         out[COLUMN.partner] = slot == wanted
+        if believed:
+            fill_believed(state, slot, out)
         buffers.mask[i, b.FIXED + k] = 1
     take_logs(logs, offered, buffers.candidates[i])
     buffers.mask[i, b.DECLINE_ACTION] = 1
     buffers.mask[i, b.PARTNER_ACTION] = more == 0
     return 1 + offered
+
+
+@step_kernel
+def offer_pulls(state, buffers, i):
+    """The request that the partner would pull next, then quantiles of length of those that fit."""
+    return _offer(state, buffers, i, False)
+
+
+@step_kernel
+def offer_pulls_believed(state, buffers, i):
+    """The same, after the partner's choice those that rules choose by believed lengths; with what is believed."""
+    return _offer(state, buffers, i, True)
 
 
 @step_kernel
@@ -113,6 +148,8 @@ DECISION = Decision(
     question="Which request does the strict instance pull?", no="end the picks: none, or no more",
     take="pull this request, and be asked again", candidates="offline requests that decode on relaxed instances",
     figures=("tokens", "generated", "prefill", "wait", "evictions", "memory", "step"), marks=((504, 256),))
+BY_LENGTHS = replace(DECISION, name="pull by lengths", offer=offer_pulls_believed, features=BELIEVED,
+                     figures=(*DECISION.figures, *(one.name for one in BELIEVED.values())))
 
 
 class MigrationEnv(DecisionEnv):
@@ -139,4 +176,24 @@ class MigrationEnv(DecisionEnv):
     default_scenario: ClassVar[str] = "migration"
 
 
+class MigrationV1Env(MigrationEnv):
+    """Migration where a length predictor says how long outputs will be; all else is as in Migration-v0.
+
+    ## Description
+    The scenario has a length predictor (`lengths`, in `conf/env/migration_v1.yaml` of log-normal error 0.3). What it
+    lets one believe is a part of the observation of each candidate: how many tokens the request will still generate,
+    and how far off that may be. Rules of the policy `ooco_lengths` are given the same, and nothing is given the truth,
+    unless `lengths` is `true`. A request that outlives its prediction is believed to go on.
+
+    ## Candidates
+    The one that the partner would pick next, the one that is believed to finish soonest, the one whose predicted output
+    is shortest, then as in v0.
+    """
+
+    id: ClassVar[str] = "ooco_gym/Migration-v1"
+    decisions: ClassVar[tuple[Decision, ...]] = (BY_LENGTHS,)
+    default_scenario: ClassVar[str] = "migration_v1"
+
+
 register(MigrationEnv)
+register(MigrationV1Env)

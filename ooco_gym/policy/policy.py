@@ -87,7 +87,8 @@ class Policy:
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
             values to set, none where they are given.
         order: computes keys by which waiting offline requests are found, smallest first (`mixed.next_in_order`); gets
-            the policy, the trace and the seed, returns float64[requests].
+            the policy, the trace, the seed and what is predicted of lengths (`workload.LengthPredictor`, or None),
+            returns float64[requests].
         file: where it was read from, as `get_policy` takes it; empty where its name is registered.
     """
 
@@ -104,7 +105,7 @@ class Policy:
     pull: Any = None
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
-    order: Callable[[Policy, Any, int], np.ndarray] | None = None
+    order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
     file: str = ""
 
     def __post_init__(self) -> None:
@@ -167,11 +168,12 @@ class Policy:
         ordered = {} if self.order is None else {"waiting_order": s.BY_KEY}
         return {"rules_flush": int(flushes)} | {name: int(value) for name, value in numbers.items()} | ordered
 
-    def keys(self, trace: Any, seed: int) -> np.ndarray | None:
+    def keys(self, trace: Any, seed: int, predicted: np.ndarray | None = None) -> np.ndarray | None:
         """By which waiting offline requests are found in order, smallest first: float64[requests]; None: they are not.
 
         Args:
             trace: all requests (`workload.Trace`).
             seed: keys every random draw.
+            predicted: float64[requests, 2], what is believed of output lengths, or None.
         """
-        return None if self.order is None else self.order(self, trace, seed)
+        return None if self.order is None else self.order(self, trace, seed, predicted)

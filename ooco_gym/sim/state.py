@@ -121,6 +121,7 @@ class State(NamedTuple):
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
     outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.outputs`)
     due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one
+    predicted: np.ndarray  # float64[n, 2] or [0, 2]: believed output tokens, spread of their log (`policy.lengths`)
     itl: np.ndarray  # int64[ITL_BINS], inter-token times of counted online requests
     log: np.ndarray  # LOG[capacity], empty where logging is off
     decode_lines: np.ndarray  # int64[t, B + 1, 4], as `perf.CostTable`
@@ -134,7 +135,7 @@ class State(NamedTuple):
 
 class OptionalSizes(NamedTuple):
     """Sizes of what only some policies or requests need: tracked blocks, prefix hashes, an order of the waiting, their
-    window, past output lengths, deadlines of whole requests."""
+    window, past output lengths, deadlines of whole requests, predicted lengths."""
 
     blocks: int = 0
     entries: int = 0
@@ -148,6 +149,7 @@ class OptionalSizes(NamedTuple):
     waiting_window: int = 0
     outputs: int = 0
     deadlines: int = 0
+    predicted: int = 0
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -173,6 +175,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
+        np.zeros((pool.predicted, 2)),
         np.zeros(ITL_BINS, np.int64),
         np.zeros(log_capacity, LOG), aligned_zeros((n_tables, max_batch + 1, 4), np.dtype(np.int64)),
         np.zeros((n_tables, max_batch + 1, 4), np.int64), np.zeros((n_tables, prefill_entries), np.int64),
@@ -184,7 +187,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
 # Never written while an episode runs: its copies have the same arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "due_ps")
+SHARED = (*COST_TABLES, "hash_ids", "order", "due_ps", "predicted")
 
 
 def share_tables(state: State, other: State) -> State:

@@ -25,15 +25,17 @@ from ooco_gym.workload.offline import (
     with_dataset,
 )
 from ooco_gym.workload.parts import TimeBlock, mix, scale, split, thin, time_blocks, window
+from ooco_gym.workload.predicted import LengthPredictor
 from ooco_gym.workload.reading import TraceFile, list_formats, open_trace, read_trace
 from ooco_gym.workload.sharing import sharing_ratio
 from ooco_gym.workload.trace import Trace, merge
 from ooco_gym.workload.writing import write_trace
 
 __all__ = [
-    "OFFLINE_MODES", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload", "WorkloadSpec",
-    "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec", "load_workload", "merge", "mix",
-    "offline_load", "offline_trace", "open_trace", "parse_classes", "parse_offline", "parse_workload", "read_trace",
-    "resolve_workload", "scale", "sharing_ratio", "split", "split_workload", "thin", "time_blocks", "trace_files",
-    "window", "with_dataset", "workload_mean_rate", "workload_peak_start_s", "workload_window_rate", "write_trace",
+    "OFFLINE_MODES", "LengthPredictor", "OfflineLoad", "RequestClass", "TimeBlock", "Trace", "TraceFile", "Workload",
+    "WorkloadSpec", "generate", "generate_lengths", "list_formats", "list_workloads", "load_spec", "load_workload",
+    "merge", "mix", "offline_load", "offline_trace", "open_trace", "parse_classes", "parse_offline", "parse_workload",
+    "read_trace", "resolve_workload", "scale", "sharing_ratio", "split", "split_workload", "thin", "time_blocks",
+    "trace_files", "window", "with_dataset", "workload_mean_rate", "workload_peak_start_s", "workload_window_rate",
+    "write_trace",
 ]

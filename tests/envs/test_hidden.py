@@ -15,6 +15,7 @@ from ooco_gym.sim.state import state_at
 
 MIXED = {"cluster": "mixed_7b", "partner": "hygen:latency_budget_s=0.045", "scenario": {"rate_scale": 0.05}}
 LATER_S = 5
+RULES = ("ooco", "ooco_lengths", "ooco_xllm", "echo_pd", "hygen_pd")
 
 
 @jit(types.void(types.int64, types.int64))
@@ -94,10 +95,10 @@ def test_lengths_are_hidden_from_rules(name):
     if env.episodes.controls is not None:
         pytest.skip("no rule is asked")
     for _ in range(25):
-        wanted = [env.rule_action(policy) for policy in ("ooco", "ooco_xllm", "echo_pd", "hygen_pd")]
+        wanted = [env.rule_action(policy) for policy in RULES]
         frozen = env.episodes.frozen(0)
         longer(env.simulation.state, random)
-        again = [env.rule_action(policy) for policy in ("ooco", "ooco_xllm", "echo_pd", "hygen_pd")]
+        again = [env.rule_action(policy) for policy in RULES]
         env.episodes.thaw(0, frozen)
         env._attach()
         assert wanted == again

@@ -21,7 +21,7 @@ PROFILED = "profile_duration_s=60,profile_windows=1,profile_steps=3"
 GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}
 
 POOL_POLICIES = ("always", "base_pd", "echo_pd", "hygen_pd", "least_urgent", "never", "online_priority", "ooco",
-                 "ooco_xllm", "random", "slack")
+                 "ooco_lengths", "ooco_xllm", "random", "slack")
 MIXED_POLICIES = ("bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e", "echo_bs_e_s", "hygen", "hygen_star",
                   "niyama", "past_future", "round_robin", "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf",
                   "vllm_priority", "vllm_v0", "vllm_v0_priority")

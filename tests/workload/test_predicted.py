@@ -1,0 +1,219 @@
+"""Length predictors: keyed by request, right in what they state, and the only source of what rules believe."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import types
+from scipy.stats import kendalltau
+
+from ooco_gym import Scenario, Simulation, UserError, simulate
+from ooco_gym.compile import jit
+from ooco_gym.policy.lengths import (
+    add_future,
+    believed_output,
+    believed_outputs,
+    density,
+    peak_tokens,
+    reference_worth,
+)
+from ooco_gym.sim.state import state_at
+from ooco_gym.workload import LengthPredictor, Trace
+
+SPEAKING = ("true", "lognormal", "bucket", "rank", "prompt")
+POOLS: dict[str, Any] = {"cluster": "pair_llama2_7b_40g", "workload": "azure_conv", "slo": "chat", "rate_scale": 0.05,
+                         "offline": {"mode": "rate", "rate": 1.0}, "duration_s": 120.0, "warmup_s": 60.0}
+MIXED: dict[str, Any] = {**POOLS, "cluster": "mixed_llama2_7b_40g"}
+
+
+def trace_of(n: int, seed: int = 1) -> Trace:
+    random = np.random.default_rng(seed)
+    prompt = random.integers(10, 4000, n)
+    output = np.rint(np.exp(random.normal(5.0, 1.0, n)) * (1 + prompt / 4000)).astype(int) + 1
+    return Trace(np.sort(random.random(n)) * 100, prompt, output, random.random(n) < 0.4)
+
+
+def believe(trace: Trace, seed: int = 3, **how: Any) -> np.ndarray:
+    said = LengthPredictor.load(how).believe(trace, seed)
+    assert said is not None
+    return said
+
+
+@jit(types.void(types.int64, types.int64[:], types.float64[:], types.float64[:]))
+def _quantiles(address, slots, survival, out):
+    state = state_at(address)
+    for i in range(slots.size):
+        out[i] = believed_output(state, slots[i], survival[i])
+
+
+@jit(types.void(types.int64, types.int64[:], types.float64[:]))
+def _densities(address, slots, out):
+    state = state_at(address)
+    for i in range(slots.size):
+        out[i] = density(state, slots[i])
+
+
+@jit(types.float64(types.int64, types.int64, types.float64))
+def _worth(address, slot, output):
+    return reference_worth(state_at(address), slot, output)
+
+
+@jit(types.int64(types.int64, types.int64[:], types.int64[:]))
+def _peak(address, remaining, contexts):
+    state = state_at(address)
+    for i in range(remaining.size):
+        add_future(state, i, remaining[i], contexts[i])
+    return peak_tokens(state, remaining.size)
+
+
+@pytest.fixture(scope="module")
+def running() -> Simulation:
+    simulation = Simulation(Scenario(**POOLS, lengths={"predictor": "lognormal", "error": 0.4}), "ooco_lengths")
+    simulation.advance(120.0)
+    return simulation
+
+
+# --- What is said -----------------------------------------------------------------------------------------------------
+def test_by_default_nothing_is_said_and_a_scenario_reads_as_it_did_before() -> None:
+    assert LengthPredictor.load("none").believe(trace_of(5), 1) is None
+    assert "lengths" not in Scenario(**POOLS).describe()
+    described = Scenario(**POOLS, lengths={"predictor": "rank", "tau": 0.4}).describe()
+    assert described["lengths"]["tau"] == 0.4 and Scenario.from_config(described).resolve().lengths.tau == 0.4
+
+
+@pytest.mark.parametrize("predictor", SPEAKING)
+def test_what_is_said_hangs_on_the_seed_alone(predictor: str) -> None:
+    trace = trace_of(400)
+    said = believe(trace, predictor=predictor)
+    assert said.shape == (400, 2) and np.isfinite(said).all() and (said[:, 0] >= 1).all() and (said[:, 1] >= 0).all()
+    assert np.array_equal(said, believe(trace, predictor=predictor))
+    assert np.array_equal(said, believe(trace, seed=4, predictor=predictor)) == (predictor in ("true", "prompt"))
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 300), st.integers(0, 2**40))
+def test_errors_of_a_class_depend_on_its_own_requests_before_alone(n: int, seed: int) -> None:
+    trace = trace_of(300)
+    said = believe(trace, seed, predictor="lognormal", error=0.5)
+    for kept in (np.arange(300) < n, ~trace.online):  # the first ones, and offline ones without the online ones
+        part = Trace(trace.arrival_s[kept], trace.prompt_tokens[kept], trace.output_tokens[kept], trace.online[kept])
+        assert np.array_equal(believe(part, seed, predictor="lognormal", error=0.5), said[kept])
+
+
+def test_true_is_true_and_errors_have_the_stated_spread() -> None:
+    trace = trace_of(20_000)
+    assert np.array_equal(believe(trace, predictor="true")[:, 0], trace.output_tokens)
+    assert np.array_equal(believe(trace, predictor="lognormal", error=0.0)[:, 0], trace.output_tokens)
+    off = np.log(believe(trace, predictor="lognormal", error=0.6)[:, 0] / trace.output_tokens)[trace.output_tokens > 9]
+    assert abs(off.std() - 0.6) < 0.02 and abs(np.median(off)) < 0.02
+
+
+@pytest.mark.parametrize("tau", [0.1, 0.3, 0.7, 1.0])
+def test_a_ranker_has_the_stated_kendall_tau(tau: float) -> None:
+    trace = trace_of(6_000)
+    said, mine = believe(trace, predictor="rank", tau=tau), ~trace.online
+    found: Any = kendalltau(said[mine, 0], trace.output_tokens[mine])
+    assert abs(found.statistic - tau) < 0.03
+    assert tau < 1.0 or said[:, 1].max() < 1e-6
+
+
+def test_a_classifier_is_right_as_often_as_stated_and_its_spread_is_that_of_its_ranges() -> None:
+    trace = trace_of(20_000)
+    mine = ~trace.online
+    sure, said = (believe(trace, predictor="bucket", accuracy=accuracy)[mine] for accuracy in (1.0, 0.7))
+    labels = [np.unique(one[:, 0], return_inverse=True)[1] for one in (sure, said)]
+    assert abs((labels[0] == labels[1]).mean() - 0.7) < 0.02 and np.abs(labels[0] - labels[1]).max() == 1
+    assert np.median(sure[:, 1]) < np.median(said[:, 1]) < np.log(trace.output_tokens[mine]).std()
+
+
+def test_prompts_tell_what_they_tell() -> None:
+    trace = trace_of(20_000)
+    said = believe(trace, predictor="prompt")[:, 0]
+    long, short = trace.prompt_tokens > 3600, trace.prompt_tokens < 400
+    assert 1.5 < np.median(said[long]) / np.median(said[short]) < 2.3  # twice as long after the longest prompts
+    few = trace_of(60)
+    assert len(np.unique(believe(few, predictor="prompt")[~few.online, 0])) == 1  # too few to say anything
+
+
+@pytest.mark.parametrize(("value", "message"), [
+    ("truth", r"unknown lengths.predictor 'truth' \(did you mean 'true'"),
+    ({"predictor": "lognormal", "tau": 0.4}, "lengths.tau=0.4: the predictor 'lognormal' takes error; leave it out"),
+    ({"error": 0.4}, "the predictor 'none' takes no other key"),
+    ({"predictor": "rank", "tau": 1.5}, "lengths.tau=1.5 must be a number from 0 to 1"),
+    ({"predictor": "bucket", "buckets": 1}, "lengths.buckets=1 must be a whole number from 2 to"),
+    ({"predictor": "lognormal", "err": 0.4}, "err"),
+])
+def test_mistakes_are_named(value: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Scenario(**POOLS, lengths=value).resolve()
+
+
+# --- What is believed -------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("grown", [0.0, 0.5, 1.0, 3.0])
+def test_a_belief_is_the_distribution_given_what_has_been_generated(running: Simulation, grown: float) -> None:
+    """Quantiles beside draws from the law itself, of which those are kept that are longer than what is there."""
+    state, slot = running.state, int(np.argmax(running.state.predicted[:, 0] > 200))
+    median, spread = state.predicted[slot]
+    before = int(state.requests["generated_tokens"][slot])
+    state.requests["generated_tokens"][slot] = round(grown * median)
+    survival, out = np.array([0.84, 0.5, 0.16]), np.empty(3)
+    _quantiles(running.handle.address, np.full(3, slot), survival, out)
+    again = believed_outputs(state.predicted[[slot] * 3], np.full(3, round(grown * median)), survival)
+    state.requests["generated_tokens"][slot] = before
+    shape = np.pi / np.sqrt(3.0) / spread
+    drawn = median * (1.0 / np.random.default_rng(1).random(2_000_000) - 1.0) ** (1.0 / shape)
+    expected = np.quantile(drawn[drawn > round(grown * median)], 1.0 - survival)
+    assert np.allclose(out, expected, rtol=0.02) and np.array_equal(again, np.rint(out))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 90)), min_size=1, max_size=12))
+def test_the_peak_is_that_of_playing_on_token_by_token(running: Simulation, pairs: list[tuple[int, int]]) -> None:
+    remaining, contexts = np.array(pairs, np.int64).T.copy()
+    played = [sum(c + t for r, c in pairs if r >= t) for t in range(1, remaining.max() + 1)]
+    assert _peak(running.handle.address, remaining, contexts) == max(played)
+
+
+def test_density_is_worth_over_memory_still_needed(running: Simulation) -> None:
+    state = running.state
+    slots = np.flatnonzero(state.requests["online"] == 0)[:50].astype(np.int64)
+    found, output = np.empty(50), np.empty(50)
+    _densities(running.handle.address, slots, found)
+    _quantiles(running.handle.address, slots, np.full(50, 0.5), output)
+    rows = state.requests[slots]
+    left, context = output - rows["generated_tokens"], rows["prompt_tokens"] + rows["generated_tokens"]
+    worth = [_worth(running.handle.address, int(slot), float(one)) for slot, one in zip(slots, output, strict=True)]
+    assert np.allclose(found, worth / (left * (context + left / 2)), rtol=1e-12)
+    true = [_worth(running.handle.address, int(slot), float(state.requests["output_tokens"][slot])) for slot in slots]
+    assert np.allclose(true, rows["service_ps"], rtol=1e-9)  # the protocol's own price, of what one believes
+
+
+# --- Who believes it --------------------------------------------------------------------------------------------------
+def test_rules_that_do_not_ask_are_not_changed_and_all_are_told_the_same() -> None:
+    runs = [Simulation(Scenario(**POOLS, lengths=lengths), policy) for lengths, policy in
+            (("rank", "ooco"), ("rank", "ooco_lengths"))]
+    assert np.array_equal(runs[0].state.predicted, runs[1].state.predicted) and runs[0].state.predicted.size
+    plain, told = (simulate(Scenario(**POOLS, lengths=lengths), "slack") for lengths in ("none", "true"))
+    assert plain.counters == told.counters
+
+
+def test_better_predictions_are_other_decisions_and_slack_is_one_of_its_settings() -> None:
+    counters = [simulate(Scenario(**POOLS, lengths=lengths), "ooco_lengths").counters
+                for lengths in ("none", "true", {"predictor": "lognormal", "error": 0.6})]
+    assert counters[0] != counters[1] != counters[2]
+    told = simulate(Scenario(**POOLS, lengths="true"), "ooco_lengths:evict=bottleneck,pull=slack")
+    assert told.counters == simulate(Scenario(**POOLS), "slack").counters
+
+
+def test_mixed_policies_go_by_the_same_predictor() -> None:
+    told_by = "past_future:lengths=predicted,max_output_tokens=99999"
+    exact, told = (simulate(Scenario(**MIXED, lengths=lengths), policy) for lengths, policy in
+                   (("none", "past_future:lengths=exact"), ("true", told_by)))
+    assert exact.counters == told.counters
+    own, given = (simulate(Scenario(**MIXED, lengths=lengths), policy) for lengths, policy in
+                  (("none", "sjf:sigma=0"), ("true", "sjf")))
+    assert own.counters == given.counters != simulate(Scenario(**MIXED), "sjf").counters
