@@ -68,7 +68,8 @@ def claim(env: str, rule: str, error: Any, opponent: str, ours: Records, theirs:
     """A row of `results/learned.json`: what a rule has over the opponent, paired by window."""
     service, base = scoring.values(ours, scoring.HEADLINE), scoring.values(theirs, scoring.HEADLINE)
     mean, low, high = scoring.mean_interval((service - base)[None])
-    p_value = float(wilcoxon(service, base)[1]) if np.any(service != base) else 1.0
+    tested: Any = wilcoxon(service, base) if np.any(service != base) else None
+    p_value = float(tested.pvalue) if tested else 1.0
     return {"environment": load_yaml("env", env)["id"], "kind": "information", "learned": rule, "opponent": opponent,
             "predictor_error": error, "unit": UNIT, "mean": mean, "ci_low": low, "ci_high": high,
             "relative": mean / float(base.mean()), "p_wilcoxon": p_value,
