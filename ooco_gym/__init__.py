@@ -14,6 +14,7 @@ from ooco_gym.scenario import Scenario, Slo
 from ooco_gym.version import __version__
 
 if TYPE_CHECKING:
+    from agents.evaluation.function import evaluate
     from ooco_gym.envs.features import candidate_table
     from ooco_gym.envs.rule_agent import make_agent
     from ooco_gym.policy import get_policy
@@ -21,10 +22,11 @@ if TYPE_CHECKING:
     from ooco_gym.zoo import list_policies, load_policy
 
 __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__version__", "candidate_table",
-           "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
+           "evaluate", "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
 
 register_all()
-_LATER = {"simulate": "ooco_gym.simulation", "Simulation": "ooco_gym.simulation", "Run": "ooco_gym.simulation",
+_LATER = {"evaluate": "agents.evaluation.function",
+          "simulate": "ooco_gym.simulation", "Simulation": "ooco_gym.simulation", "Run": "ooco_gym.simulation",
           "get_policy": "ooco_gym.policy", "make_agent": "ooco_gym.envs.rule_agent",
           "candidate_table": "ooco_gym.envs.features",
           "list_policies": "ooco_gym.zoo", "load_policy": "ooco_gym.zoo"}

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
+from agents.evaluation.function import FunctionPlayer, function_of
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
 from agents.evaluation.players import check_fit, environment_of, load_learned, play, runs_of
@@ -175,6 +176,8 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
                 for folder in entrant.runs.values():
                     check_fit(entrant.label, folder, env)
                 players = [(dict(config), folder, name) for name, folder in entrant.runs.items()]
+            elif function_of(entrant.policy) is not None:
+                players = [(dict(config), entrant.policy, None)]
             else:
                 check_heuristic(entrant.policy, env)
                 players = [(*seated(config, entrant.policy, env), None)]
@@ -234,6 +237,9 @@ def _result(work: Job | Bounded) -> Any:
 
 def play_job(job: Job) -> list[dict[str, Any]]:
     """Plays one chunk of windows with one policy; runs in a worker process. Records of a run name it as `run`."""
+    own = function_of(job.policy)
+    if own is not None:
+        return play(job.env, FunctionPlayer(job.label, own), job.games, side_by_side=SIDE_BY_SIDE)
     if not job.learned:
         return play(job.env, Heuristic(job.policy), job.games, side_by_side=SIDE_BY_SIDE)
     from agents.settings import limit_torch_threads
@@ -255,7 +261,7 @@ def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping
             bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
     name = env.get("name") or env["id"]
-    learned = {one.label: one.learned for one in entrants}
+    learned = {one.label: one.learned or function_of(one.policy) is not None for one in entrants}
     suites = []
     for shift, records in played.items():
         suite = {"shift": shift, "episodes": episodes, "notes": notes,

@@ -53,7 +53,7 @@ def key_of(work: Any) -> str:
     the code that plays."""
     files = digest_of(work.policy) if getattr(work, "learned", False) else None
     told = {"kind": type(work).__name__, **work._asdict(), "files": files, "code": _code()}
-    told["stamps"] = file_stamps(told)
+    told["stamps"] = file_stamps({**told, "own": str(getattr(work, "policy", "")).partition(":")[0]})
     return hashlib.sha256(json.dumps(as_json(told), sort_keys=True).encode()).hexdigest()
 
 

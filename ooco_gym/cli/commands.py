@@ -19,6 +19,7 @@ OURS = ("agents", "baselines", "conf", "experiments")
 PRESETS = ("preset", "experiment")
 PRESET = PRESETS[0]
 POLICY = "policy"  # the group whose choices may be Python files
+LEARNED = "learned:"  # before the folders of learned policies, which take their seats beside a partner
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
 _WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
 
@@ -137,6 +138,13 @@ def read_choice(roots: Iterable[Path], group: str, value: str) -> dict[str, Any]
         from ooco_gym.policy.registry import as_mapping  # takes a second, and few have a policy of their own
 
         return as_mapping(value)
+    if group == POLICY and value.startswith(LEARNED):
+        return {PLAIN: value}
+    if group == POLICY and value.partition(":")[0] not in known:
+        from ooco_gym.policy.registry import as_mapping, list_policies
+
+        if value.partition(":")[0] in list_policies():
+            return as_mapping(value)  # of another installed package, which needs no YAML here
     if value.endswith((".yaml", ".yml")):
         return load_yaml(group, value)
     if _exists(value) or _is_code(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from warnings import catch_warnings, simplefilter
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SCHEMA = "ooco-gym/simulate/1"
+LEARNED, LEARNED_PLAYER = "learned:", "experiments.common.learned_player:simulate_learned"
 NO_ONLINE = "no online request"
 CLUSTERS_OWN = "cluster"  # conf/slo/cluster.yaml: the cluster's own preset
 STEADY_S = 3600.0  # a window long enough to tell whether the backlog grows
@@ -35,10 +37,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     policy = OmegaConf.to_container(cfg.policy) if OmegaConf.is_config(cfg.policy) else str(cfg.policy)
     with Console(stderr=True).status("simulating"), catch_warnings():
         simplefilter("ignore", UserWarning)  # printed below, as notes
-        run = simulate(scenario, policy=policy)  # type: ignore[arg-type]
+        learned = isinstance(policy, str) and policy.startswith(LEARNED)
+        run = _learned_player()(scenario.given, policy) if learned else simulate(
+            scenario, policy=policy)  # type: ignore[arg-type]
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
     write_requests(run, Path(cfg.out) / "requests.parquet")
-    write_samples(run, Path(cfg.out) / "samples.npz")
+    if run.samples:
+        write_samples(run, Path(cfg.out) / "samples.npz")
     result_table(summary).show()
     classes = class_table({summary["policy"]: [summary]})
     if classes is not None:
@@ -50,6 +55,12 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     lines += [line if line.endswith("?") else f"{line}." for line in (*run.range_warnings, *run.notes)]
     show_notes(lines)
     return summary
+
+
+def _learned_player() -> Any:
+    """What plays learned policies: found by its name, as a policy's module is, for it is a layer above this one."""
+    module, _, name = LEARNED_PLAYER.partition(":")
+    return getattr(import_module(module), name)
 
 
 def scenario_of(cfg: DictConfig) -> Scenario:

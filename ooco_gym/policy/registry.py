@@ -175,6 +175,15 @@ def _member(module: ModuleType, wanted: str, path: str) -> Policy:
     return known[name]
 
 
+def module_of_file(path: str) -> ModuleType:
+    """The module of a Python file, read once in a process.
+
+    Raises:
+        UserError: it is not Python, or imports what is not installed.
+    """
+    return _module(os.path.abspath(_existing(path)))
+
+
 @lru_cache(maxsize=64)
 def _module(path: str) -> ModuleType:
     """Imports a file: as a part of its package where it is in one, else under a name of its own.
