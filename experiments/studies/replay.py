@@ -23,7 +23,7 @@ from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
 from ooco_gym.perf.specs import model_named
 from ooco_gym.perf.timing import timing_form
-from ooco_gym.report import Table, layout, write_figure
+from ooco_gym.report import Table, console, layout, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 
@@ -168,23 +168,32 @@ def calibrated(run: Recorded, device: str, base: str | None, datasheet: dict[str
     Raises:
         UserError: the folder has no kernel times, or they cannot be fitted.
     """
-    from omegaconf import OmegaConf
-
-    from ooco_gym.calibrate.command import main
     from ooco_gym.calibrate.sources import is_table
-    from ooco_gym.resources import load_yaml
 
     own = (run.folder / "requests.parquet", run.folder / "timeseries.csv")
     if not any(is_table(path) and path not in own for path in run.folder.rglob("*")):
         raise UserError(f"'{run.folder}' holds no kernel times from which a chip could be made (layouts: "
                         "docs/calibration.md): put them there, or give chip=NAME or chip=FILE.yaml with "
                         "timings=[extended,ooco]")
+    return fitted({"data": str(run.folder), "device": device, "model": model_of(run, model), "tp": degree_of(run),
+                   "base": base, "chip": datasheet}, out)
+
+
+def fitted(given: dict[str, Any], out: Path) -> str:
+    """`ooco-gym calibrate` with these keys into a folder; returns the chip's YAML file.
+
+    Raises:
+        UserError: as the command.
+    """
+    from omegaconf import OmegaConf
+
+    from ooco_gym.calibrate.command import main
+    from ooco_gym.resources import load_yaml
+
     out.mkdir(parents=True, exist_ok=True)
     plain = {key: value for key, value in load_yaml("", "calibrate").items() if key not in ("defaults", "positional")}
-    given = {"data": str(run.folder), "device": device, "model": model_of(run, model), "tp": degree_of(run),
-             "base": base, "chip": datasheet, "out": str(out)}
-    write_json(out / "summary.json", {"schema": "ooco-gym/calibrate/1", **(main(OmegaConf.create({**plain, **given}))
-                                                                           or {})})
+    summary = main(OmegaConf.create({**plain, **given, "out": str(out)})) or {}
+    write_json(out / "summary.json", {"schema": "ooco-gym/calibrate/1", **summary})
     return str(out / "chip.yaml")
 
 
@@ -352,8 +361,6 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no run, or one that cannot be read, calibrated or simulated.
     """
-    from rich.console import Console
-
     if cfg.run is None:
         raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
                         "(docs/measuring.md)")
@@ -375,7 +382,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     said = [*_older_release(run.engine), *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
             *dict.fromkeys(str(item.message) for item in caught)]
     for sentence in said:
-        Console().print(f"note: {sentence}", highlight=False, markup=False)
+        console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
             "requests": len(run.requests["arrival_s"]), "results": found, "notes": said,
             "page": str(out / "replay.html")}

@@ -15,7 +15,7 @@ from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.jobs import cores
 from ooco_gym.version import __version__
 
-KEYS = ("data", "out", "only", "workers", "chain", "servegen", "aiconfigurator")
+KEYS = ("data", "out", "only", "workers", "chain", "servegen", "aiconfigurator", "llmservingsim")
 _HELP = """python -m experiments.validity [KEY=VALUE ...]
 
 data      folder with profiles/, traces/ and runs/; OOCO_GYM_DATA unless given
@@ -25,6 +25,7 @@ workers   processes; all cores unless given
 chain     run folder of `ooco-gym experiment engine_chain`; of several with commas between them the last is shown
 servegen  a clone of github alibaba/ServeGen
 aiconfigurator  the folder of systems' kernel tables of github ai-dynamo/aiconfigurator (…/systems/data)
+llmservingsim  the folder of profiles of github casys-kaist/LLMServingSim (…/profiler/perf)
 """
 
 
@@ -82,7 +83,7 @@ def _context(values: Mapping[str, str]) -> Context:
     workers = values.get("workers", str(cores()))
     if not workers.isdigit() or int(workers) < 1:
         raise UserError(f"workers={workers}: expected a whole number of at least 1")
-    extra = {name: _folders(name, values.get(name, "")) for name in ("chain", "servegen", "aiconfigurator")}
+    extra = {name: _folders(name, values.get(name, "")) for name in KEYS[4:]}
     return Context(Path(data).expanduser() if data else None, extra, int(workers))
 
 

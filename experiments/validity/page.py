@@ -13,13 +13,14 @@ from typing import Any
 
 from experiments.common import svg
 from experiments.common.output import rounded, write_texts
-from experiments.validity import causes, engines, load, operators, papers, transfer
+from experiments.validity import causes, composed, engines, load, operators, papers, transfer
 from experiments.validity.section import PARTS, Section, details, table
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.report import joined
 
-_PARTS = operators.SECTIONS | transfer.SECTIONS | load.SECTIONS | engines.SECTIONS | causes.SECTIONS | papers.SECTIONS
+_PARTS = (operators.SECTIONS | transfer.SECTIONS | load.SECTIONS | engines.SECTIONS | causes.SECTIONS
+          | composed.SECTIONS | papers.SECTIONS)
 SECTIONS: dict[str, Section] = dict(sorted(_PARTS.items(), key=lambda item: item[1].order))
 """All sections by name, in the page's order."""
 SCHEMA = "ooco-gym/validity/1"
@@ -35,7 +36,8 @@ table says otherwise they are errors on what the fit had not seen.
 **To regenerate:** `make validity OOCO_GYM_DATA=FOLDER` (minutes on two cores), or \
 `python -m experiments.validity data=FOLDER out=docs` for all, `only=NAME` for one section. FOLDER holds `profiles/`, \
 `traces/` and `runs/` ([calibration](calibration.md), [trace files](traces.md)); kernel tables of \
-github ai-dynamo/aiconfigurator are given by `aiconfigurator=FOLDER`; a section whose data are not there \
+github ai-dynamo/aiconfigurator are given by `aiconfigurator=FOLDER`, profiles of github casys-kaist/LLMServingSim by \
+`llmservingsim=FOLDER`; a section whose data are not there \
 keeps its last figures and says so. Every figure is in `results/validity/*.json`."""
 
 
