@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/field/1"
-CELL_KEYS = ("workload", "cluster", "slo", "params", "search")
+CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search")
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,8 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         check_names(f"cells[{index}]", given)
         own = given.get("search") or {}
         check_keys(f"cells[{index}].search", own, Plan.__dataclass_fields__)
-        scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo") if key in given})
+        scenario = base.with_(**{key: given[key] for key in ("workload", "cluster", "slo", "duration_s")
+                                 if key in given})
         scenario = scenario.with_(rate_scale=scenario.online_scale())
         for policy in policies:
             placed(scenario, policy)
@@ -330,7 +331,7 @@ def _described(cell: Cell) -> dict[str, Any]:
     return {"name": cell.name, "workload": workload_name(scenario.workload),
             "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
-            "rate_scale": scenario.rate_scale, "params": dict(cell.params),
+            "rate_scale": scenario.rate_scale, "window_s": float(scenario.duration_s), "params": dict(cell.params),
             "online_rate_per_s": scenario.online_scale() * workload_mean_rate(scenario.workload)}
 
 

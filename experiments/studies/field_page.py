@@ -301,9 +301,10 @@ def body(summary: Mapping[str, Any], folder: str) -> str:
 
 def _load(cell: Mapping[str, Any]) -> str:
     slo, params = cell["slo"], ", ".join(f"`{name}={value}`" for name, value in cell["params"].items())
+    window = f" {cell['window_s'] / 3600:g} h around its peak." if "window_s" in cell else ""
     return (f"Online {cell['online_rate_per_s']:.3g} requests/s in the day's mean ({cell['rate_scale']:.4g} of the "
             f"workload's own), TTFT {slo['ttft_s']:g} s, TPOT {1000 * slo['tpot_s']:g} ms; offline work as "
-            f"`{cell['offline']}`." + (f" Policies that know it have {params}." if params else ""))
+            f"`{cell['offline']}`.{window}" + (f" Policies that know it have {params}." if params else ""))
 
 
 def _legend(summary: Mapping[str, Any]) -> str:
@@ -325,7 +326,8 @@ def _legend(summary: Mapping[str, Any]) -> str:
 def _origin(summary: Mapping[str, Any]) -> str:
     known = summary["simulations"] - summary["simulated_anew"]
     took = summary["cpu_s"] / 60
-    return (f"{summary['simulations']:,} simulations of {summary['window_s']:g} s (and warm-up and drain) on seeds "
+    windows = dict.fromkeys(f"{cell.get('window_s', summary['window_s']):g}" for cell in summary["cells"])
+    return (f"{summary['simulations']:,} simulations of {' and '.join(windows)} s (and warm-up and drain) on seeds "
             f"{', '.join(str(seed) for seed in summary['seeds'])}: {took:.0f} minutes of one core's time in all, "
             f"{took / summary['workers']:.0f} on {summary['workers']} free ones. This page was made in "
             f"{summary['wall_s'] / 60:.0f} minutes, with {known:,} simulations from the cache.")
