@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from ooco_gym.scenario import Scenario
 
 SCHEMA = "ooco-gym/field/1"
-CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search")
+CELL_KEYS = ("workload", "cluster", "slo", "duration_s", "params", "search", "without")
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class Cell:
         plan: how rates are searched.
         trial: the same while tuning.
         params: set for every policy that has them, such as `prefix_caching`.
+        without: policies that are not measured here.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Cell:
     plan: Plan
     trial: Plan
     params: Mapping[str, Any] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
 
     def full_name(self, policy: str) -> str:
         """The policy with the cell's own parameters, as it is simulated; its own setting of one stays.
@@ -112,7 +114,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
             trial = replace(bench, seeds=seeds_of(tuning["seeds"], "tuning.seeds"), plan=cell.trial)
             return entries_of(cell, policy, bench, trial, definitions, tuning["policies"] or {}, tuning["shipped"])
 
-        pairs = [(cell, policy) for cell in cells for policy in policies]
+        pairs = [(cell, policy) for cell in cells for policy in policies if policy not in cell.without]
         with ThreadPoolExecutor(len(pairs)) as threads:
             asked = [threads.submit(measure, *pair) for pair in pairs]
             try:
@@ -164,12 +166,27 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         name = f"{workload_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
         cells.append(Cell(name, scenario, Plan(**{**options["search"], **own}),
                           Plan(**{**options["search"], **options["tuning"]["search"], **own}),
-                          {**(options["params"] or {}), **(given.get("params") or {})}))
+                          {**(options["params"] or {}), **(given.get("params") or {})},
+                          _without(f"cells[{index}]", given.get("without") or (), policies, options)))
     names = [cell.name for cell in cells]
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"cells: '{name}' is there twice; expected different workloads or clusters")
     return cells
+
+
+def _without(where: str, given: Sequence[str], policies: Sequence[str], options: Mapping[str, Any]) -> tuple[str, ...]:
+    """The policies that a cell leaves out.
+
+    Raises:
+        UserError: one is not compared at all, or others are compared with it.
+    """
+    for policy in given:
+        if policy not in policies:
+            raise unknown(f"{where}.without", policy, policies)
+        if policy in (options["lead"], options["baseline"] or policies[0]):
+            raise UserError(f"{where}.without: '{policy}' is what the others are compared with, and cannot be left out")
+    return tuple(given)
 
 
 def _check_partners(options: Mapping[str, Any], policies: Sequence[str]) -> None:

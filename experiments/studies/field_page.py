@@ -94,11 +94,12 @@ def overview(summary: Mapping[str, Any]) -> str:
             lines.setdefault((row["policy"], True), dict(shipped))[row["cell"]] = row
         else:
             lines.setdefault((row["policy"], False), {})[row["cell"]] = row
-    lines = {key: found for key, found in lines.items() if len(found) == len(names)}  # else within the tuned one
-    ranked = sorted(lines, key=lambda key: -_mean_ratio([lines[key][name] for name in names]))
+    most = {policy: max(len(found) for (name, _), found in lines.items() if name == policy) for policy, _ in lines}
+    lines = {key: found for key, found in lines.items() if len(found) == most[key[0]]}  # else within the tuned one
+    ranked = sorted(lines, key=lambda key: -_mean_ratio(list(lines[key].values())))
     known = summary["tuning"]["policies"]
-    body = [[_labelled(policy, tuned and policy in known), lines[policy, tuned][names[0]]["kind"],
-             *(_glance(lines[policy, tuned][name]) for name in names)] for policy, tuned in ranked]
+    body = [[_labelled(policy, tuned and policy in known), next(iter(lines[policy, tuned].values()))["kind"],
+             *(_glance(lines[policy, tuned].get(name)) for name in names)] for policy, tuned in ranked]
     return Table("", ("policy", "instances", *names), body, align="llr").markdown()
 
 
@@ -111,7 +112,9 @@ def _mean_ratio(rows: Sequence[Row]) -> float:
     return math.exp(sum(math.log(max(row["ratio"] or 0.0, 1e-3)) for row in rows) / len(rows))
 
 
-def _glance(row: Row) -> str:
+def _glance(row: Row | None) -> str:
+    if row is None:
+        return NONE
     if row["max_offline_rate"]["mean"] <= 0:
         return "none"
     text = rate(row["max_offline_rate"])

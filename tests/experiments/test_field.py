@@ -215,6 +215,13 @@ def test_a_policy_that_is_shown_tuned_alone_has_one_line(summary, rows):
     assert not [line for line in lines if line.startswith("| `online_priority` |")]
 
 
+def test_a_policy_that_a_cell_leaves_out_has_no_figure_there(summary, rows):
+    other = [{**row, "cell": "azure on pair_7b"} for row in rows if row["policy"] != "vllm_priority"]
+    cells = [*summary["cells"], {**summary["cells"][0], "name": "azure on pair_7b"}]
+    text = body({**summary, "results": [*rows, *other], "cells": cells}, "field")
+    assert next(line for line in text.splitlines() if line.startswith("| `vllm_priority`")).endswith("| – |")
+
+
 def test_a_page_keeps_what_people_wrote(summary, tmp_path):
     page = tmp_path / "field.md"
     page.write_text(f"# Mine\n\nBefore.\n\n{BEGIN}\nold figures\n{END}\n\nAfter.\n")
@@ -258,7 +265,7 @@ def read(folder):
 
 @pytest.mark.usefixtures("brief")
 def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
-    arguments = ["compare", "sustain=true", "cells=[azure_conv]", *TRIAL]
+    arguments = ["compare", "sustain=true", "cells=[{workload: azure_conv, without: []}]", *TRIAL]
     policies = "policies=[base_pd,vllm_priority]"
     settings = "tuning.policies={vllm_priority: [{max_num_batched_tokens: 512}]}"
     assert main([*arguments, policies, settings, "out=first"]) == 0
@@ -290,6 +297,8 @@ def test_one_table_of_both_kinds_resumed_from_the_cache(capsys):
     (["cells=[3]"], "cells[0]=3: expected a workload, or such as"),
     (["cells=[{workload: ooc, slos: xllm}]"], "cells[0]: unknown key 'slos' (did you mean 'slo'?)"),
     (["cells=[{workload: ooc, search: {frist: 1}}]"], "cells[0].search: unknown key 'frist'"),
+    (["cells=[{workload: ooc, without: [ooco]}]"], "unknown cells[0].without 'ooco'"),
+    (["cells=[{workload: ooc, without: [base_pd]}]"], "cells[0].without: 'base_pd' is what the others are compared"),
     (["cells=[ooc,ooc]"], "cells: 'ooc on pair_7b' is there twice"),
     (["cells=[ooo]"], "cells[0]: unknown workload 'ooo'"),
     (["cells=[ooc,nope]"], "cells[1]: unknown workload 'nope'; expected one of: azure_code, azure_conv"),
