@@ -137,11 +137,15 @@ def sustain(bench: Bench, policy: str, near: float | None = None) -> Sustained:
 
 
 def glance_of(found: Sustained, condition: str, at: Point) -> dict[str, Any]:
-    """What other programs read of a policy under a condition: the keys that all pages' figures share."""
+    """What other programs read of a policy under a condition: the keys that all pages' figures share.
+
+    The rate is the highest simulated that held, which may lie just below its interval of crossings: here that is
+    widened to hold it.
+    """
     seeds = len(at.violations)
     low, high = resampled_interval(found.rates, seeds)
-    return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else low,
-            "ci_high": None if math.isnan(high) else high, "tokens_per_s": found.tokens_per_s,
+    return {"condition": condition, "rate": found.rate, "ci_low": None if math.isnan(low) else min(low, found.rate),
+            "ci_high": None if math.isnan(high) else max(high, found.rate), "tokens_per_s": found.tokens_per_s,
             "violation_rate": float(at.violations.mean()), "n_seeds": seeds}
 
 

@@ -286,9 +286,10 @@ def _ratio(found: Sustained, over: Sustained, seeds: int) -> tuple[float | None,
 def _lead(ahead: Entry, entry: Entry) -> dict[str, float | None]:
     """How many offline tokens a second a policy sustains more than another one, paired by resample."""
     ours, theirs = (next(iter(one.found.values())) for one in (ahead, entry))
-    low, high = resampled_interval(ours.tokens - theirs.tokens, len(ours.own_rates))
+    more = ours.tokens - theirs.tokens  # at the crossings, between the rates that were simulated
+    low, high = resampled_interval(more, len(ours.own_rates))
     plain = [None if math.isnan(value) else value for value in (low, high)]
-    return {"mean": ours.tokens_per_s - theirs.tokens_per_s, "low": plain[0], "high": plain[1]}
+    return {"mean": float(more.mean()), "low": plain[0], "high": plain[1]}
 
 
 def _crossing(found: Sustained, seeds: int) -> dict[str, Any]:
