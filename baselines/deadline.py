@@ -216,4 +216,4 @@ def within_deadlines(view):
     return tokens if tokens > 0 else fill_least(state, instance, limits.tokens, limits.how)
 
 
-policy = Policy("deadline", PARAMS, mixed=True, route=route, compose=within_deadlines)
+policy = Policy("deadline", PARAMS, mixed=True, leaves_open=True, route=route, compose=within_deadlines)

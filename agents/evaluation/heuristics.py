@@ -7,13 +7,14 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `partner`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
 - where a length predictor speaks (`Eviction-v1`, `Migration-v1`), the rules of `ooco_lengths` that go by what it says;
+- `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission);
 - `level 0.9` (Packing), `slo_margin=0.95` (Control; several with commas), `time 2 offline 1` (Batching): a constant;
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
-Packing and Control, it has settings instead, and Batching asks for whole iterations: there the whole policy takes the
-partner's seat, and the partner's action is taken (`seated`). Among other decisions (Colocation) packing is answered by
-the level nearest to the policy's own.
+Packing and Control, it has settings instead, and Batching and Admission ask for parts of whole iterations: there the
+whole policy takes the partner's seat, and the partner's action is taken (`seated`). Among other decisions (Colocation)
+packing is answered by the level nearest to the policy's own.
 """
 
 from __future__ import annotations
@@ -30,11 +31,14 @@ from agents.environments import Window, is_partner, make_env
 from agents.evaluation.players import Observations, play
 from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import buffers as b
+from ooco_gym.envs.admission_filling import PLACES
 from ooco_gym.envs.config import pack_parameter
+from ooco_gym.envs.features import COLUMN
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
+from ooco_gym.runtime.admission_features import ENTRY
 from ooco_gym.sim import state as s
 
 RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
@@ -206,14 +210,40 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
                    for name, longest in (("shortest", False), ("longest", True))]
     if env.config.scenario.lengths != "none":
         listed += [_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ())]
+    if b.ADMIT in kinds:
+        listed += [Heuristic(name, lambda env, rank=rank: partial(_entering, env, rank))
+                   for name, rank in ENTERING.items()]
     if kinds == {s.INTERRUPT}:
         listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
     return listed
 
 
+def _work(entry: Mapping[str, float]) -> float:
+    """Tokens that a request is believed to take still, to compute and to generate."""
+    tokens, output = (np.expm1(entry[name] * np.log1p(_LIMITS[name])) for name in ("tokens", "output"))
+    return float(tokens * (1.0 - entry["cached"]) + output)
+
+
+_LIMITS = {one.name: one.limit for one in ENTRY}
+ENTERING: dict[str, Callable[[Mapping[str, float]], float]] = {  # the least of these enters
+    "oldest": lambda entry: -entry["wait"], "least work": _work,
+    "most cached": lambda entry: -entry["cached"] * np.expm1(entry["tokens"] * np.log1p(_LIMITS["tokens"]))}
+
+
+def _entering(env: Any, rank: Callable[[Mapping[str, float]], float]) -> int:
+    """Of the requests that may enter the one of the least rank; elsewhere the partner's action."""
+    buffers = env.episodes.buffers
+    there = np.flatnonzero(buffers.mask[0, b.FIXED :])
+    if buffers.turns[0, b.KIND] != b.ADMIT or not len(there):
+        return b.PARTNER_ACTION
+    rows = buffers.candidates[0, there].astype(float)
+    ranks = [rank({name: row[getattr(COLUMN, column)] for name, column in PLACES.items()}) for row in rows]
+    return b.FIXED + int(there[int(np.argmin(ranks))])
+
+
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Pool policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`)."""
-    points = [kind - 1 for kind in sorted(kinds) if kind < b.CLOCK]
+    points = [kind - 1 for kind in sorted(kinds) if kind < b.ADMIT]
     partner = policy_of(env.config.partner)
     seen: list[tuple[Any, ...]] = [tuple((partner.hooks()[point], None) for point in points)]
     names = []

@@ -45,7 +45,7 @@ from ooco_gym.simulation import Simulation
 _TIE = 1e-9
 RAREST = 0.002  # a drawn length is exceeded with this probability at least: the law's tail has no end
 PRICED = ("ttft", "tpot", "burst")  # parts of the reward that the weight of costs multiplies
-SIZED = (s.GATE, s.EVICT, s.PULL)  # decisions whose candidates are requests
+SIZED = (s.GATE, s.EVICT, s.PULL, b.ADMIT)  # decisions whose candidates are requests
 
 
 class Rollout:
@@ -151,7 +151,7 @@ def bases_of(env: Any, names: Sequence[str] | None) -> list[int]:
             if name not in BASES:
                 raise unknown("base", name, BASES)
         return [PARTNER, *(base for base, name in enumerate(BASES) if name in names and base != PARTNER)]
-    if kinds <= set(b.SEATED):
+    if kinds <= {s.COMPOSE, b.CLOCK, b.CONTROL}:
         return [PARTNER, HOLD]
     return [PARTNER, DECLINE] + [SHORTEST, LONGEST] * bool(kinds & set(SIZED))
 

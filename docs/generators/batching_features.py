@@ -1,4 +1,4 @@
-"""Writes `docs/batching_features.md`, the feature contract of Batching-v0, from its tables; a test compares.
+"""Writes `docs/batching_features.md`, the feature contract of engines, from its tables; a test compares.
 
 `python -m docs.generators.batching_features` writes it below the current folder.
 """
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from docs.generators.environments import table
+from ooco_gym.runtime.admission_features import ENTRY, MEAN_WEIGHT
 from ooco_gym.runtime.batching_features import (
     ACTION,
     BLOCKS_S,
@@ -38,11 +39,24 @@ engine = {
 cluster, candidates = observe(engine, actions)       # (44,) and (actions, 8), float32
 ```'''
 
+_ENTRIES = '''```python
+from ooco_gym.runtime.admission_features import OutputMean, observe_entries
+
+outputs = OutputMean()                               # .finished(num_output_tokens) as offline requests finish
+engine |= {"block_size": 16, **outputs.describe()}
+iteration = {
+    "scheduled": [(new, context), …],                # of each request in it so far
+    "time_limit": 0.06, "token_budget": 3970,        # seconds that it may take with offline prompts; tokens left
+}
+request |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "num_preemptions": 0, "is_next": False}
+cluster, candidates = observe_entries(engine, iteration, [request, …])
+```'''
+
 
 def page() -> str:
     """The Markdown page."""
     return "\n".join([
-        NOTE, "# The feature contract of Batching-v0", "",
+        NOTE, "# The feature contract of Batching-v0 and Admission-v0", "",
         "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed twice: by compiled code from "
         "the simulator's state, in training, and by `ooco_gym.runtime.batching_features.observe` from plain "
         "descriptions of requests and blocks, in service. That module needs numpy alone. "
@@ -69,6 +83,16 @@ def page() -> str:
         "r = max(0, τ − D). Online prompts take min(p r, their work), offline work max(0, min(o r − that, its work)); "
         "the sum of the three is `step`. In the environment's own table of candidates these stand in columns that are "
         "listed on [its page](envs/batching.md#observation-space).", "",
+        f"## Each candidate of [Admission-v0](envs/admission.md): {len(ENTRY)} features, of `candidates`", "",
+        "`ooco_gym.runtime.admission_features.observe_entries(engine, iteration, requests)` gives the engine's "
+        "features and these; `tests/envs/test_admission.py` compares them with the compiled code's. It is asked when "
+        "all of an iteration is composed but for offline requests that enter it: what of it was admitted runs by "
+        "then.", "",
+        _ENTRIES, "", _rows(ENTRY), "",
+        f"A moving mean m becomes m + {MEAN_WEIGHT:g} (n − m) where an offline request finishes with n tokens. Of the "
+        "features `step` is max(`before`, min(`limit`, the believed latency with as many tokens as it misses, at most "
+        "the token budget)).", "",
+        "## Scales", "",
         "Scale `log` is log(1 + x) / log(1 + limit), `signed log` the same of |x| with the sign of x, `linear` "
         "x / limit; all are cut at their bounds.", ""])
 

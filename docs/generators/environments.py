@@ -208,7 +208,7 @@ def _observations() -> list[str]:
                   _feature_table(enumerate(listed))]
     asking = {kind: [f"[{short_name(name)}]({short_name(name)}.md)" for name in ENVIRONMENTS
                      if kind in _decisions(name)] for kind in features.DECISIONS}
-    return [*parts, "[Batching](batching.md) has tables of its own, of one engine.",
+    return [*parts, "[Batching](batching.md) and [Admission](admission.md) have tables of their own, of one engine.",
             "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
             f"### `decision`: {len(features.DECISIONS)} kinds",
             table(("", "name", "asked", "in"),
@@ -392,7 +392,8 @@ def _rules() -> list[str]:
     mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
     return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
             f"({mixed}) compose whole iterations: they play `batch` ([batching](batching.md)) from the partner's seat, "
-            "and `hygen_pd` and `echo_pd` are their rules carried to pools."]
+            "those that leave it open also `admit` ([admission](admission.md)), and `hygen_pd` and `echo_pd` are their "
+            "rules carried to pools."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------

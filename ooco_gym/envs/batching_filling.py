@@ -262,10 +262,23 @@ def _kept(state, account, notes, row):
     row[C.since_online_arrival] = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
 
 
+@inlined
+def count_late(state, count, step_ps):
+    """How many of the `count` slacks that `fill_engine` left are below a time."""
+    slacks, low, high = state.scratch[0], 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if slacks[middle] < step_ps:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
 @inner
 def fill_actions(state, buffers, i):
     """Writes the `ACTION` features of every candidate; `fill_engine` has been there before."""
-    notes, levels, tpot_ps, slacks = buffers.notes[i], buffers.levels, state.config.default_tpot_ps, state.scratch[0]
+    notes, levels, tpot_ps = buffers.notes[i], buffers.levels, state.config.default_tpot_ps
     alone, online_work, offline_work = notes[ALONE_PS], notes[ONLINE_PS], notes[OFFLINE_PS]
     count = np.int64(notes[SLACKS])
     per_tpot = 1.0 / (tpot_ps * _MOST_TIMES)
@@ -275,19 +288,12 @@ def fill_actions(state, buffers, i):
         online = min(levels[1, k] * room, online_work)
         offline = max(0.0, min(levels[2, k] * room - online, offline_work))
         step = alone + online + offline
-        low, high = 0, count  # how many slacks are below
-        while low < high:
-            middle = (low + high) // 2
-            if slacks[middle] < step:
-                low = middle + 1
-            else:
-                high = middle
         out[COLUMN.present] = 1.0
         out[COLUMN.level] = min(1.0, levels[0, k] / _MOST_TIMES)
         out[COLUMN.memory] = levels[1, k]
         out[COLUMN.interrupt_risk] = levels[2, k]
         out[COLUMN.step] = min(1.0, step * per_tpot)
-        out[COLUMN.running] = low / max(1, count)
+        out[COLUMN.running] = count_late(state, count, step) / max(1, count)
         out[COLUMN.prefill] = min(1.0, online * per_tpot)
         out[COLUMN.backlog] = min(1.0, offline * per_tpot)
 

@@ -11,11 +11,13 @@ from ooco_gym.compile import Handle, Reference, function_at, jit, layer, referen
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS
+from ooco_gym.policy.latency_budget import OPEN_FIGURES
 from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 
-# --- Kinds of decisions: the points of the simulator, and by the clock one of some levels, or a vector of levels -----
-NO_KIND, CLOCK, CONTROL, KINDS = 0, len(POINTS) + 1, len(POINTS) + 2, len(POINTS) + 3
-SEATED = (COMPOSE, CLOCK, CONTROL)  # whose answers are no rule's of a policy: it plays them from the partner's seat
+# --- Kinds of decisions: the points of the simulator; which offline requests enter an iteration that is composed but
+# for them; and by the clock one of some levels, or a vector of levels ------------------------------------------------
+NO_KIND, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 5)
+SEATED = (COMPOSE, ADMIT, CLOCK, CONTROL)  # no rule of a policy's answers these: it plays them from the partner's seat
 
 # --- Actions that every environment of one choice has; candidates come after them -----------------------------------
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
@@ -41,7 +43,7 @@ class StepBuffers(NamedTuple):
     rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the partner's
     offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the partner decides
     answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
-    partners: np.ndarray  # int64[KINDS], of CLOCK: address of the function that does what the partner would do
+    partners: np.ndarray  # int64[KINDS], of CLOCK, ADMIT: address of the function that does what the partner would do
     observers: np.ndarray  # int64[KINDS], address of the function that completes an observation; 0: the common one
     slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
     actions: np.ndarray  # int64[N, P]
@@ -58,6 +60,8 @@ class StepBuffers(NamedTuple):
     tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window
     notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
     held: np.ndarray  # int64[N, instances, HELD], the answers that stay in force on each
+    iteration: np.ndarray  # int64[N, OPEN_FIGURES + K], of ADMIT: the iteration as composed (`latency_budget.
+    # leave_open`), and what it is believed to take with each candidate, in ps
     cluster: np.ndarray  # float32[N, features of the cluster]
     candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
     mask: np.ndarray  # int8[N, A]
@@ -76,7 +80,8 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros(levels), np.zeros(dimensions, np.int64),
         np.zeros(SETTINGS), np.zeros(len(TERMS)), np.zeros((n, ACCOUNT)), np.zeros(n),
-        np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64), np.zeros((n, cluster), np.float32),
+        np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64),
+        np.zeros((n, OPEN_FIGURES + candidates), np.int64), np.zeros((n, cluster), np.float32),
         np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),
         np.zeros((n, decisions), np.float32),
@@ -84,8 +89,8 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
 
 
 # What belongs to one episode, but for its address.
-ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "notes", "held", "cluster",
-        "candidates", "mask", "decision")
+ROWS = ("actions", "turns", "chosen", "planned", "picked", "account", "days", "tuned", "notes", "held", "iteration",
+        "cluster", "candidates", "mask", "decision")
 BUFFERS_TYPE = typeof(empty_buffers(1, 1))
 buffers_at = reference_at(BUFFERS_TYPE)  # compiled: the buffers of a handle's address
 _lay_buffers = layer(BUFFERS_TYPE)

@@ -19,7 +19,7 @@ from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
-from ooco_gym.policy.policy import Policy
+from ooco_gym.policy.policy import Param, Policy
 from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, facts_of
@@ -75,6 +75,8 @@ class Episodes:
         window = max(decision.window for decision in self.decisions)
         if not window:
             return partner
+        if partner.leaves_open:  # no rule of its own looks at them
+            partner = replace(partner, params=(*partner.params, Param("gate_window", "waiting requests", 1, 1024)))
         if any(param.name == "gate_window" for param in partner.params):
             return replace(partner, values={**partner.values, "gate_window": window})
         why = ("its class-blind queue leaves nothing to decide" if partner.class_blind else
@@ -168,8 +170,8 @@ class Episodes:
         buffers, policy = self.buffers, simulation.policy
         hooks = policy.hooks()
         buffers.rules[1] = addresses(hooks)
-        buffers.rules[0] = addresses([ask_outside if index + 1 in self._by_kind else rule
-                                  for index, rule in enumerate(hooks)])
+        asked = {s.COMPOSE if kind == b.ADMIT else kind for kind in self._by_kind}
+        buffers.rules[0] = addresses([ask_outside if index + 1 in asked else rule for index, rule in enumerate(hooks)])
         index, scale = pack_parameter(policy, self.config)
         buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = index, scale
         buffers.settings[b.CONTROL_INTERVAL_PS] = round(self.config.interval_s * s.PS_PER_S)
@@ -342,12 +344,17 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
     if any(_may_come_up(decision.kind, cluster, partner, config.candidates) for decision in decisions):
         return
     names = " or ".join(decision.name for decision in decisions)
-    if all(decision.kind == s.COMPOSE for decision in decisions):
-        why, instead = "its instances are relaxed and strict ones", "mixed_7b, and a partner for it, such as hygen"
+    kinds = {decision.kind for decision in decisions}
+    if kinds == {b.ADMIT} and cluster.mixed:
+        raise UserError(f"partner '{partner.name}' admits offline requests within its own rule, which leaves nothing "
+                        "to decide beside it; choose deadline, or another policy that says leaves_open")
+    if kinds <= {s.COMPOSE, b.ADMIT}:
+        why = "its instances are relaxed and strict ones"
+        instead = f"mixed_7b, and a partner for it, such as {'deadline' if b.ADMIT in kinds else 'hygen'}"
         if partner.class_blind:
             raise UserError(f"partner '{partner.name}' treats offline requests as online ones: there are no shares to "
                             "decide beside it; choose another partner, such as vllm_priority")
-    elif s.ROUTE in [decision.kind for decision in decisions]:
+    elif s.ROUTE in kinds:
         why, instead = "there are not two instances or candidates to choose from", "fleet_16, and candidates=2 at least"
     elif cluster.mixed:
         why = "its instances are mixed, and such decisions are those of relaxed and strict ones"
@@ -369,6 +376,8 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
         return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not partner.class_blind
+    if kind == b.ADMIT:
+        return bool(cluster.mixed) and partner.leaves_open
     if cluster.mixed:
         return False
     return kind == s.EVICT or not partner.class_blind

@@ -45,7 +45,7 @@ class LengthPredictor:
         simulation, chosen = episodes.simulations[i], episodes.buffers.chosen[i]
         out = np.zeros(episodes.buffers.candidates.shape[1], np.float32)
         kind = int(episodes.buffers.turns[i, b.KIND])
-        if simulation is None or not episodes.open(i) or kind in (b.NO_KIND, *b.SEATED):
+        if simulation is None or not episodes.open(i) or kind in (b.NO_KIND, s.COMPOSE, b.CLOCK, b.CONTROL):
             return out
         state, there = simulation.state, np.flatnonzero(chosen >= 0)
         slots = chosen[there]

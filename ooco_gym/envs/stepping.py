@@ -11,6 +11,7 @@ from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
 from ooco_gym.errors import UserError
+from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
 from ooco_gym.sim import state as s
 from ooco_gym.sim.batch import first_step
 from ooco_gym.sim.costs import prefill_one
@@ -43,8 +44,8 @@ def partner_pick(state, buffers, i):
 @inner
 def partner_answer(state, buffers, i, kind):
     """What the partner's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
-    if kind == b.CLOCK:
-        return kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
+    if kind in (b.CLOCK, b.ADMIT):
+        return kernel_at(buffers.partners[kind])(state, buffers, i)
     if kind == b.CONTROL:
         return s.ASK
     return ask_rule(rule_at(buffers.rules[1, kind - 1]), pending_view(state))
@@ -103,12 +104,36 @@ def advance(state, buffers, i, run_address, answer):
             turn[b.KIND] = b.NO_KIND
             return False
         turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = kind, 0, 0
-        if kind == s.COMPOSE and in_force(state, buffers, i):
+        if kind == s.COMPOSE and buffers.offers[b.ADMIT] != 0:
+            state.instances[state.pending.instance].stage = LEAVE_OPEN
+        if kind == s.COMPOSE and buffers.offers[kind] == 0 and buffers.offers[b.ADMIT] != 0:
+            answer = partner_answer(state, buffers, i, kind)
+        elif kind == s.COMPOSE and in_force(state, buffers, i):
             answer = own_answer(state, buffers, i)
-            continue
-        if offer(state, buffers, i):
+        elif offer(state, buffers, i):
             return True
-        answer = partner_answer(state, buffers, i, kind)
+        else:
+            answer = partner_answer(state, buffers, i, kind)
+        if opens_admission(state, buffers, i):
+            if offer(state, buffers, i):
+                return True
+            answer = partner_answer(state, buffers, i, b.ADMIT)
+
+
+@inlined
+def opens_admission(state, buffers, i):
+    """Whether the iteration that has been composed leaves open which offline requests enter; ADMIT is then asked."""
+    turn = buffers.turns[i]
+    if turn[b.KIND] != s.COMPOSE or buffers.offers[b.ADMIT] == 0:
+        return False
+    spec = state.instances[state.pending.instance]
+    left = spec.stage == LEFT_OPEN
+    spec.stage = WHOLE
+    if left:
+        for index in range(OPEN_FIGURES):
+            buffers.iteration[i, index] = state.scratch[0, index]
+        turn[b.KIND] = b.ADMIT
+    return left
 
 
 @inlined
@@ -228,6 +253,12 @@ def _step(state, buffers, i, run_address):
             return True
         buffers.actions[i, 0] = 0  # no request is left to pick: what has been picked is the answer
         answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
+    elif opens_admission(state, buffers, i):
+        if offer(state, buffers, i):
+            observe(state, buffers, i)
+            update_account(state, buffers.weights, buffers.account[i])
+            return True
+        answer = partner_answer(state, buffers, i, b.ADMIT)
     goes_on = advance(state, buffers, i, run_address, answer)
     update_account(state, buffers.weights, buffers.account[i])
     show(state, buffers, i, goes_on)
@@ -335,7 +366,7 @@ def own_action(state, buffers, i, base):
         return buffers.actions[i, 0]
     if base == DECLINE:
         return b.DECLINE_ACTION if buffers.mask[i, b.DECLINE_ACTION] else b.PARTNER_ACTION
-    if kind not in (s.GATE, s.EVICT, s.PULL):
+    if kind not in (s.GATE, s.EVICT, s.PULL, b.ADMIT):
         return b.PARTNER_ACTION
     best = -1
     for k in range(size):
@@ -349,12 +380,16 @@ def own_action(state, buffers, i, base):
 
 @inner
 def _picked(state, buffers, i, answer, base):
-    """The answer of a decision of several picks: the base goes on picking, the partner stops."""
-    while answer == b.MORE:
+    """The answer of a decision of several picks: the base goes on picking; the partner stops, or, of ADMIT, goes on."""
+    opened = opens_admission(state, buffers, i)
+    while opened or answer == b.MORE:
+        opened = False
         buffers.actions[i, 0] = b.DECLINE_ACTION
         if base != PARTNER and offer(state, buffers, i):
             buffers.actions[i, 0] = own_action(state, buffers, i, base)
             answer = answer_of(state, buffers, i)
+        elif buffers.turns[i, b.KIND] == b.ADMIT:
+            answer = partner_answer(state, buffers, i, b.ADMIT)
         else:
             answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
     return answer
@@ -368,7 +403,7 @@ def _play_what_holds(state, buffers, i, run_address, answer):
     turn[b.UNTIL_PS] = min(end_ps, held[b.HELD_UNTIL_PS])
     while advance(state, buffers, i, run_address, answer):
         buffers.actions[i, 0] = b.ILLEGAL
-        answer = answer_of(state, buffers, i)
+        answer = _picked(state, buffers, i, answer_of(state, buffers, i), PARTNER)
     turn[b.UNTIL_PS] = end_ps
 
 
@@ -377,7 +412,7 @@ def _play_on(state, buffers, i, run_address, answer, base):
     """From an answer to StepBuffers.turns[i, UNTIL_PS] under a base."""
     turn = buffers.turns[i]
     if base == PARTNER:
-        if turn[b.KIND] == s.COMPOSE:
+        if turn[b.KIND] in (s.COMPOSE, b.ADMIT) and buffers.offers[s.COMPOSE] != 0:
             _play_what_holds(state, buffers, i, run_address, answer)
             answer = s.ASK
         if turn[b.NEXT_CONTROL_PS] < turn[b.UNTIL_PS]:
@@ -413,7 +448,8 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         state, turn, base = state_at(buffers.handles[i]), buffers.turns[i], bases[0, i]
         answer = _picked(state, buffers, i, answer_of(state, buffers, i), base)
         bases[1, i], same = answer, -1
-        if turn[b.KIND] < b.CLOCK and turn[b.KIND] not in (s.PULL, s.COMPOSE):  # whose answers are no more than counts
+        # of these, answers are no more than counts
+        if turn[b.KIND] < b.CLOCK and turn[b.KIND] not in (s.PULL, s.COMPOSE, b.ADMIT):
             for k in range(i):
                 if bases[0, k] == base and bases[1, k] == answer:
                     same = k

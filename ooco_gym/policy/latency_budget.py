@@ -13,12 +13,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooco_gym.compile import inlined, inner
+from ooco_gym.compile import bits_of, float_of, inlined, inner
 from ooco_gym.policy.mixed import (
     admit,
     allocate_slots,
     fits_whole,
     get_computed_blocks,
+    has_seat,
     missing,
     next_in_order,
     num_free_blocks,
@@ -31,6 +32,8 @@ from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import BATCH, NEVER, RECOMPUTE, RESIDENT
 
 OFFLINE_CLASS, ONLINE_CLASS = 0, 1  # request.urgent
+# Stages of a mixed instance's composition: `fill` admits offline requests; it is to leave that open; it has done so.
+WHOLE, LEAVE_OPEN, LEFT_OPEN = range(3)
 
 
 # --- Requests -------------------------------------------------------------------------------------------------------
@@ -276,17 +279,102 @@ def fill(state, instance, limits):
     """Composes the next iteration of a mixed instance within `Limits`; returns its new tokens.
 
     Offline prefill waits where online prefill is held back. The result is 0 where no online request decodes and nothing
-    else fits: `fill_least` goes on then.
+    else fits: `fill_least` goes on then. An instance whose `stage` is LEAVE_OPEN admits no offline request here: what
+    is needed to do that is left in State.scratch[0] (`leave_open`), and `stage` is LEFT_OPEN.
     """
     how, none = limits.how, np.int64(0)
     sums, left = schedule_decodes(state, instance, NO_SUMS, limits.tokens, ONLINE_CLASS, NEVER, how)
     sums, rest = schedule_prefill(state, instance, sums, left, ONLINE_CLASS, limits.online_ps, limits.online_chunk,
                                   none, how)
     sums, left = schedule_decodes(state, instance, sums, limits.tokens - sums[0], OFFLINE_CLASS, limits.decode_ps, how)
-    if rest > 0:
-        sums, _ = schedule_prefill(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
-                                   limits.headroom, how)
+    if rest <= 0:
+        left = none
+    sums, left = schedule_running_chunks(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps,
+                                         limits.offline_chunk, how)
+    spec = state.instances[instance]
+    if spec.stage == LEAVE_OPEN and state.scratch.shape[1] >= OPEN_FIGURES:
+        leave_open(state.scratch[0], sums, left, limits)
+        spec.stage = LEFT_OPEN
+        return max(sums[0], np.int64(1))  # it is not composed yet
+    sums, _ = admit_waiting(state, instance, sums, left, OFFLINE_CLASS, limits.offline_ps, limits.offline_chunk,
+                            limits.headroom, how)
     return sums[0]
+
+
+# --- Admissions left open: what `fill` writes down for whatever decides them instead ----------------------------------
+OPEN_FIGURES = 16
+(OPEN_WORK, OPEN_LEFT, OPEN_UNTIL_PS, OPEN_CHUNK, OPEN_HEADROOM, OPEN_TOKENS, OPEN_HOW) = (7, *range(10, OPEN_FIGURES))
+
+
+@inner
+def leave_open(row, sums, left, limits):
+    """Writes an iteration without offline admissions to int64[OPEN_FIGURES]: its sums, the tokens left, the limits."""
+    note_sums(row, sums, left)
+    row[OPEN_UNTIL_PS], row[OPEN_CHUNK] = limits.offline_ps, limits.offline_chunk
+    row[OPEN_HEADROOM], row[OPEN_TOKENS], row[OPEN_HOW] = limits.headroom, limits.tokens, limits.how
+
+
+@inlined
+def note_sums(row, sums, left):
+    """Writes the sums of an iteration, and the tokens left."""
+    tokens, sampled, decoding, context, longest, prompts, rows, work, reach, far = sums
+    row[0], row[1], row[2], row[3], row[4], row[5], row[6] = tokens, sampled, decoding, context, longest, prompts, rows
+    row[OPEN_WORK], row[8], row[9], row[OPEN_LEFT] = bits_of(np.float64(work)), reach, far, left
+
+
+@inlined
+def open_sums(row):
+    """The sums that `note_sums` wrote."""
+    return (row[0], row[1], row[2], row[3], row[4], row[5], row[6], float_of(row[OPEN_WORK]), row[8], row[9])
+
+
+@inner
+def fewest_tokens(state, instance, row, slot, computed, need):
+    """The fewest tokens that a waiting offline request must get to enter the open iteration; 0: it does not fit in.
+
+    Args:
+        state: the episode.
+        instance: whose iteration it is.
+        row: int64[OPEN_FIGURES], the open iteration.
+        slot: the request.
+        computed: its tokens that are in memory.
+        need: free blocks that its whole context takes.
+    """
+    headroom = row[OPEN_HEADROOM] if state.instances[instance].offline_members > 0 else np.int64(0)
+    if row[OPEN_LEFT] <= 0 or not has_seat(state, instance) or need + headroom > num_free_blocks(state, instance):
+        return np.int64(0)
+    tokens = min(row[OPEN_CHUNK], row[OPEN_LEFT], length(state, slot) - computed)
+    if row[OPEN_UNTIL_PS] >= NEVER:
+        return tokens
+    sums = with_tokens(state, instance, open_sums(row), slot, computed, tokens)
+    return tokens if believed_latency(state, instance, sums) <= row[OPEN_UNTIL_PS] else np.int64(0)
+
+
+@inner
+def enter(state, instance, row, slot):
+    """Admits a waiting offline request to the open iteration, within its limits, where it fits in."""
+    computed, shared, idle = get_computed_blocks(state, instance, slot)
+    least = fewest_tokens(state, instance, row, slot, computed, blocks_for(state, length(state, slot)) - shared + idle)
+    if least <= 0:
+        return
+    sums, left = open_sums(row), row[OPEN_LEFT]
+    tokens = longest_chunk(state, instance, sums, slot, computed, left, row[OPEN_UNTIL_PS])
+    tokens = np.int64(admit(state, instance, slot, max(tokens, least)))
+    note_sums(row, with_tokens(state, instance, sums, slot, computed, tokens), left - tokens)
+
+
+@inner
+def admit_rest(state, instance, row):
+    """Goes on with an open iteration as `fill` would have: waiting offline requests in order until one does not fit."""
+    sums, left = admit_waiting(state, instance, open_sums(row), row[OPEN_LEFT], OFFLINE_CLASS, row[OPEN_UNTIL_PS],
+                               row[OPEN_CHUNK], row[OPEN_HEADROOM], row[OPEN_HOW])
+    note_sums(row, sums, left)
+
+
+@inner
+def close(state, instance, row):
+    """Ends an open iteration; one without tokens goes on as `fill_least` says. Returns its tokens."""
+    return row[0] if row[0] > 0 else fill_least(state, instance, row[OPEN_TOKENS], row[OPEN_HOW])
 
 
 @inner

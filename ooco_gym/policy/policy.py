@@ -82,6 +82,8 @@ class Policy:
         class_blind: offline requests are scheduled as online ones (base P/D).
         mixed: it schedules instances that prefill and decode in one batch, rather than pools of relaxed and strict
             ones.
+        leaves_open: its `compose` fills iterations by `latency_budget.fill`, so that the admission of offline requests
+            can be left to a decision of its own.
         prepare: computes parameters that depend on the scenario (for example a batch cap from the SLO); gets the
             policy and a `sim.build.Facts`, returns values to set.
         profile: finds parameters by test runs of the scenario (HyGen 4.2); gets the policy and the scenario, returns
@@ -97,6 +99,7 @@ class Policy:
     values: Mapping[str, Any] = field(default_factory=dict)
     class_blind: bool = False
     mixed: bool = False
+    leaves_open: bool = False
     route: Any = None
     interrupt: Any = None
     gate: Any = None

@@ -206,7 +206,7 @@ def observe(engine: Mapping[str, Any], actions: Sequence[tuple[float, float, flo
     Raises:
         KeyError: the description lacks a key.
     """
-    found = _Found(engine)
+    found = Found(engine)
     cluster = np.array([scaled(feature, found.values[feature.name]) for feature in ENGINE], np.float32)
     return cluster, np.array([_action(found, *action) for action in actions], np.float32)
 
@@ -251,8 +251,8 @@ def _is_decode(request: Mapping[str, Any]) -> bool:
 _NONE_MS = 1e9  # what counts as time without end: cut at the limit
 
 
-class _Found:
-    """The figures behind the features, before they are scaled."""
+class Found:
+    """The figures behind the features of an engine, before they are scaled; the slacks of its online requests."""
 
     def __init__(self, engine: Mapping[str, Any]) -> None:
         self.latency: Latency = engine["latency"]
@@ -352,7 +352,7 @@ def _decodes(count: float, context: float) -> list[tuple[int, int]]:
     return [(1, context // count + (place < context % count)) for place in range(count)]
 
 
-def _action(found: _Found, time: float, online: float, offline: float) -> list[float]:
+def _action(found: Found, time: float, online: float, offline: float) -> list[float]:
     """The features of one answer."""
     room = max(0.0, time * found.tpot - found.alone)
     online_s = min(online * room, found.online_work)

@@ -149,7 +149,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     rows = 2 if (rules.belief_factor, rules.belief_noise) != (1.0, 0.0) else 1
     pool = pool_for(trace, tables, settings, rules.max_batch, rules.block_tokens)
     if all(machine.role == "mixed" for machine in machines):
-        pool = pool._replace(waiting_window=0)  # they have no gate
+        pool = pool._replace(waiting_window=settings.get("gate_window", 0))  # they have no gate: who asks for it has it
     if trace.deadline_s is not None:
         pool = pool._replace(deadlines=len(trace))
     if predicted is not None:

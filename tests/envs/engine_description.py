@@ -10,11 +10,12 @@ from numba import types
 from ooco_gym.compile import jit
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.batching_filling import HOUR_ARRIVED, HOUR_VIOLATED
+from ooco_gym.policy.latency_budget import OPEN_LEFT, OPEN_UNTIL_PS
 from ooco_gym.runtime.batching_features import LOOK_OFFLINE, LOOK_ONLINE
 from ooco_gym.sim import state as s
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import handle_of, state_at
-from ooco_gym.sim.step_actions import get_computed_tokens
+from ooco_gym.sim.step_actions import get_computed_blocks
 
 
 @jit(types.int64(types.int64, types.int64, types.int64[:, ::1]))
@@ -26,9 +27,33 @@ def _latency_ps(handle, instance, batch):
     return np.int64(sums_latency(state, table, sums))
 
 
-@jit(types.int64(types.int64, types.int64, types.int64))
+@jit(types.UniTuple(types.int64, 3)(types.int64, types.int64, types.int64))
 def _cached(handle, instance, slot):
-    return get_computed_tokens(state_at(handle), instance, slot)
+    return get_computed_blocks(state_at(handle), instance, slot)
+
+
+def describe_iteration(env: Any, i: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The iteration that is open in episode i of Admission-v0, and its candidates, for `observe_entries`."""
+    buffers, state = env.episodes.buffers, env.episodes.simulations[i].state
+    instance, handle = int(state.pending.instance), handle_of(state)
+    spec, size, now = state.instances[instance], int(state.config.block_tokens), int(state.clock.now_ps)
+    running = state.requests[state.members[s.BATCH, instance, : int(spec["running"])]]
+    scheduled = [(int(one["num_scheduled_tokens"]), int(one["num_computed_tokens"] + one["num_scheduled_tokens"]))
+                 for one in running if one["num_scheduled_tokens"]]
+    row = buffers.iteration[i]
+
+    def candidate(slot: int) -> dict[str, Any]:
+        one = state.requests[slot]
+        cached, shared, idle = _cached(handle.address, instance, slot)
+        tokens = int(one["prompt_tokens"] + one["generated_tokens"])
+        return {"arrival_time": (int(one["arrival_ps"]) - now) / s.PS_PER_S, "num_preemptions": int(one["evictions"]),
+                "num_prompt_tokens": int(one["prompt_tokens"]), "num_output_tokens": int(one["generated_tokens"]),
+                "num_cached_tokens": cached, "num_blocks_to_allocate": -(-tokens // size) - shared + idle,
+                "is_next": slot == int(spec["offline_head"])}
+
+    iteration = {"scheduled": scheduled, "time_limit": int(row[OPEN_UNTIL_PS]) / s.PS_PER_S,
+                 "token_budget": int(row[OPEN_LEFT])}
+    return iteration, [candidate(int(slot)) for slot in buffers.chosen[i] if slot >= 0]
 
 
 def describe(env: Any, i: int = 0) -> dict[str, Any]:
@@ -54,7 +79,7 @@ def describe(env: Any, i: int = 0) -> dict[str, Any]:
         found = []
         while head >= 0 and len(found) < most:
             found.append({**request(head), "num_computed_tokens": 0,
-                          "num_cached_tokens": _cached(handle.address, instance, head)})
+                          "num_cached_tokens": _cached(handle.address, instance, head)[0]})
             head = int(state.requests[head]["next"])
         return found
 
@@ -76,6 +101,7 @@ def describe(env: Any, i: int = 0) -> dict[str, Any]:
         "num_waiting_offline_tokens": int(spec["offline_waiting_tokens"]),
         "num_free_blocks": int(spec["free_blocks"]), "num_blocks": int(spec["total_blocks"]),
         "max_num_seqs": int(config.max_num_seqs), "max_num_batched_tokens": int(config.max_num_batched_tokens),
+        "block_size": int(config.block_tokens), "offline_output_mean": float(observed.offline_output_mean),
         "latency": latency, "online_in_block": in_block,
         "online_rates": {10: observed.online_rate_fast, 60: observed.online_rate_minute,
                          300: observed.online_rate_slow, 1800: observed.online_rate_half_hour},

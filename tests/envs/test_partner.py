@@ -35,14 +35,16 @@ def refused(name, policy):
 
 
 ENGINES = (HYGEN, "sarathi_pp", "vllm_priority", "echo", "vllm_fcfs")  # policies of mixed instances
-PAIRS = [(name, policy) for name in IDS for policy in (ENGINES if "Batching" in name else POOLS)]
+OPEN = ("deadline", "deadline:prefix_caching=on,waiting_order=prefix", "deadline:preempted=swap,offline_chunk=64")
+BESIDE = {"ooco_gym/Batching-v0": ENGINES, "ooco_gym/Admission-v0": OPEN}
+PAIRS = [(name, policy) for name in IDS for policy in BESIDE.get(name, POOLS)]
 PLAYED = [pair for pair in PAIRS if not refused(*pair)]
 
 
 def run_whole(env, seed, number):
     """The partner's own run of a window, with as many waiting requests to look at."""
     policy = policy_of(env.config.partner)
-    if any(decision.window for decision in env.decisions):
+    if any(decision.window for decision in env.decisions) and not policy.leaves_open:
         policy = policy.with_values({"gate_window": 64})
     simulation = Simulation(env.config.window(seed, number), policy)
     assert not simulation.advance()

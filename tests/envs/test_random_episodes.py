@@ -23,6 +23,7 @@ POOLS = {"pair_7b": (0.02, 0.4), "pair_llama2_7b_40g": (0.01, 0.15), "fleet_16":
 PARTNERS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "ooco:max_pull=1,interrupt=slack")
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
 ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:preempted=swap", "vllm_priority", "echo")
+OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 NEEDS_OOCO = ("Control", "Packing", "Colocation")  # a partner with a packing margin, or the parameters that are turned
 EVERYDAY, MANY = 32, 1_000
 
@@ -62,7 +63,9 @@ def test_resetting_twice_with_a_seed_gives_one_window(name):
 
 def a_scenario(random, name):
     """Arguments of an environment, drawn at random: cluster, workload, load, partner, candidates, window."""
-    pools, partners = (ENGINES, ENGINE_PARTNERS) if "Batching" in name else (POOLS, PARTNERS)
+    pools, partners = POOLS, PARTNERS
+    if "Batching" in name or "Admission" in name:
+        pools, partners = ENGINES, ENGINE_PARTNERS if "Batching" in name else OPEN_PARTNERS
     cluster = "fleet_16" if "Routing" in name else str(random.choice(list(pools)))  # many, to route among
     low, high = pools[cluster]
     partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(partners))

@@ -17,10 +17,11 @@ WEIGHTS = {"service": 1.0, "waiting": 0.0005, "ttft": 10.0, "tpot": 7.0, "late":
 # Rate scale and SLO at which some online requests miss each of them.
 MANY = {"rate_scale": 0.2, "slo": {"ttft_s": 3.0, "tpot_s": 0.022}}
 LARGE = {"rate_scale": 0.15, "slo": {"ttft_s": 1.0, "tpot_s": 0.022}}
+ENGINE = {"rate_scale": 3.0, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}}
 OVERLOADED = {**dict.fromkeys(IDS, MANY), **{f"ooco_gym/{name}-v0": LARGE
                                              for name in ("Eviction", "Migration", "Colocation")},
               "ooco_gym/Routing-v0": {"rate_scale": 1.8, "slo": {"ttft_s": 1.0, "tpot_s": 0.017}},
-              "ooco_gym/Batching-v0": {"rate_scale": 3.0, "slo": {"ttft_s": 0.6, "tpot_s": 0.03}}}
+              "ooco_gym/Batching-v0": ENGINE, "ooco_gym/Admission-v0": ENGINE}
 PS = s.PS_PER_S
 
 

@@ -1,0 +1,150 @@
+"""`ooco_gym/Admission-v0`: which waiting offline request enters the next iteration of a mixed instance?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.admission_filling import PLACES, as_priced, fill_entry, observe_entries
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.batching_filling import feature_of
+from ooco_gym.envs.buffers import step_kernel
+from ooco_gym.envs.decision import Decision, add_choice, add_spread
+from ooco_gym.envs.vector import register
+from ooco_gym.policy.latency_budget import (
+    OFFLINE_CLASS,
+    OPEN_HEADROOM,
+    OPEN_LEFT,
+    admit_rest,
+    close,
+    enter,
+    fewest_tokens,
+    first_waiting,
+)
+from ooco_gym.runtime.admission_features import ENTRY
+from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.step_actions import get_computed_blocks, get_computed_tokens, has_seat, num_free_blocks
+from ooco_gym.sim.waiting import FIRST, SHORTEST, SHORTEST_LENGTH
+
+WINDOW = 32  # waiting requests from which the candidates are chosen
+LOOK_CACHED = 8  # of these, the first in the queue: whose prefixes are looked up
+
+
+@inner
+def most_cached(state, instance):
+    """Of the first waiting offline requests the one with most tokens in the prefix cache; -1 where none has any."""
+    best, most = -1, 0
+    if state.config.prefix_caching == 0:
+        return best
+    for index in range(min(LOOK_CACHED, state.instances[instance].window_size)):
+        slot = state.waiting_window[instance, FIRST, index]
+        tokens = get_computed_tokens(state, instance, slot)
+        if tokens > most:
+            best, most = slot, tokens
+    return best
+
+
+@inner
+def choose(state, instance, headroom, chosen):
+    """Writes the scheduler's next, the one with most in the prefix cache, then quantiles of length of those that fit
+    the memory (as if none of them shared any); returns how many."""
+    first, cached = first_waiting(state, instance, OFFLINE_CLASS), most_cached(state, instance)
+    free = num_free_blocks(state, instance)
+    if state.instances[instance].offline_members > 0:
+        free -= headroom
+    window, fits = state.waiting_window[instance], 0
+    while fits < state.instances[instance].window_size and (
+            window[SHORTEST_LENGTH, fits] <= free * state.config.block_tokens):
+        fits += 1
+    offered = add_choice(chosen, add_choice(chosen, 0, first), cached)
+    low = high = fits
+    for index in range(fits):
+        if window[SHORTEST, index] == first or window[SHORTEST, index] == cached:
+            low, high = min(low, index), index if low < fits else fits
+    return add_spread(window[SHORTEST], chosen, offered, fits - (low < fits) - (high < fits), low, high)
+
+
+@step_kernel
+def offer_entries(state, buffers, i):
+    """Those of the chosen requests that fit in: memory, seats, and a chunk within what the iteration may take."""
+    instance, row, chosen = state.pending.instance, buffers.iteration[i], buffers.chosen[i]
+    if row[OPEN_LEFT] <= 0 or state.instances[instance].offline_head < 0 or not has_seat(state, instance):
+        return 0
+    offered, kept = choose(state, instance, row[OPEN_HEADROOM], chosen), 0
+    so_far = as_priced(state, instance, row)
+    for k in range(offered):
+        slot = np.int64(chosen[k])
+        computed, shared, idle = get_computed_blocks(state, instance, slot)
+        need = blocks_for(state, length(state, slot)) - shared + idle
+        if fewest_tokens(state, instance, row, slot, computed, need) > 0:
+            chosen[kept] = slot
+            fill_entry(state, buffers, i, kept, computed, need, so_far)
+            buffers.mask[i, b.FIXED + kept] = 1
+            kept += 1
+    for k in range(kept, offered):
+        chosen[k] = -1
+    buffers.mask[i, b.PARTNER_ACTION] = 1
+    buffers.mask[i, b.DECLINE_ACTION] = row[0] > 0  # an iteration without tokens would leave the engine idle
+    return kept + (kept > 0 and row[0] > 0)
+
+
+@step_kernel
+def answer_entry(state, buffers, i):
+    """One more request, after which it is asked again; or none: the iteration is what it is."""
+    instance, row, k = state.pending.instance, buffers.iteration[i], buffers.actions[i, 0] - b.FIXED
+    if k < 0:
+        return close(state, instance, row)
+    enter(state, instance, row, buffers.chosen[i, k])
+    buffers.turns[i, b.PICKED] += 1
+    return b.MORE
+
+
+@step_kernel
+def enter_as_partner(state, buffers, i):
+    """What the partner would admit to this iteration from here on."""
+    admit_rest(state, state.pending.instance, buffers.iteration[i])
+    return close(state, state.pending.instance, buffers.iteration[i])
+
+
+DECISION = Decision(
+    "admit", b.ADMIT, offer_entries, answer_entry, window=WINDOW, partner=enter_as_partner,
+    question="Which offline request enters the iteration?",
+    no="none, or no more (where the iteration has other work)", take="admit this request, and be asked again",
+    candidates="waiting offline requests", figures=tuple(one.name for one in ENTRY if one.name != "present"),
+    features={PLACES[one.name]: feature_of(one) for one in ENTRY}, cluster=tuple(map(feature_of, ENGINE)),
+    observe=observe_entries, marks=((560, 104),))
+
+
+class AdmissionEnv(DecisionEnv):
+    """Which waiting offline requests enter an engine that puts prompts and decodes of both classes into one batch.
+
+    ## Description
+    Engines of today admit what waits in the order of arrival: vLLM's scheduler stops at the first request that does not
+    fit. Which offline request enters is worth a decision: short ones finish soon and free their memory, those whose
+    prefix is in the cache cost little, long ones hold memory that online requests will take from them, and none at all
+    may be best ahead of a burst. The partner composes the iteration: online decodes and prompts, offline requests that
+    run. Where it leaves time, tokens, a seat and memory for one that waits, it is asked which, until none fits any
+    more. A request that enters gets as long a chunk of its prompt as the partner's limits allow. The partner must be a
+    policy that composes iterations by `fill` (`ooco_gym/policy/latency_budget.py`), as `deadline` does.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 admits none, or no more (not legal where the iteration would be empty), 1 goes on as the
+    partner would, to the end of this iteration, `2 + k` admits candidate k and is asked again. No time passes between.
+
+    ## Candidates
+    The request that the partner would try next; of the first 8 in the queue the one with the most tokens in the prefix
+    cache, where that is on; then length quantiles, shortest first, of those of the first 32 that fit the memory. What
+    does not fit in as a whole, or only with a shorter chunk than the partner would begin with, is left out. Nothing
+    tells how many tokens a request will generate: `output` is the mean of those that finished.
+    """
+
+    id: ClassVar[str] = "ooco_gym/Admission-v0"
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "admission"
+
+
+register(AdmissionEnv)

@@ -1,0 +1,186 @@
+"""Admission-v0: where it asks, what entering does, that its features are those an engine can compute."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_description import describe, describe_iteration
+from episodes_in_short import at_random, differences, make, partner, play
+
+from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym.envs.admission_filling import PLACES
+from ooco_gym.envs.features import COLUMN
+from ooco_gym.policy import policy_of
+from ooco_gym.policy.latency_budget import OPEN_LEFT, WHOLE
+from ooco_gym.runtime.admission_features import ENTRY, OutputMean, observe_entries
+from ooco_gym.sim import state as s
+
+ID = "ooco_gym/Admission-v0"
+COLUMNS = [getattr(COLUMN, PLACES[one.name]) for one in ENTRY]
+NAMES = [one.name for one in ENTRY]
+CACHING = "deadline:prefix_caching=on"
+MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.04,
+                "offline": {"mode": "rate", "rate": 2.0}}
+SHARED = {"offline": {"mode": "rate", "rate": 8.0, "lengths": "mmlu",
+                      "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
+CASES = {
+    "as trained": {}, "four engines": {"cluster": "engines_7b", "scenario": {"rate_scale": 5.0}},
+    "memory binds": {"scenario": MEMORY_BOUND}, "prefixes are shared": {"scenario": SHARED, "partner": CACHING},
+    "swapped out": {"scenario": MEMORY_BOUND, "partner": "deadline:preempted=swap,tpot_share=1.5"},
+}
+
+
+def figures(env, k=None):
+    """The candidates' features by name: of all (columns), or of one."""
+    table = candidate_table(env._observation()["candidates"])[:, COLUMNS]
+    return dict(zip(NAMES, table.T if k is None else table[k], strict=True))
+
+
+def compared(steps, case, seed=3):
+    """Plays random answers, with stretches of the partner's, and compares both computations on every state."""
+    env, random = make(ID, **CASES[case]), np.random.default_rng(seed)
+    observation, info = env.reset(seed=seed, options={"window": 0})
+    seen = []
+    for step in range(steps):
+        cluster, entries = observe_entries(describe(env), *describe_iteration(env))
+        np.testing.assert_allclose(observation["cluster"], cluster, rtol=0, atol=2e-6, err_msg=f"{case}, step {step}")
+        theirs = candidate_table(observation["candidates"])[:, COLUMNS]
+        np.testing.assert_allclose(theirs[: len(entries)], entries, rtol=0, atol=2e-6, err_msg=f"{case}, step {step}")
+        assert not theirs[len(entries) :].any()
+        seen += list(entries)
+        legal = np.flatnonzero(info["action_mask"])
+        action = int(random.choice(legal)) if step // 50 % 3 else env.partner_action()
+        observation, _, _, over, info = env.step(action)
+        if over:
+            observation, info = env.reset(seed=seed + step)
+    return np.array(seen)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
+    seen = compared(200, case)
+    assert (seen.std(axis=0) > 0).sum() > 8, "the features that are compared differ from state to state"
+
+
+@pytest.mark.slow
+def test_features_are_the_same_on_ten_thousand_states():
+    seen = np.concatenate([compared(2_000, case, seed=11) for case in CASES])
+    moved = {name for name, spread in zip(NAMES, seen.std(axis=0), strict=True) if spread > 0}
+    assert moved == set(NAMES) - {"present"}
+
+
+def as_the_rule(env):
+    """The partner's rule request by request: what it would try next, while it fits in."""
+    first = np.flatnonzero(figures(env)["first"])
+    if len(first):
+        return 2 + int(first[0])
+    return 0 if env.action_masks()[0] else 1
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
+    """The compiled rule whole, and request by request through the environment."""
+    env = make(ID, **CASES[case])
+    assert len(play(env, as_the_rule)) > 20
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    assert not whole.advance()
+    assert differences(env.simulation.state, whole.state) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_that_is_chosen_enters_and_no_other_does(case):
+    env = make(ID, **CASES[case])
+    random, entered = np.random.default_rng(5), 0
+    env.reset(seed=2, options={"window": 0})
+    for _ in range(150):
+        state, buffers = env.simulation.state, env.episodes.buffers
+        chosen, instance = buffers.chosen[0].copy(), int(state.pending.instance)
+        assert len(set(chosen[chosen >= 0])) == (chosen >= 0).sum() == env.action_masks()[2:].sum()
+        assert (state.requests["status"][chosen[chosen >= 0]] == s.WAITING).all()
+        assert not state.requests["online"][chosen[chosen >= 0]].any() and buffers.iteration[0, OPEN_LEFT] > 0
+        waiting, steps = state.requests["status"] == s.WAITING, int(state.instances["steps_begun"][instance])
+        k, left = int(random.integers(env.action_masks()[2:].sum())), int(buffers.iteration[0, OPEN_LEFT])
+        over = env.step(2 + k)[3]
+        state = env.simulation.state
+        if int(state.instances["steps_begun"][instance]) == steps and not over:  # asked again in the same iteration
+            gone = np.flatnonzero(waiting & (state.requests["status"] != s.WAITING))
+            assert gone.tolist() == [chosen[k]] and state.requests["instance"][chosen[k]] == instance
+            assert state.requests["num_scheduled_tokens"][chosen[k]] == left - buffers.iteration[0, OPEN_LEFT] > 0
+        entered += 1
+        assert (state.instances["stage"] == WHOLE).all()
+        if over:
+            break
+    assert entered > 20
+
+
+def test_to_admit_none_is_legal_where_the_iteration_has_other_work():
+    env, seen = make(ID, scenario={"rate_scale": 0.05}), set()
+
+    def watch(one):
+        legal, tokens = bool(one.action_masks()[0]), int(one.episodes.buffers.iteration[0, 0])
+        assert legal == (tokens > 0)
+        seen.add(legal)
+        return 0 if legal else int(np.flatnonzero(one.action_masks())[-1])
+
+    play(env, watch)
+    assert True in seen
+
+
+def test_what_enters_matters():
+    """Short requests first finish more of them; none at all serves less, and spares promises."""
+    scenario = {**MEMORY_BOUND, "rate_scale": 0.05}
+
+    def shortest(env):
+        mask, tokens = env.action_masks()[2:], figures(env)["tokens"]
+        return 2 + int(np.argmin(np.where(mask, tokens, 2.0)))
+
+    finished = {name: play(make(ID, window_s=120.0, scenario=scenario), choose)[-1].info["summary"]["offline_finished"]
+                for name, choose in (("partner", partner), ("shortest", shortest), (
+                    "none", lambda env: 0 if env.action_masks()[0] else 1))}
+    assert finished["none"] < finished["partner"] < finished["shortest"]
+
+
+def test_a_snapshot_in_the_midst_of_an_iteration_goes_on_alike():
+    env, choose = make(ID), at_random(3)
+    env.reset(seed=1, options={"window": 0})
+    while True:  # to a decision after a pick
+        steps = int(env.simulation.state.instances["steps_begun"][0])
+        env.step(int(np.flatnonzero(env.action_masks())[-1]))
+        if int(env.simulation.state.instances["steps_begun"][0]) == steps:
+            break
+    snapshot = env.snapshot()
+    actions = []
+
+    def noted(one):
+        actions.append(choose(one))
+        return actions[-1]
+
+    for _ in range(100):
+        env.step(noted(env))
+    wanted = env._observation()
+    env.restore(snapshot)
+    for action in actions:
+        env.step(action)
+    assert all(np.array_equal(wanted[key], value) for key, value in env._observation().items())
+
+
+def test_the_mean_output_is_that_of_the_simulator():
+    env = make(ID)
+    play(env, partner)
+    before = Simulation(env.config.window(1, 0), policy_of(env.config.partner)).state.observed.offline_output_mean
+    requests, mean = env.simulation.state.requests, OutputMean(float(before))
+    done = np.flatnonzero((requests["status"] == s.FINISHED) & (requests["online"] == 0))
+    for slot in done[np.argsort(requests["finish_ps"][done], kind="stable")]:
+        mean.finished(int(requests["output_tokens"][slot]))
+    assert len(done) > 10
+    assert mean.describe()["offline_output_mean"] == pytest.approx(
+        float(env.simulation.state.observed.offline_output_mean), rel=0.02)  # of those at one time the order is open
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"cluster": "pair_7b", "partner": "ooco"}, "such as mixed_7b, and a partner for it, such as deadline"),
+    ({"partner": "vllm_priority"}, "admits offline requests within its own rule"),
+    ({"action": "box"}, "this environment's actions are candidates")])
+def test_invalid_arguments_raise_user_errors(changes, words):
+    with pytest.raises(UserError, match=words):
+        make(ID, **changes)
