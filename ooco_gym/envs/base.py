@@ -39,9 +39,9 @@ class DecisionEnv(gym.Env):
     others are negative. `late` keeps a request that has missed its SLO worth serving; `burst` keeps the violation
     budget of a day from being spent on one peak. `info["cost"]` counts the online requests that missed an SLO for the
     first time, `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
-    Where the scenario names [classes](../traces.md#classes-of-requests), each request is held against its own class's
-    SLO and counted once, whatever the class's weight; where a column has *the TPOT SLO*, that is the tightest of the
-    online classes.
+    Where the scenario names classes of requests (`classes`), each request is held against its own class's SLO and
+    counted once, whatever the class's weight; where a column has *the TPOT SLO*, that is the tightest of the online
+    classes.
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
