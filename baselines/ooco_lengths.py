@@ -85,6 +85,8 @@ def keep_fitting(state, instance, count, batch, context, bound):
         if need > free or predict_decode(state, instance, batch + 1, context + tokens) > bound:
             continue
         if state.params[P.pull] == PAST_FUTURE:
+            if future >= state.scratch.shape[1]:
+                break  # more than a batch: no step would have them all
             add_future(state, future, np.int64(np.ceil(believed_remaining(state, slot))), tokens)
             future += 1
             if peak_tokens(state, future) > limit:

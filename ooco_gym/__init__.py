@@ -14,7 +14,7 @@ from ooco_gym.scenario import Scenario, Slo
 from ooco_gym.version import __version__
 
 if TYPE_CHECKING:
-    from agents.evaluation.function import evaluate
+    from agents.evaluation.evaluate import evaluate
     from ooco_gym.envs.features import candidate_table
     from ooco_gym.envs.rule_agent import make_agent
     from ooco_gym.policy import get_policy
@@ -25,7 +25,7 @@ __all__ = ["Cluster", "Run", "Scenario", "Simulation", "Slo", "UserError", "__ve
            "evaluate", "get_policy", "list_policies", "load_policy", "make_agent", "simulate"]
 
 register_all()
-_LATER = {"evaluate": "agents.evaluation.function",
+_LATER = {"evaluate": "agents.evaluation.evaluate",
           "simulate": "ooco_gym.simulation", "Simulation": "ooco_gym.simulation", "Run": "ooco_gym.simulation",
           "get_policy": "ooco_gym.policy", "make_agent": "ooco_gym.envs.rule_agent",
           "candidate_table": "ooco_gym.envs.features",

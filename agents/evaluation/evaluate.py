@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import os
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,8 +12,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import gymnasium as gym
+
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
-from agents.evaluation.function import FunctionPlayer, function_of
+from agents.evaluation.function import Act, FunctionPlayer, function_of, given
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
 from agents.evaluation.players import check_fit, environment_of, load_learned, play, runs_of
@@ -25,6 +28,7 @@ from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import in_processes
 from ooco_gym.policy import is_policy
 from ooco_gym.report.terminal import track
+from ooco_gym.resources import load_yaml, names
 from ooco_gym.zoo import folder_of
 
 SIDE_BY_SIDE = 8  # windows of one job; fixed, so that results do not depend on the number of processes
@@ -292,3 +296,50 @@ def _write_episodes(path: Path, played: Mapping[str | None, Mapping[str, Sequenc
                 for record in records:
                     row = [record.get(key) for key in ("run", "seed", "window", "decisions", "reward")]
                     writer.writerow([shift, policy, *row, *(record["summary"].get(key) for key in keys)])
+
+
+# --- From Python ----------------------------------------------------------------------------------------------------
+def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = None,
+             beside: Sequence[str] = ("partner",), name: str = "mine", **more: Any) -> dict[str, Any]:
+    """Plays a function on held-out windows beside heuristics, as `ooco-gym evaluate` does: paired, with intervals.
+
+    Args:
+        act: takes an observation of the environment, returns an action.
+        env: a name of `conf/env` (`gating`), a Gymnasium id, an environment that `gymnasium.make` made, or a mapping
+            with `id`, `splits` and arguments.
+        split: `test`, `validation` or `train`; or give `seeds`.
+        episodes: windows, spread over the split's seeds; None: two of each seed.
+        beside: heuristics, run folders and exports that play the same windows.
+        name: of the function, in the table.
+        **more: other keys of the command: `seeds`, `window_s`, `warmup_s`, `shift`, `bound`, `out`.
+
+    Returns:
+        The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more (docs/evaluation.md).
+
+    Raises:
+        UserError: as the command; an illegal action.
+    """
+    config = _config_of(env)
+    seeds = more.pop("seeds", None) or split_seeds(config, split)
+    if name in beside:
+        raise UserError(f"evaluate(name={name!r}): another policy has this name; choose another")
+    with given(name, act), tempfile.TemporaryDirectory() as folder:
+        return main({"env": config, "policies": [name, *beside], "seeds": seeds, "workers": 1,
+                     "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})
+
+
+def _config_of(env: Any) -> dict[str, Any]:
+    if isinstance(env, Mapping):
+        return dict(env)
+    arguments: dict[str, Any] = {}
+    if isinstance(env, gym.Env):
+        if env.spec is None:
+            raise UserError("evaluate: the environment has no spec; expected one of gymnasium.make, a name or a "
+                            "mapping with id and splits")
+        env, arguments = env.spec.id, dict(env.spec.kwargs)
+    arguments.pop("render_mode", None)
+    for known in names("env"):
+        config = load_yaml("env", known)
+        if env in (known, config["id"]):
+            return {**config, **arguments}
+    raise unknown("environment", env, [*names("env"), *(load_yaml("env", one)["id"] for one in names("env"))])

@@ -7,18 +7,16 @@ returns the action. One from a file is found by its path and name, so that worke
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
-from agents.environments import split_seeds
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy
 from ooco_gym.policy.registry import module_of_file
-from ooco_gym.resources import load_yaml, names
 
 Act = Callable[[Mapping[str, np.ndarray]], Any]
 _GIVEN: dict[str, Act] = {}  # what `evaluate` of this process was given, by the name in its table
@@ -71,53 +69,11 @@ def function_of(name: str) -> Act | None:
     return found if callable(found) and not isinstance(found, Policy) else None
 
 
-def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = None,
-             beside: Sequence[str] = ("partner",), name: str = "mine", **more: Any) -> dict[str, Any]:
-    """Plays a function on held-out windows beside heuristics, as `ooco-gym evaluate` does: paired, with intervals.
-
-    Args:
-        act: takes an observation of the environment, returns an action.
-        env: a name of `conf/env` (`gating`), a Gymnasium id, an environment that `gymnasium.make` made, or a mapping
-            with `id`, `splits` and arguments.
-        split: `test`, `validation` or `train`; or give `seeds`.
-        episodes: windows, spread over the split's seeds; None: two of each seed.
-        beside: heuristics, run folders and exports that play the same windows.
-        name: of the function, in the table.
-        **more: other keys of the command: `seeds`, `window_s`, `warmup_s`, `shift`, `bound`, `out`.
-
-    Returns:
-        The summary of `ooco-gym evaluate`: `results`, `policies`, `paired`, and more (docs/evaluation.md).
-
-    Raises:
-        UserError: as the command; an illegal action.
-    """
-    from agents.evaluation.evaluate import main
-
-    config = _config_of(env)
-    seeds = more.pop("seeds", None) or split_seeds(config, split)
-    if name in beside:
-        raise UserError(f"evaluate(name={name!r}): another policy has this name; choose another")
+@contextmanager
+def given(name: str, act: Act) -> Iterator[None]:
+    """Within it, `function_of` knows the function by this name."""
     _GIVEN[name] = act
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            return main({"env": config, "policies": [name, *beside], "seeds": seeds, "workers": 1,
-                         "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})
+        yield
     finally:
         del _GIVEN[name]
-
-
-def _config_of(env: Any) -> dict[str, Any]:
-    if isinstance(env, Mapping):
-        return dict(env)
-    arguments: dict[str, Any] = {}
-    if isinstance(env, gym.Env):
-        if env.spec is None:
-            raise UserError("evaluate: the environment has no spec; expected one of gymnasium.make, a name or a "
-                            "mapping with id and splits")
-        env, arguments = env.spec.id, dict(env.spec.kwargs)
-    arguments.pop("render_mode", None)
-    for known in names("env"):
-        config = load_yaml("env", known)
-        if env in (known, config["id"]):
-            return {**config, **arguments}
-    raise unknown("environment", env, [*names("env"), *(load_yaml("env", one)["id"] for one in names("env"))])

@@ -114,17 +114,17 @@ def gather_future(state, instance):
     """Writes (remaining, context) of all that decodes on an instance, or is on its way there, to State.scratch.
 
     What is on its way counts as so many equal requests of its class's mean. The pairs are sorted, the one that ends
-    first at the front. Returns how many.
+    first at the front. Returns how many; State.scratch holds no more than a batch, the others are left out.
     """
-    spec, count = state.instances[instance], 0
+    spec, count, most = state.instances[instance], 0, state.scratch.shape[1]
     for row in (s.URGENT, s.OFFLINE):
         for i in range(spec.urgent_members if row == s.URGENT else spec.offline_members):
             slot = state.members[row, instance, i]
-            if state.requests[slot].status == s.RESIDENT:
+            if state.requests[slot].status == s.RESIDENT and count < most:
                 state.scratch[0, count] = np.int64(math.ceil(believed_remaining(state, slot)))
                 state.scratch[1, count] = length(state, slot)
                 count += 1
-    for i in range(min(spec.arriving, state.scratch.shape[1] - count)):
+    for i in range(min(spec.arriving, most - count)):
         pulled = i < spec.arriving_pulls
         mean = state.observed.offline_output_mean if pulled else state.observed.online_output_mean
         state.scratch[0, count] = np.int64(math.ceil(mean))
@@ -136,7 +136,7 @@ def gather_future(state, instance):
 
 @inner
 def add_future(state, count, remaining, context):
-    """Inserts a pair into the `count` sorted ones of State.scratch."""
+    """Inserts a pair into the `count` sorted ones of State.scratch, which must have room for it."""
     keys, values, j = state.scratch[0], state.scratch[1], count
     while j > 0 and keys[j - 1] > remaining:
         keys[j], values[j] = keys[j - 1], values[j - 1]

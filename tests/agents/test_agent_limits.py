@@ -152,16 +152,19 @@ def test_other_windows_are_not_taken_for_those_that_were_played():
 
 
 def test_ctrl_c_ends_workers_without_a_traceback(tmp_path):
-    code = ("import time\nfrom ooco_gym.jobs import in_processes\n"
+    # What a shell starts in the background ignores Ctrl-C, and so would what this test starts.
+    code = ("import signal, time\nfrom ooco_gym.jobs import in_processes\n"
             "def main():\n"
             "    for done in in_processes(time.sleep, [0.01, 60, 60, 60, 60], 2): print('one', flush=True)\n"
             "if __name__ == '__main__':\n"
+            "    signal.signal(signal.SIGINT, signal.default_int_handler)\n"
             "    try: main()\n"
             "    except KeyboardInterrupt: print('interrupted', flush=True)\n")
     (tmp_path / "job.py").write_text(code)
     process = subprocess.Popen([sys.executable, "job.py"], cwd=tmp_path, start_new_session=True, text=True,
                                stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == "one\n"
+    time.sleep(5.0)  # the other worker may still be starting
     os.killpg(process.pid, signal.SIGINT)  # as a terminal sends it: to all of them
     out, error = process.communicate(timeout=30)
     assert out == "interrupted\n" and error == ""

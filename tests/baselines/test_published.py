@@ -88,11 +88,11 @@ def test_prompts_count_where_they_are_given_a_weight() -> None:
 def test_predictions_have_the_stated_error_and_belong_to_the_request(sigma: float) -> None:
     policy = get_policy(f"sjf:sigma={sigma}")
     trace = setup_of([(0.0, 10, 40 + i % 7, False) for i in range(4000)], "sjf").trace()
-    error = np.log(predicted_lengths(policy, trace, 5) / trace.output_tokens)
+    error = np.log(predicted_lengths(policy, trace, 5, None) / trace.output_tokens)
     assert abs(error.std() - sigma) < 0.05 * sigma + 1e-9 and abs(np.median(error)) < 0.1 * sigma + 1e-9
     fewer = setup_of([(0.0, 10, 90, False)] * 100, "sjf").trace()
-    assert np.allclose(np.log(predicted_lengths(policy, fewer, 5) / 90), error[:100])
-    assert sigma == 0.0 or not np.allclose(np.log(predicted_lengths(policy, fewer, 6) / 90), error[:100])
+    assert np.allclose(np.log(predicted_lengths(policy, fewer, 5, None) / 90), error[:100])
+    assert sigma == 0.0 or not np.allclose(np.log(predicted_lengths(policy, fewer, 6, None) / 90), error[:100])
 
 
 def test_worse_predictions_make_short_requests_wait_longer() -> None:

@@ -22,6 +22,10 @@ VALUES: dict[str, dict[str, Any]] = {
         "shorten": st.sampled_from(("join", "never")), "slo_margin": st.sampled_from((0.5, 1.0)),
         "interrupt": st.sampled_from(("always", "slack", "never")), "max_pull": st.integers(1, 8),
         "prefill_tokens": st.sampled_from((512, 2048))},
+    "ooco_lengths": {
+        "evict": st.sampled_from(("density", "longest_output")), "max_pull": st.integers(1, 8),
+        "pull": st.sampled_from(("past_future", "soonest", "shortest_output", "slack")),
+        "pull_room": st.sampled_from((0.3, 0.8)), "prefill_tokens": st.sampled_from((512, 2048))},
     "ooco_xllm": {
         "stop_share": st.sampled_from((0.5, 0.98)), "estimate_every": st.integers(1, 3),
         "pull_interval_s": st.sampled_from((0.0, 0.1, 0.5)), "slo_unit_bug": st.integers(0, 1),
