@@ -21,9 +21,10 @@ from ooco_gym.envs.decision import PARTNER, kinds, meaning
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy import policy_of
-from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, SCHEMA, file_digest
+from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, READABLE, file_digest
 
 OPSET = 18
+SCHEMA = READABLE[1]
 _TOLERANCE = 1e-4
 _VERSIONS = ("ooco-gym", "torch", "stable-baselines3", "sb3-contrib", "onnx", "onnxscript", "onnxruntime", "numpy")
 

@@ -95,3 +95,6 @@ def is_ours(name: Any) -> bool:
         entry = load_env_creator(entry)
     bases = entry.__mro__ if isinstance(entry, type) else ()
     return any((base.__module__, base.__name__) == ("ooco_gym.envs.base", "DecisionEnv") for base in bases)
+
+
+register_all()

@@ -7,14 +7,20 @@
 
 from ooco_gym.runtime.bundle import ClusterStack, Memory, Policy
 from ooco_gym.runtime.manifest import (
+    ARRAYS_FILE,
     INPUTS,
     MANIFEST_FILE,
     MODEL_FILE,
     READABLE,
+    REFERENCE_FILE,
     SCHEMA,
+    SCHEMA_FILE,
     file_digest,
     read_manifest,
 )
+from ooco_gym.runtime.parameters import ParameterPolicy
+from ooco_gym.runtime.writing import write_bundle, write_parameters_bundle
 
-__all__ = ["INPUTS", "MANIFEST_FILE", "MODEL_FILE", "READABLE", "SCHEMA", "ClusterStack", "Memory", "Policy",
-           "file_digest", "read_manifest"]
+__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "READABLE", "REFERENCE_FILE", "SCHEMA",
+           "SCHEMA_FILE", "ClusterStack", "Memory", "ParameterPolicy", "Policy", "file_digest", "read_manifest",
+           "write_bundle", "write_parameters_bundle"]

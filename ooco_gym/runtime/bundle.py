@@ -15,8 +15,19 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.errors import UserError, nearest
-from ooco_gym.runtime.manifest import FEATURES, INPUTS, MODEL_FILE, read_manifest
+from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.runtime.manifest import (
+    ARRAYS_FILE,
+    FEATURES,
+    INPUTS,
+    MODEL_FILE,
+    PARAMETERS,
+    kind_of,
+    read_manifest,
+)
+from ooco_gym.runtime.onnx_form import open_graph
+
+_FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
 
 
 # --- The policy -----------------------------------------------------------------------------------------------------
@@ -116,33 +127,29 @@ class Policy:
         self.card: dict[str, Any] = {}
 
     @classmethod
-    def load(cls, folder: str | Path, threads: int = 1) -> Policy:
+    def load(cls, folder: str | Path, threads: int = 1, form: str | None = None) -> Any:
         """Loads the `out` folder of `ooco-gym export`.
 
         Args:
-            folder: where `policy.onnx` and `manifest.json` are.
+            folder: where `manifest.json` and the policy's files are.
             threads: of onnxruntime; one is fastest for networks of this size.
+            form: `npz` (numpy alone) or `onnx`; None: the first of them that the bundle has.
+
+        Returns:
+            A `Policy`; of a bundle of kind `parameters` a `ParameterPolicy`.
 
         Raises:
             UserError: a file is missing or broken, the schema is another version, the network's weights are not finite,
-                or onnxruntime is not installed.
+                the bundle has no such form, or onnxruntime is not installed, where it is needed.
         """
-        manifest = read_manifest(folder)
-        try:
-            import onnxruntime
-        except ImportError as error:
-            raise UserError("onnxruntime is not installed, which running an exported policy needs; install with: "
-                            "pip install 'ooco-gym[export]' (or only: pip install onnxruntime)") from error
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = threads
-        options.log_severity_level = 3
-        path = Path(folder) / MODEL_FILE
-        try:
-            session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's own exception classes; all mean that the file is no usable model
-            raise UserError(f"'{path}' cannot be loaded by onnxruntime: {' '.join(str(error).split())}") from error
-        policy = cls(session, manifest)
-        policy._try(path)
+        manifest, path = read_manifest(folder), Path(folder)
+        chosen = _form(manifest, path, form)
+        if kind_of(manifest) == PARAMETERS:
+            from ooco_gym.runtime.parameters import ParameterPolicy
+
+            return ParameterPolicy.read(path, manifest, chosen, threads)
+        policy = cls(open_graph(path / MODEL_FILE, threads), manifest)
+        policy._try(path / MODEL_FILE)
         return policy
 
     def _try(self, path: Path) -> None:
@@ -328,3 +335,14 @@ class Policy:
             return actions
         raise UserError(f"the policy answers {np.asarray(actions)[:4].tolist()}, an action that is not legal here: its "
                         "weights are damaged or too large; train and export it again")
+
+
+def _form(manifest: Mapping[str, Any], folder: Path, form: str | None) -> str:
+    """The form to load: as wanted, or the first that the bundle has."""
+    if form is not None and form not in _FILES:
+        raise unknown("form", form, _FILES)
+    held = [name for name, file in _FILES.items() if file in manifest["files"]]
+    if not held or (form is not None and form not in held):
+        raise UserError(f"'{folder}' does not hold the policy as {form or 'npz or onnx'}; it has: "
+                        f"{', '.join(manifest['files']) or 'no file'}")
+    return form or held[0]

@@ -1,0 +1,121 @@
+"""Reads and writes `weights.npz`, distrusting every byte: no pickle, no file larger than it may be, no claim believed.
+
+A `.npz` is a zip archive of `.npy` arrays. NumPy makes room for the shape that a header claims before it looks at what
+is there; here a claim is first compared with the bytes, and names, kinds of numbers and sizes are bounded.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+
+LARGEST_BYTES = 16 * 1024 * 1024  # of one array, and of a file: the networks here have thousands of weights
+MOST_ARRAYS = 200
+_NAME = re.compile(r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)*\.npy")
+_KINDS = ("<f4", "<f8", "<i8", "|i1", "|b1")
+_HEADERS = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+
+
+def write_arrays(path: str | Path, arrays: Mapping[str, np.ndarray]) -> None:
+    """Writes arrays under their names, uncompressed, and the same bytes for the same arrays."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        for name, array in arrays.items():
+            held = io.BytesIO()
+            np.lib.format.write_array(held, np.ascontiguousarray(array), allow_pickle=False)
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy", (1980, 1, 1, 0, 0, 0)), held.getvalue())
+
+
+def read_arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of an archive by name.
+
+    Raises:
+        UserError: it is no such archive, is damaged or larger than it may be, or an array has a name, a kind of number
+            or a size that it may not have, or a value that is not finite.
+    """
+    file = Path(path)
+    try:
+        size = file.stat().st_size
+        if size > LARGEST_BYTES:
+            raise _wrong(file, f"has {size:,} bytes, more than the {LARGEST_BYTES:,} that it may have")
+        with zipfile.ZipFile(file) as archive:
+            return _members(file, archive)
+    except UserError:
+        raise
+    except OSError as error:
+        raise UserError(f"'{file}' cannot be read: {error.strerror or error}") from error
+    except Exception as error:  # zipfile and numpy raise a dozen kinds for damaged bytes; all mean that it is damaged
+        raise _wrong(file, f"is damaged ({type(error).__name__}: {' '.join(str(error).split())[:100]})") from error
+
+
+def _members(file: Path, archive: zipfile.ZipFile) -> dict[str, np.ndarray]:
+    entries = archive.infolist()
+    if len(entries) > MOST_ARRAYS:
+        raise _wrong(file, f"has {len(entries)} arrays, more than the {MOST_ARRAYS} that it may have")
+    found: dict[str, np.ndarray] = {}
+    for entry in entries:
+        if not _NAME.fullmatch(entry.filename):
+            raise _wrong(file, f"names an array {entry.filename[:60]!r}, which is no plain name")
+        name = entry.filename.removesuffix(".npy")
+        if name in found:
+            raise _wrong(file, f"has the array '{name}' twice")
+        if entry.file_size > LARGEST_BYTES or entry.compress_type != zipfile.ZIP_STORED:
+            raise _wrong(file, f"has an array '{name}' that is compressed, or of {entry.file_size:,} bytes")
+        found[name] = _array(file, name, archive.read(entry))
+    return found
+
+
+def _array(file: Path, name: str, content: bytes) -> np.ndarray:
+    held = io.BytesIO(content)
+    read = _HEADERS.get(np.lib.format.read_magic(held))
+    if read is None:
+        raise _wrong(file, f"has an array '{name}' in a version of the format that is not read here")
+    shape, by_columns, kind = read(held)
+    count, left = 1, len(content) - held.tell()
+    for length in shape:
+        count *= int(length)
+    if kind.str not in _KINDS:
+        raise _wrong(file, f"has an array '{name}' of {kind}; expected one of {', '.join(_KINDS)}")
+    if count * kind.itemsize != left:
+        raise _wrong(file, f"has an array '{name}' that claims shape {shape}, {count * kind.itemsize:,} bytes, and "
+                           f"brings {left:,}")
+    array = np.frombuffer(content, kind, count, held.tell()).reshape(shape, order="F" if by_columns else "C").copy()
+    if not np.isfinite(array).all():
+        raise _wrong(file, f"has an array '{name}' with a number that is not finite")
+    return array
+
+
+def _wrong(file: Path, what: str) -> UserError:
+    return UserError(f"'{file}' {what}; export the policy again")
+
+
+def taken(file: Path, arrays: Mapping[str, np.ndarray], name: str, shape: tuple[int, ...]) -> np.ndarray:
+    """The array `name`, which must have this shape.
+
+    Raises:
+        UserError: it is not there, or has another shape.
+    """
+    if name not in arrays:
+        raise _wrong(file, f"lacks the array '{name}' of shape {shape}")
+    if arrays[name].shape != shape:
+        raise _wrong(file, f"has an array '{name}' of shape {arrays[name].shape}; expected {shape}, as its manifest "
+                           "says")
+    return arrays[name]
+
+
+def check_names(file: Path, arrays: Mapping[str, Any], known: set[str]) -> None:
+    """Refuses an array that the network does not have.
+
+    Raises:
+        UserError: there is one.
+    """
+    others = sorted(set(arrays) - known)
+    if others:
+        raise _wrong(file, f"has an array '{others[0]}' that its manifest's network does not have")

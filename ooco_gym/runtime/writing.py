@@ -1,0 +1,198 @@
+"""Writes bundles: the arrays and their reference vectors, the manifest that describes them, all under their digests.
+
+`write_parameters_bundle` writes a policy of kind `parameters` from its weights; `write_bundle` writes the files and the
+manifest of any. `ooco-gym export` writes those of trained networks (`agents.learning.export`).
+"""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ooco_gym.errors import UserError
+from ooco_gym.runtime.arrays import write_arrays
+from ooco_gym.runtime.layers import Layers
+from ooco_gym.runtime.manifest import (
+    MANIFEST_FILE,
+    PARAMETERS,
+    REFERENCE_FILE,
+    SCHEMA,
+    published_schema,
+    read_manifest,
+    signed,
+)
+from ooco_gym.runtime.parameters import composed
+from ooco_gym.runtime.shapes import problems
+from ooco_gym.version import __version__
+
+VECTORS = 32  # reference vectors of a bundle
+TOLERANCE = 1e-5
+LICENCE = "Apache-2.0"
+
+Writer = Callable[[Path], None]
+
+
+def write_parameters_bundle(
+    directory: str | Path, *, parameters: Sequence[Mapping[str, Any]], features: Sequence[Any], weights: Any = None,
+    layers: Sequence[tuple[Any, Any, str]] | None = None, rule: str = "deadline",
+    environment: str = "ooco_gym/Batching-v0", name: str | None = None, decision_point: str = "parameters",
+    interval_s: float | None = None, seen: Any = None, training: Mapping[str, Any] | None = None,
+    scores: Sequence[Mapping[str, Any]] = (), trained_for: Mapping[str, Any] | None = None, licence: str = LICENCE,
+    forms: Sequence[str] = ("npz",),
+) -> Path:
+    """Writes a policy of kind `parameters`: the parameters of a rule by context.
+
+    Args:
+        directory: the bundle's folder; files of the same names are replaced.
+        parameters: `name`, `base`, `scale` (`linear` or `log`), `step`, `low`, `high` of each, with `unit` and
+            `meaning` if known, in the order of the network's outputs.
+        features: of the input, in their order: `Contracted` (such as `batching_features.ENGINE`), or mappings with
+            `name`, `low`, `high`.
+        weights: (P, F + 1) of a linear network, z = weights · [features, 1]; or `layers` instead.
+        layers: (weight (outputs, inputs), bias (outputs,), activation) of each layer, at most 2,000 weights in all.
+        rule: the rule whose parameters they are.
+        environment: where it was trained.
+        name: what the policy is called; None: the rule's name with `adaptive_` before it.
+        decision_point: a name for what is decided.
+        interval_s: seconds between two decisions.
+        seen: least and largest value of each feature in training, (2, F): the guard trusts the policy within.
+        training: `data` (a mapping), `seeds` (a list) and whatever else is known of it.
+        scores: `metric`, `mean`, `ci_low`, `ci_high`, `n_windows` of each.
+        trained_for: `slo` (a mapping), `loads` (a list of mappings).
+        licence: SPDX identifier.
+        forms: `npz`, and `onnx` and `c` if wanted.
+
+    Returns:
+        The folder.
+
+    Raises:
+        UserError: shapes do not fit each other, a parameter's base is not within its bounds, or a form needs an extra
+            that is not installed.
+    """
+    given = _given_layers(weights, layers)
+    table = [feature_row(feature) for feature in features]
+    if (given.inputs, given.outputs) != (len(table), len(parameters)):
+        raise UserError(f"the network takes {given.inputs} numbers and gives {given.outputs}; expected one for each of "
+                        f"{len(table)} features, and {len(parameters)} parameters")
+    if seen is not None:
+        table = with_seen(table, seen)
+    described = [dict(one) for one in parameters]
+    network = composed(given, described)
+    vectors = _draw(table, VECTORS)
+    manifest = {
+        "kind": PARAMETERS, "name": name or f"adaptive_{rule}", "rule": rule,
+        "decision_point": {"name": decision_point, "meaning": f"values of parameters of the rule '{rule}' by context",
+                           **({} if interval_s is None else {"interval_s": float(interval_s)})},
+        "environment": environment, "decisions": [decision_point], "history": 1,
+        "inputs": {"cluster": {"shape": [len(table)], "dtype": "float32", "features": table}},
+        "outputs": {"parameters": {"shape": [len(described)], "dtype": "float64",
+                                   "meaning": "values of parameters, in their order"}},
+        "parameters": described, "network": {"form": "layers", **given.described()},
+        "training": {"data": {}, "seeds": [], **(training or {})}, "scores": [dict(one) for one in scores],
+        "trained_for": {"slo": {}, "loads": [], **(trained_for or {})}, "licence": licence,
+    }
+    reference = {"cluster": vectors, "parameters": network(vectors)}
+    return write_bundle(directory, manifest, given.arrays(), reference, forms)
+
+
+def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None,
+                 reference: Mapping[str, np.ndarray] | None, forms: Sequence[str], graph: Writer | None = None) -> Path:
+    """Writes a bundle's files, then the manifest with their digests, and reads all of it again.
+
+    Args:
+        directory: its folder.
+        manifest: all of it but `schema`, `versions` (added to), `forms`, `reference`, `files` and its own digest.
+        arrays: of `weights.npz`; None: the policy is a graph alone.
+        reference: of `reference.npz`.
+        forms: among `onnx`, `npz`, `c`.
+        graph: writes `policy.onnx` to a path; None: it is made of the arrays.
+
+    Raises:
+        UserError: a form that cannot be written, a manifest that is not as the schema says.
+    """
+    from ooco_gym.files import atomic_write, write_json
+    from ooco_gym.runtime.forms import writers
+
+    folder = Path(directory)
+    chosen = writers(manifest, arrays, reference, forms, graph)
+    chosen |= {} if reference is None else {REFERENCE_FILE: lambda path: write_arrays(path, reference)}
+    whole: dict[str, Any] = {
+        "schema": SCHEMA, **manifest, "forms": list(forms),
+        "versions": {"ooco-gym": __version__, "numpy": np.__version__, "python": platform.python_version(),
+                     **manifest.get("versions", {})},
+        **({} if reference is None else {"reference": {
+            "file": REFERENCE_FILE, "vectors": len(next(iter(reference.values()))), "tolerance": TOLERANCE}})}
+    _refuse_wrong({**whole, "files": {}, "manifest_sha256": "0" * 64})
+    for name, write in chosen.items():
+        with atomic_write(folder / name) as temporary:
+            write(temporary)
+    whole["files"] = {name: described_file(folder / name) for name in chosen}
+    from ooco_gym.files import as_json
+
+    write_json(folder / MANIFEST_FILE, signed(as_json(whole)))
+    read_manifest(folder)
+    return folder
+
+
+def described_file(path: Path) -> dict[str, Any]:
+    """What a manifest says of a file."""
+    from ooco_gym.runtime.manifest import file_digest
+
+    return {"sha256": file_digest(path), "bytes": path.stat().st_size}
+
+
+def feature_row(feature: Any) -> dict[str, Any]:
+    """A feature as a manifest has it: of a named tuple such as `Contracted`, or of a mapping.
+
+    Raises:
+        UserError: it lacks its name or its bounds.
+    """
+    row = dict(feature._asdict()) if hasattr(feature, "_asdict") else dict(feature)
+    for key in ("name", "low", "high"):
+        if key not in row:
+            raise UserError(f"feature {row} lacks '{key}'; expected a name, a low and a high at least")
+    return row
+
+
+def with_seen(table: Sequence[Mapping[str, Any]], seen: Any) -> list[dict[str, Any]]:
+    """The features with the least and largest value that each had in training; `seen` is (2, F).
+
+    Raises:
+        UserError: it has another shape, is not finite, or a least value is above a largest.
+    """
+    bounds = np.asarray(seen, np.float64)
+    if bounds.shape != (2, len(table)) or not np.isfinite(bounds).all() or (bounds[0] > bounds[1]).any():
+        raise UserError(f"seen has shape {bounds.shape}; expected (2, {len(table)}): the least and the largest finite "
+                        "value of each feature in training")
+    return [{**row, "seen": [float(low), float(high)]} for row, low, high in zip(table, *bounds, strict=True)]
+
+
+def _given_layers(weights: Any, layers: Sequence[tuple[Any, Any, str]] | None) -> Layers:
+    if (weights is None) == (layers is None):
+        raise UserError("give either weights (P, F + 1) of a linear network or its layers")
+    if layers is not None:
+        return Layers(layers)
+    table = np.asarray(weights, np.float64)
+    if table.ndim != 2 or table.shape[1] < 2:
+        raise UserError(f"weights have shape {table.shape}; expected (parameters, features + 1), the constant last")
+    return Layers([(table[:, :-1], table[:, -1], "identity")])
+
+
+def _draw(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
+    """Vectors of features within their bounds, the same for the same features; the first at their middle."""
+    low, high = (np.array([row[key] for row in table], np.float64) for key in ("low", "high"))
+    middle, half = np.clip((low + high) / 2, -1e3, 1e3), np.clip((high - low) / 2, 0, 1e3)
+    drawn = np.random.default_rng(7).uniform(-1.0, 1.0, (count, len(table)))
+    drawn[0] = 0.0
+    return (middle + drawn * half).astype(np.float32)
+
+
+def _refuse_wrong(manifest: Mapping[str, Any]) -> None:
+    from ooco_gym.files import as_json
+
+    for problem in problems(as_json(manifest), published_schema()):
+        raise UserError(f"the bundle's manifest would not be as its schema says: {problem}")

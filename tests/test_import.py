@@ -1,0 +1,32 @@
+"""Importing the package loads nothing heavy, and its environments are there whichever way round both are imported."""
+
+import subprocess
+import sys
+
+import pytest
+
+FOUND = "\nprint('ooco_gym/Gating-v0' in gymnasium.registry)"
+
+
+def said(code):
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+
+
+@pytest.mark.parametrize("code", [
+    "import ooco_gym\nimport gymnasium", "import gymnasium\nimport ooco_gym",
+    "from ooco_gym.envs import ENVIRONMENTS\nimport gymnasium", "import ooco_gym.runtime\nimport gymnasium",
+    "import ooco_gym\nfrom ooco_gym import Scenario\nimport gymnasium",
+])
+def test_environments_are_registered_in_any_order_of_imports(code):
+    assert said(code + FOUND) == ["True"]
+
+
+def test_the_runtime_loads_numpy_alone():
+    heavy = ("gymnasium", "numba", "scipy", "pyarrow", "yaml", "plotly", "rich", "hydra", "torch", "onnxruntime")
+    assert said(f"import sys, ooco_gym.runtime\nprint([one for one in {heavy} if one in sys.modules])") == ["[]"]
+
+
+def test_names_of_the_package_are_found_when_they_are_asked_for():
+    assert said("import ooco_gym\nprint(ooco_gym.Scenario.__name__, ooco_gym.envs.__name__, ooco_gym.Cluster.__name__)"
+                ) == ["Scenario", "ooco_gym.envs", "Cluster"]
+    assert said("import ooco_gym\nprint(hasattr(ooco_gym, 'nothing'))") == ["False"]
