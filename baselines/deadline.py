@@ -31,10 +31,11 @@ Parameters: `conf/policy/deadline.yaml`; what they are worth on four workloads: 
 """
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 
-from ooco_gym.compile import inner
+from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
 from ooco_gym.policy.latency_budget import Limits, decodes, fill, fill_least, token_slack
 from ooco_gym.policy.policy import Param, Policy, slots
@@ -70,6 +71,28 @@ DUE_PROMPTS = 16  # online prompts that are looked at
 # Places of State.memory: requests that may yet be missed, when that was last worked out, requests given up.
 CREDIT, SEEN_PS, NEXT, GIVEN = 0, 1, 2, 3
 MOST_GIVEN = 8  # places for requests given up, the oldest overwritten
+
+
+class Settings(NamedTuple):
+    """The parameters of an iteration, as `PARAMS` describes them."""
+
+    tpot_share: float
+    ttft_share: float
+    decode_share: float
+    offline_share: float
+    online_chunk: float
+    offline_chunk: float
+    least_iteration_s: float
+    headroom_share: float
+    give_up_share: float
+
+
+@inlined
+def settings_of(state):
+    """The policy's own."""
+    p = state.params
+    return Settings(p[P.tpot_share], p[P.ttft_share], p[P.decode_share], p[P.offline_share], p[P.online_chunk],
+                    p[P.offline_chunk], p[P.least_iteration_s], p[P.headroom_share], p[P.give_up_share])
 
 
 # --- Giving up ------------------------------------------------------------------------------------------------------
@@ -109,14 +132,14 @@ def give_up(memory, slot):
 
 # --- The budget -----------------------------------------------------------------------------------------------------
 @inner
-def survey(state, instance):
+def survey(state, instance, settings):
     """Looks over the online requests that decode.
 
     Returns (the least slack in ps, NEVER where none has a promise; its request or -1; the least slack of the others).
     """
-    memory, share = state.memory[instance], state.params[P.tpot_share]
+    memory, share = state.memory[instance], settings.tpot_share
     least, tightest, second = NEVER, np.int64(-1), NEVER
-    counting = state.params[P.give_up_share] > 0.0
+    counting = settings.give_up_share > 0.0
     for place in range(state.instances[instance].running):
         slot = np.int64(state.members[BATCH, instance, place])
         request = state.requests[slot]
@@ -124,7 +147,7 @@ def survey(state, instance):
             continue
         late = is_late(state, slot)
         if counting and request.generated_tokens == 1:  # seen once, after its first token
-            memory[CREDIT] += state.params[P.give_up_share] - late
+            memory[CREDIT] += settings.give_up_share - late
         if late or (counting and is_given_up(memory, slot)):
             continue
         slack = token_slack(state, slot, share)
@@ -136,45 +159,45 @@ def survey(state, instance):
 
 
 @inner
-def due_with(state, instance, slot, tokens, work_ps):
+def due_with(state, instance, slot, tokens, work_ps, settings):
     """(Prefill up to and including a prompt of which `tokens` are left in ps, whether it is due)."""
     request, now = state.requests[slot], state.clock.now_ps
     work_ps += predict_prefill(state, instance, tokens)
-    due_ps = request.arrival_ps + np.int64(state.params[P.ttft_share] * request.ttft_slo_ps)
+    due_ps = request.arrival_ps + np.int64(settings.ttft_share * request.ttft_slo_ps)
     lost = request.generated_tokens > 0 or now + work_ps > request.arrival_ps + request.ttft_slo_ps
     return work_ps, now + work_ps >= due_ps and not lost
 
 
 @inner
-def prefill_due(state, instance):
+def prefill_due(state, instance, settings):
     """Whether online prefill can wait no longer: one of the first online prompts would be late (step 2)."""
     work_ps, looked, due = np.int64(0), 0, False
     for place in range(state.instances[instance].running):
         slot = np.int64(state.members[BATCH, instance, place])
         if state.requests[slot].urgent and not decodes(state, slot) and looked < DUE_PROMPTS:
             tokens = length(state, slot) - state.requests[slot].num_computed_tokens
-            work_ps, now = due_with(state, instance, slot, tokens, work_ps)
+            work_ps, now = due_with(state, instance, slot, tokens, work_ps, settings)
             due, looked = due or now, looked + 1
     slot = np.int64(state.instances[instance].online_head)
     while slot >= 0 and looked < DUE_PROMPTS:
-        work_ps, now = due_with(state, instance, slot, length(state, slot), work_ps)
+        work_ps, now = due_with(state, instance, slot, length(state, slot), work_ps, settings)
         due, looked, slot = due or now, looked + 1, np.int64(state.requests[slot].next)
     return due
 
 
 @inner
-def budget(state, instance):
+def budget(state, instance, settings):
     """(How long the next iteration may take in ps, whether an online request bounds it): steps 1 and 5."""
     p, memory = state.params, state.memory[instance]
     longest = np.int64(p[P.longest_iteration_s] * PS_PER_S)
-    if p[P.give_up_share] > 0.0:
+    if settings.give_up_share > 0.0:
         forget(state, instance)
-    least, tightest, second = survey(state, instance)
-    if p[P.give_up_share] > 0.0 and memory[CREDIT] >= 1.0 and tightest >= 0:
+    least, tightest, second = survey(state, instance, settings)
+    if settings.give_up_share > 0.0 and memory[CREDIT] >= 1.0 and tightest >= 0:
         if min(second, longest) - least >= p[P.give_up_gain_s] * PS_PER_S:
             give_up(memory, tightest)
             least = second
-    allowed = max(least, np.int64(p[P.least_iteration_s] * PS_PER_S))
+    allowed = max(least, np.int64(settings.least_iteration_s * PS_PER_S))
     return min(allowed, longest), least < NEVER
 
 
@@ -197,23 +220,28 @@ def route(view):
 
 
 # --- The iteration --------------------------------------------------------------------------------------------------
-@hook(COMPOSE)
-def within_deadlines(view):
-    """Fills the iteration (steps 3 and 4)."""
-    state, instance = view.state, view.instance
-    p, due = state.params, prefill_due(state, instance)
-    allowed, bound = budget(state, instance)
+@inner
+def compose_within(state, instance, settings):
+    """Fills the iteration (steps 3 and 4); returns its new tokens."""
+    p, due = state.params, prefill_due(state, instance, settings)
+    allowed, bound = budget(state, instance, settings)
     decode_ps = allowed
     if bound:
-        decode_ps = min(allowed, np.int64(p[P.decode_share] * p[P.tpot_share] * state.config.default_tpot_ps))
-    offline_ps = np.int64(p[P.offline_share] * allowed)
-    headroom = np.int64(p[P.headroom_share] * state.instances[instance].total_blocks)
+        decode_ps = min(allowed, np.int64(settings.decode_share * settings.tpot_share * state.config.default_tpot_ps))
+    offline_ps = np.int64(settings.offline_share * allowed)
+    headroom = np.int64(settings.headroom_share * state.instances[instance].total_blocks)
     limits = Limits(
         np.int64(NEVER) if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
-        np.int64(1) if due else np.int64(p[P.online_chunk]), np.int64(p[P.offline_chunk]), headroom,
+        np.int64(1) if due else np.int64(settings.online_chunk), np.int64(settings.offline_chunk), headroom,
         np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE))
     tokens = fill(state, instance, limits)
     return tokens if tokens > 0 else fill_least(state, instance, limits.tokens, limits.how)
+
+
+@hook(COMPOSE)
+def within_deadlines(view):
+    """Fills the iteration by the policy's own parameters."""
+    return compose_within(view.state, view.instance, settings_of(view.state))
 
 
 policy = Policy("deadline", PARAMS, mixed=True, leaves_open=True, route=route, compose=within_deadlines)

@@ -14,7 +14,7 @@ import yaml
 
 from ooco_gym.errors import UserError, unknown
 
-_PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file",)}
+_PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
 """Keys of a group's files that hold paths, relative to the file; an `id`, where it begins with one: `mine.py:…`."""
 _SUFFIXES = (".yaml", ".yml")
 Stamp = tuple[int, int, int] | None

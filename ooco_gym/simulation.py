@@ -169,6 +169,7 @@ class Simulation:
                                  params=self.policy.vector(), settings=self.policy.settings(),
                                  class_blind=self.policy.class_blind, bulk=self.bulk,
                                  keys=self.policy.keys(trace, self.scenario.seed, predicted), predicted=predicted,
+                                 weights=self.policy.weights,
                                  log_capacity=LOG_ENTRIES if self.log else 0)
         self.rules = self.policy.hooks()
         if self.outside:

@@ -10,6 +10,7 @@ which puts OOCO there as it is tuned for each cell.
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -128,7 +129,10 @@ def policy_identity(policy: str) -> dict[str, Any]:
     rules = [getattr(rule, "py_func", rule) for name in (*HOOKS, "prepare", "profile")
              if (rule := getattr(base, name)) is not None]
     modules = sorted({str(getattr(rule, "__module__", "")) for rule in rules} - {""})
+    weights = base.weights
     identity = {"name": base.name, "values": dict(base.values), "code": code_digest(modules, (), peaks=False)}
+    if weights is not None:
+        identity["weights"] = hashlib.sha256(weights.tobytes()).hexdigest()
     if is_learned(policy):
         from agents.evaluation.players import digest_of
 

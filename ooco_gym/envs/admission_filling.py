@@ -10,10 +10,10 @@ import numpy as np
 
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs.batching_filling import SLACKS, count_late, fill_engine
+from ooco_gym.envs.batching_filling import fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.features import COLUMN, columns
-from ooco_gym.envs.filling import log1p
+from ooco_gym.policy.engine_features import SLACKS, count_late, log1p
 from ooco_gym.policy.latency_budget import (
     OFFLINE_CLASS,
     OPEN_FIGURES,

@@ -10,13 +10,14 @@ import numpy as np
 from ooco_gym.compile import inlined, inner
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
-from ooco_gym.envs.batching_filling import PLACES, even_sums, feature_of, observe_engine
+from ooco_gym.envs.batching_filling import PLACES, feature_of, observe_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.config import MOST_CANDIDATES, EpisodeConfig
 from ooco_gym.envs.decision import Decision
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.envs.vector import register
 from ooco_gym.errors import UserError, check_keys, is_number
+from ooco_gym.policy.engine_features import even_sums
 from ooco_gym.policy.latency_budget import OFFLINE_CLASS, Limits, decodes, fill, preempt_last
 from ooco_gym.policy.policy import Policy
 from ooco_gym.runtime.batching_features import ACTION, ENGINE

@@ -288,6 +288,9 @@ class Episodes:
         policy, simulation = self._rule(i, name), self.simulations[i]
         assert simulation is not None
         state = simulation.state
+        if policy.layout is not None and policy.layout != simulation.policy.layout:
+            raise UserError(f"policy '{policy.name}' computes with weights that the episode has not; make it the "
+                            f"partner (partner={name})")
         pending, turn = state.pending, state.pending.route_step
         params, picks = state.params.copy(), state.picks.copy()
         memory, wake = state.memory.copy(), state.instances["pull_wake_ps"].copy()

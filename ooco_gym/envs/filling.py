@@ -1,44 +1,18 @@
-"""The compiled code that fills observations (`features` has the tables, in the same order).
-
-An observation has some forty logarithms. `log1p` has no calls, branches or tables, so that loops over it become vector
-code; it differs from the exactly rounded value by less than 1e-15 of it: as float32 they are the same.
-"""
+"""The compiled code that fills observations (`features` has the tables, in the same order)."""
 
 import math
 
 import numpy as np
 
-from ooco_gym.compile import LANES, bits_of, count_below, float_of, inlined, inner, quotient, stack_floats
+from ooco_gym.compile import LANES, count_below, inlined, inner, quotient, stack_floats
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_COLUMN, CLUSTER_SIZE, COLUMN
+from ooco_gym.policy.engine_features import log1p, online_rate
 from ooco_gym.policy.lengths import believed_remaining, believed_spread
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for, decode_sum, length, predict_decode, predict_prefill
 from ooco_gym.sim.decode import flush_totals
 from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
-
-LN_2 = math.log(2.0)
-_FIRST = np.int64(0x3FE6A09E667F3BCD)  # bits of the square root of 1/2: significands go from there to that of 2
-_ONE = np.int64(1023)
-_WHOLE = np.int64(0x4330000000000000)  # bits of 2**52: with a small whole number added, of 2**52 + that number
-_2_52 = 2.0**52
-
-
-@inlined
-def log1p(x):
-    """log(1 + x) of a finite x of at least 0.
-
-    1 + x is (1 + f) 2**k, and log(1 + f) = 2 artanh(s) with s = f / (2 + f), of which the series is summed; what
-    rounding 1 + x has lost goes into f.
-    """
-    u = 1.0 + x
-    k = (bits_of(u) - _FIRST) >> 52
-    f = (float_of(bits_of(u) - (k << 52)) - 1.0) + (x - (u - 1.0)) * float_of((_ONE - k) << 52)
-    s = quotient(f, 2.0 + f)
-    z = s * s
-    tail = z * (2.0 / 3.0 + z * (2.0 / 5.0 + z * (2.0 / 7.0 + z * (2.0 / 9.0 + z * (2.0 / 11.0 + z * (
-        2.0 / 13.0 + z * (2.0 / 15.0 + z * (2.0 / 17.0 + z * (2.0 / 19.0)))))))))
-    return (float_of(k + _WHOLE) - _2_52) * LN_2 + (f - s * (f - tail))
 
 
 @inlined
@@ -88,13 +62,6 @@ def share(value, limit):
 def signed(value, limit):
     """value / limit, cut to -1 … 1."""
     return min(1.0, max(-1.0, value / limit))
-
-
-@inlined
-def online_rate(state, rate, horizon_s):
-    """A moving online arrival rate, faded to now, in requests a second."""
-    elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
-    return rate * math.exp(-elapsed / horizon_s)
 
 
 @inlined

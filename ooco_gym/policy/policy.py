@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.policy.weights import Layout, read_weights
 from ooco_gym.sim import state as s
 
 # Parameters of any policy that the simulator itself reads: `State.config` has them under the same names.
@@ -26,7 +27,8 @@ class Param:
     """One parameter of a policy: bounds or choices, and what it means (with the paper's section).
 
     Its value is in the policy's YAML, else it is the default. The rules see it as a number: of a choice its position,
-    of a flag 0 or 1. Bounds that are both written as whole numbers (`1, 64`, not `1.0, 64.0`) make it a whole number.
+    of a flag 0 or 1, of a file 1 where one is named. Bounds that are both written as whole numbers (`1, 64`, not
+    `1.0, 64.0`) make it a whole number.
     """
 
     name: str
@@ -35,6 +37,7 @@ class Param:
     high: float = np.inf
     choices: tuple[str, ...] = ()
     default: float | str | None = None
+    file: bool = False
 
     @property
     def whole(self) -> bool:
@@ -47,6 +50,10 @@ class Param:
         Raises:
             UserError: not one of the choices, not a number, a fraction of a whole number, or out of bounds.
         """
+        if self.file:
+            if value is not None and not isinstance(value, str):
+                raise UserError(f"{where}: {self.name}={value!r} must be the path of a file")
+            return float(bool(value))
         if self.choices:
             if isinstance(value, bool):  # YAML's on and off
                 value = "on" if value else "off"
@@ -91,6 +98,7 @@ class Policy:
         order: computes keys by which waiting offline requests are found, smallest first (`mixed.next_in_order`); gets
             the policy, the trace, the seed and what is predicted of lengths (`workload.LengthPredictor`, or None),
             returns float64[requests].
+        layout: what the weights of a learned rule belong to; the parameter `weights` names their file.
         file: where it was read from, as `get_policy` takes it; empty where its name is registered.
     """
 
@@ -109,6 +117,7 @@ class Policy:
     prepare: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
+    layout: Layout | None = None
     file: str = ""
 
     def __post_init__(self) -> None:
@@ -163,6 +172,18 @@ class Policy:
                 raise UserError(f"policy '{self.name}' needs a value for its parameter '{param.name}'")
             vector[index] = param.number(self.values[param.name], f"policy {self.name}")
         return vector
+
+    @property
+    def weights(self) -> np.ndarray | None:
+        """The weights of a learned rule, float64[layout.size], 0 where no file is named; None of other rules.
+
+        Raises:
+            UserError: the file is missing, or none of weights for this policy.
+        """
+        if self.layout is None:
+            return None
+        file = self.values.get("weights")
+        return read_weights(str(file), self.layout) if file else np.zeros(self.layout.size)
 
     def settings(self) -> dict[str, int]:
         """The fields of `State.config` that this policy sets."""

@@ -34,6 +34,7 @@ import yaml
 
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy.policy import Policy
+from ooco_gym.policy.weights import shipped_name
 from ooco_gym.resources import load_yaml, names
 
 GROUP = "ooco_gym.policies"
@@ -93,7 +94,10 @@ def _registered(name: str) -> Policy:
         rules = _rules_of(values)
         if rules is None:
             raise UserError(f"policy '{name}': {where} needs module: PACKAGE.MODULE or file: my_rule.py")
-        return replace(rules, name=name).with_values(parameters_in(values), where)
+        values = parameters_in(values)
+        if values.get("weights"):
+            values["weights"] = shipped_name(str(values["weights"]))
+        return replace(rules, name=name).with_values(values, where)
     if name in _entries():
         return _entries()[name].load()
     raise unknown("policy", name, list_policies())

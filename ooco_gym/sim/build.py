@@ -116,7 +116,8 @@ def _scaled(mixed: MixedKernel, factor: float) -> MixedKernel:
 
 def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed: int, window_s: tuple[float, float],
                 params: np.ndarray, settings: Mapping[str, int], class_blind: bool, keys: np.ndarray | None = None,
-                predicted: np.ndarray | None = None, bulk: bool = True, log_capacity: int = 0) -> s.State:
+                predicted: np.ndarray | None = None, weights: np.ndarray | None = None, bulk: bool = True,
+                log_capacity: int = 0) -> s.State:
     """Fills the state of an episode that has not begun.
 
     Args:
@@ -130,6 +131,7 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         class_blind: offline requests are scheduled as online ones.
         keys: float64[requests], by which waiting offline requests are found, smallest first (`Policy.keys`), or None.
         predicted: float64[requests, 2], what is believed of output lengths (`workload.LengthPredictor`), or None.
+        weights: float64[k], what a learned rule computes with (`Policy.weights`), or None.
         bulk: many decode steps at once where nothing can change between them; off, one at a time, same result.
         log_capacity: logged events that are kept; 0 is off.
 
@@ -154,6 +156,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
         pool = pool._replace(deadlines=len(trace))
     if predicted is not None:
         pool = pool._replace(predicted=len(trace))
+    if weights is not None:
+        pool = pool._replace(weights=len(weights))
     state = s.empty_state(len(trace), int(np.count_nonzero(trace.online)), len(machines), links, rows * len(unique),
                           rules.max_batch, PREFILL_ENTRIES, log_capacity, pool, rules.block_tokens)
     _fill_tables(state, unique, rules, rows)
@@ -174,6 +178,8 @@ def build_state(machines: Sequence[Machine], trace: Trace, rules: Rules, *, seed
     fill_pool(state, trace, rules.max_batch, keys)
     if predicted is not None:
         state.predicted[:] = predicted
+    if weights is not None:
+        state.weights[:] = weights
     return state
 
 

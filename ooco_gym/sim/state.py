@@ -73,7 +73,7 @@ ARRIVE, INTERRUPT_FOR, PLACE, RETRY_PUSHES, DISPATCH = range(5)
 
 DEFAULT_GATE_WINDOW = 8  # waiting requests that a gate looks at, where its policy does not say
 PARAMS = 48  # capacity for a policy's own parameters
-MEMORY = 16  # figures that a policy may keep for each instance from one decision to the next
+MEMORY = 40  # figures that a policy may keep for each instance from one decision to the next
 LEVELS = 64  # queues of blocks that may be taken, lowest first
 HASH_TOKENS = 512  # of a prompt, to each of a trace's prefix hashes
 BUCKETS = 32  # of prompt lengths: powers of two
@@ -119,6 +119,7 @@ class State(NamedTuple):
     pairs: np.ndarray  # PAIR[m, blocks], where blocks have two owners (`sim.bidirectional`); else PAIR[m, 0]
     pair_lists: np.ndarray  # int32[m, …], their lists by kind and empty slots, and two sums
     owned: np.ndarray  # int32[n, 3] or int32[0, 3]: a request's first and last such block, and its slots in them
+    weights: np.ndarray  # float64[k], what a learned rule computes with (`Policy.weights`); empty for others
     outputs: np.ndarray  # int32[m, 2, 2, w], rows by class, each as they finished (a ring) and sorted (`sim.outputs`)
     due_ps: np.ndarray  # int64[n], deadlines of offline requests, NEVER for none; empty where none has one
     predicted: np.ndarray  # float64[n, 2] or [0, 2]: believed output tokens, spread of their log (`policy.lengths`)
@@ -135,7 +136,7 @@ class State(NamedTuple):
 
 class OptionalSizes(NamedTuple):
     """Sizes of what only some policies or requests need: tracked blocks, prefix hashes, an order of the waiting, their
-    window, past output lengths, deadlines of whole requests, predicted lengths."""
+    window, past output lengths, deadlines of whole requests, predicted lengths, weights."""
 
     blocks: int = 0
     entries: int = 0
@@ -150,6 +151,7 @@ class OptionalSizes(NamedTuple):
     outputs: int = 0
     deadlines: int = 0
     predicted: int = 0
+    weights: int = 0
 
 
 NO_OPTIONAL_SIZES = OptionalSizes()
@@ -174,6 +176,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
         np.zeros(pool.hashes, np.int32), np.zeros(pool.distinct, np.int32), np.zeros(pool.ranks, np.int32),
         np.zeros((n_instances, pool.words), np.uint64), np.zeros((n_instances, pool.pairs), PAIR),
         np.zeros((n_instances, pool.pair_entries), np.int32), np.zeros((pool.owners, 3), np.int32),
+        np.zeros(pool.weights),
         np.zeros((n_instances, 2, 2, pool.outputs), np.int32), np.zeros(pool.deadlines, np.int64),
         np.zeros((pool.predicted, 2)),
         np.zeros(ITL_BINS, np.int64),
@@ -187,7 +190,7 @@ def empty_state(n_requests: int, n_online: int, n_instances: int, n_links: int, 
 
 COST_TABLES = ("decode_lines", "attention_lines", "prefill_ps", "alone_ps", "head_ps", "attention_grid", "tables")
 # Never written while an episode runs: its copies have the same arrays.
-SHARED = (*COST_TABLES, "hash_ids", "order", "due_ps", "predicted")
+SHARED = (*COST_TABLES, "hash_ids", "order", "due_ps", "predicted", "weights")
 
 
 def share_tables(state: State, other: State) -> State:

@@ -9,7 +9,7 @@ from numba import types
 
 from ooco_gym.compile import jit
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.batching_filling import HOUR_ARRIVED, HOUR_VIOLATED
+from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
 from ooco_gym.policy.latency_budget import OPEN_LEFT, OPEN_UNTIL_PS
 from ooco_gym.runtime.batching_features import LOOK_OFFLINE, LOOK_ONLINE
 from ooco_gym.sim import state as s

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ooco_gym.compile import count_below, jit, stack_floats
-from ooco_gym.envs.filling import log1p, scale_log
+from ooco_gym.envs.filling import scale_log
+from ooco_gym.policy.engine_features import log1p
 
 _room = stack_floats(16)
 

@@ -88,7 +88,8 @@ class Episode:
         self.policy = policy
         self.state = build_state(machines, trace, rules, seed=setup.seed, window_s=setup.window_s,
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
-                                 keys=policy.keys(trace, setup.seed), bulk=bulk, log_capacity=log)
+                                 keys=policy.keys(trace, setup.seed), weights=policy.weights, bulk=bulk,
+                                 log_capacity=log)
         self.hooks = policy.hooks()
         self.rules = addresses([ask_outside if name in outside else hook
                                 for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])

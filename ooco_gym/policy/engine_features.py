@@ -1,0 +1,296 @@
+"""The figures of an engine that observations and learned rules of mixed instances share, compiled.
+
+`ooco_gym.runtime.batching_features` has their table (`ENGINE`), says what each means, and computes the same from plain
+descriptions of requests; a test compares both.
+
+An observation has some forty logarithms. `log1p` has no calls, branches or tables, so that loops over it become vector
+code; it differs from the exactly rounded value by less than 1e-15 of it: as float32 they are the same.
+"""
+
+import math
+from collections import namedtuple
+
+import numpy as np
+
+from ooco_gym.compile import LANES, bits_of, float_of, inlined, inner, quotient, stack_floats
+from ooco_gym.policy.latency_budget import decodes, token_slack
+from ooco_gym.runtime.batching_features import BLOCKS_S, ENGINE, LOOK_OFFLINE, LOOK_ONLINE
+from ooco_gym.sim import state as s
+from ooco_gym.sim.costs import length
+from ooco_gym.sim.loop import FAST_S, HALF_HOUR_S, MINUTE_S, SLOW_S
+from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
+from ooco_gym.sim.step_actions import get_computed_tokens, missing
+
+C = namedtuple("EngineColumns", [one.name for one in ENGINE])(*range(len(ENGINE)))
+ROW = len(ENGINE) + -len(ENGINE) % LANES
+NONE_MS = 1e9  # what counts as time without end: cut at the limit
+# Places of the notes that `engine_row` keeps from one call to the next, or leaves to its caller.
+HOUR, HOUR_ARRIVED, HOUR_VIOLATED, ALONE_PS, ONLINE_PS, OFFLINE_PS, SLACKS = range(7)
+HOUR_S = float(BLOCKS_S[1])
+
+LN_2 = math.log(2.0)
+_FIRST = np.int64(0x3FE6A09E667F3BCD)  # bits of the square root of 1/2: significands go from there to that of 2
+_ONE = np.int64(1023)
+_WHOLE = np.int64(0x4330000000000000)  # bits of 2**52: with a small whole number added, of 2**52 + that number
+_2_52 = 2.0**52
+
+
+@inlined
+def log1p(x):
+    """log(1 + x) of a finite x of at least 0.
+
+    1 + x is (1 + f) 2**k, and log(1 + f) = 2 artanh(s) with s = f / (2 + f), of which the series is summed; what
+    rounding 1 + x has lost goes into f.
+    """
+    u = 1.0 + x
+    k = (bits_of(u) - _FIRST) >> 52
+    f = (float_of(bits_of(u) - (k << 52)) - 1.0) + (x - (u - 1.0)) * float_of((_ONE - k) << 52)
+    s = quotient(f, 2.0 + f)
+    z = s * s
+    tail = z * (2.0 / 3.0 + z * (2.0 / 5.0 + z * (2.0 / 7.0 + z * (2.0 / 9.0 + z * (2.0 / 11.0 + z * (
+        2.0 / 13.0 + z * (2.0 / 15.0 + z * (2.0 / 17.0 + z * (2.0 / 19.0)))))))))
+    return (float_of(k + _WHOLE) - _2_52) * LN_2 + (f - s * (f - tail))
+
+
+@inlined
+def online_rate(state, rate, horizon_s):
+    """A moving online arrival rate, faded to now, in requests a second."""
+    elapsed = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
+    return rate * math.exp(-elapsed / horizon_s)
+
+
+# --- The engine -----------------------------------------------------------------------------------------------------
+def _row(values, beyond):
+    return np.array([*values, *[beyond] * (ROW - len(ENGINE))])
+
+
+engine_stack = stack_floats(ROW)
+_LINEAR = _row([1.0 / one.limit if one.scale == "linear" else 0.0 for one in ENGINE], 0.0)
+_LOG = _row([0.0 if one.scale == "linear" else 1.0 / math.log1p(one.limit) for one in ENGINE], 0.0)
+_LOW = _row([one.low for one in ENGINE], 0.0)
+
+
+@inlined
+def even_sums(count, context):
+    """Sums (`sim.mixed.iteration_sums`) of `count` decodes with `context` tokens in all, each as long as the others."""
+    longest = (context + count - 1) // max(count, 1)
+    return (count, count, count, context, longest, 0, 0, 0.0, 0, 0)
+
+
+@inlined
+def _believed(state, table, count, context, tokens):
+    """Believed latency of `count` decodes and a prompt of `tokens`, in ps."""
+    sums = even_sums(count, context)
+    if tokens > 0:
+        sums = add_to_sums(state, table, sums, tokens, tokens, 1)
+    return np.int64(0) if sums[0] == 0 else np.int64(sums_latency(state, table, sums))
+
+
+@inlined
+def _slack_ps(state, slot):
+    """Until an online request's next token is due: by its TTFT, or so that its mean TPOT is kept."""
+    request = state.requests[np.uint64(slot)]
+    if request.first_token_ps == 0:
+        return request.arrival_ps + request.ttft_slo_ps - state.clock.now_ps
+    return token_slack(state, slot, 1.0)
+
+
+@inlined
+def _sort(values, count):
+    """Sorts whole numbers: few moves where they are nearly in order, as requests are that are admitted in turn."""
+    for gap in (57, 10, 1):
+        for i in range(gap, count):
+            value, j = values[i], i
+            while j >= gap and values[j - gap] > value:
+                values[j] = values[j - gap]
+                j -= gap
+            values[j] = value
+
+
+@inner
+def engine_row(state, instance, spent, notes, row):
+    """Writes the `ENGINE` features of a mixed instance that is about to compose an iteration.
+
+    What else is of use to its caller is left in `notes` and, sorted, in State.scratch[0]: slacks of online requests.
+
+    Args:
+        state: at the decision.
+        instance: the engine.
+        spent: (the share of online requests that may miss an SLO, online arrivals and violations in all before the
+            present block of 10 minutes).
+        notes: float64[7 or more], kept for the caller from call to call.
+        row: float64[ROW], of `engine_stack`.
+    """
+    for index in range(ROW):
+        row[index] = 0.0
+    before_ps = _running(state, instance, notes, row)
+    _prompts(state, instance, before_ps, row)
+    _works(state, instance, notes, row)
+    _offline(state, instance, row)
+    _kept(state, spent, notes, row)
+    for index in range(ROW):  # in whole registers: what is linear is not touched by the logarithm's factor of 0
+        value = row[index]
+        scaled = math.copysign(log1p(abs(value)), value) * _LOG[index] + value * _LINEAR[index]
+        row[index] = min(1.0, max(_LOW[index], scaled))
+
+
+@inner
+def _running(state, instance, notes, row):
+    """What runs, by class; returns what is left to `_prompts` of the running online ones."""
+    spec, batch = state.instances[instance], state.members[s.BATCH, instance]
+    slacks, count, behind, lost, held = state.scratch[0], 0, 0, 0, np.int64(0)
+    for place in range(spec.running - 1, -1, -1):  # the last admitted has the least slack, more often than not
+        slot = np.int64(batch[np.uint64(place)])
+        request = state.requests[np.uint64(slot)]
+        tokens = np.int64(request.prompt_tokens) + request.generated_tokens
+        lack = tokens - request.num_computed_tokens
+        decoding = lack == 1 and request.generated_tokens > 0
+        if request.online:
+            if decoding:
+                row[C.online_decodes] += 1.0
+                row[C.online_context] += tokens
+            else:
+                row[C.online_prompts] += 1.0
+                row[C.online_prompt_tokens] += lack
+            if request.first_token_ps > 0:
+                if request.first_token_ps > request.arrival_ps + request.ttft_slo_ps:
+                    lost += 1
+                else:
+                    slacks[count] = _slack_ps(state, slot)
+                    behind += slacks[count] < 0
+                    count += 1
+        else:
+            held += request.blocks
+            if decoding:
+                row[C.offline_decodes] += 1.0
+                row[C.offline_context] += tokens
+            else:
+                row[C.offline_prompts] += 1.0
+                row[C.offline_prompt_tokens] += lack
+    _sort(slacks, count)
+    notes[SLACKS] = count
+    row[C.slack_least] = slacks[0] / 1e9 if count else NONE_MS
+    row[C.slack_10] = slacks[np.int64(0.1 * (count - 1))] / 1e9 if count else NONE_MS
+    row[C.slack_25] = slacks[np.int64(0.25 * (count - 1))] / 1e9 if count else NONE_MS
+    row[C.slack_50] = slacks[np.int64(0.5 * (count - 1))] / 1e9 if count else NONE_MS
+    row[C.slack_90] = slacks[np.int64(0.9 * (count - 1))] / 1e9 if count else NONE_MS
+    row[C.behind] = behind / max(1, count)
+    row[C.lost] = lost
+    row[C.kv_free] = spec.free_blocks / spec.total_blocks
+    row[C.kv_offline] = held / spec.total_blocks
+    row[C.seats_free] = 1.0 - spec.running / state.config.max_num_seqs
+    return np.int64(row[C.online_prompts])
+
+
+@inner
+def _prompts(state, instance, under_way, row):
+    """The online prompts that are still to be computed, in their order."""
+    spec, batch = state.instances[instance], state.members[s.BATCH, instance]
+    queue = (0, 0, np.int64(0), 0, 0, NONE_MS, NONE_MS)  # seen, lost, before, in time, late, least, margin
+    place, seen = 0, 0
+    while under_way > 0 and place < spec.running:
+        slot = batch[place]
+        if state.requests[slot].online and not decodes(state, slot):
+            queue = _look(state, spec.belief, slot, missing(state, slot), queue, row)
+            under_way -= 1
+        place += 1
+    slot = spec.online_head
+    while slot >= 0 and seen < LOOK_ONLINE:
+        queue = _look(state, spec.belief, slot, length(state, slot), queue, row)
+        slot = state.requests[slot].next
+        seen += 1
+    looked, lost, _, in_time, late, least, margin = queue
+    row[C.lost] += lost
+    row[C.ttft_slack], row[C.ttft_margin] = least, margin
+    row[C.prompts_late] = late / max(1, in_time)
+    if looked < 1:
+        row[C.next_slack] = NONE_MS
+    if looked < 2:
+        row[C.second_slack] = NONE_MS
+    row[C.online_waiting], row[C.online_waiting_tokens] = spec.online_waiting, spec.online_waiting_tokens
+    row[C.offline_waiting], row[C.offline_waiting_tokens] = spec.offline_waiting, spec.offline_waiting_tokens
+
+
+@inner
+def _look(state, table, slot, lack, queue, row):
+    """One online prompt, behind those seen so far."""
+    looked, lost, before_ps, in_time, late, least, margin = queue
+    before_ps += np.int64(sums_latency(state, table, add_to_sums(state, table, NO_SUMS, lack, length(state, slot), 1)))
+    slack_ps = _slack_ps(state, slot)
+    if looked == 0:
+        row[C.next_tokens], row[C.next_slack] = lack, slack_ps / 1e9
+    elif looked == 1:
+        row[C.second_tokens], row[C.second_slack] = lack, slack_ps / 1e9
+    if state.requests[slot].first_token_ps == 0 and slack_ps < 0:
+        return looked + 1, lost + 1, before_ps, in_time, late, least, margin
+    return (looked + 1, lost, before_ps, in_time + 1, late + (slack_ps < before_ps), min(least, slack_ps / 1e9),
+            min(margin, (slack_ps - before_ps) / 1e9))
+
+
+@inner
+def _works(state, instance, notes, row):
+    """What the parts of an iteration are believed to take."""
+    table, config = state.instances[instance].belief, state.config
+    tpot_ps, budget = config.default_tpot_ps, config.max_num_batched_tokens
+    online, context = np.int64(row[C.online_decodes]), np.int64(row[C.online_context])
+    every, whole = online + np.int64(row[C.offline_decodes]), context + np.int64(row[C.offline_context])
+    alone = _believed(state, table, online, context, 0)
+    row[C.online_step] = alone / tpot_ps
+    row[C.decode_step] = _believed(state, table, every, whole, 0) / tpot_ps
+    tokens = min(budget, np.int64(row[C.online_prompt_tokens] + row[C.online_waiting_tokens]))
+    notes[ONLINE_PS] = max(0, _believed(state, table, online, context, tokens) - alone)
+    tokens = min(budget, np.int64(row[C.offline_prompt_tokens] + row[C.offline_waiting_tokens]))
+    notes[OFFLINE_PS] = max(0, _believed(state, table, every, whole, tokens) - alone)
+    notes[ALONE_PS] = alone
+    row[C.online_work], row[C.offline_work] = notes[ONLINE_PS] / 1e9, notes[OFFLINE_PS] / 1e9
+
+
+@inner
+def _offline(state, instance, row):
+    """The first offline requests that wait, and what of them is in the prefix cache."""
+    slot, seen, tokens, cached = state.instances[instance].offline_head, 0, 0, 0
+    if slot < 0:
+        return
+    row[C.offline_wait] = (state.clock.now_ps - state.requests[slot].arrival_ps) / s.PS_PER_S
+    row[C.offline_next_tokens] = length(state, slot)
+    while slot >= 0 and seen < LOOK_OFFLINE:
+        cached += get_computed_tokens(state, instance, slot)
+        tokens += length(state, slot)
+        if seen == 0:
+            row[C.offline_next_cached] = cached / tokens
+        slot = state.requests[slot].next
+        seen += 1
+    row[C.offline_cached] = cached / max(1, tokens)
+
+
+@inlined
+def _kept(state, spent, notes, row):
+    """The violation budget and the rates of arrivals."""
+    totals, observed = state.totals, state.observed
+    budget, block_arrived, block_violated = spent
+    now = state.clock.now_ps / s.PS_PER_S
+    if math.floor(now / HOUR_S) != notes[HOUR] - 1.0:  # an hour's number, from 1 on: 0 is none
+        notes[HOUR] = math.floor(now / HOUR_S) + 1.0
+        notes[HOUR_ARRIVED], notes[HOUR_VIOLATED] = totals.online_arrived, totals.violations
+    arrived, violated = totals.online_arrived - block_arrived, totals.violations - block_violated
+    row[C.spent_600s] = violated / (max(1e-9, budget) * max(1.0, arrived))
+    arrived, violated = totals.online_arrived - notes[HOUR_ARRIVED], totals.violations - notes[HOUR_VIOLATED]
+    row[C.spent_3600s] = violated / (max(1e-9, budget) * max(1.0, arrived))
+    row[C.online_rate_10s] = online_rate(state, observed.online_rate_fast, FAST_S)
+    row[C.online_rate_60s] = online_rate(state, observed.online_rate_minute, MINUTE_S)
+    row[C.online_rate_300s] = online_rate(state, observed.online_rate_slow, SLOW_S)
+    row[C.online_rate_1800s] = online_rate(state, observed.online_rate_half_hour, HALF_HOUR_S)
+    row[C.since_online_arrival] = (state.clock.now_ps - state.clock.last_online_arrival_ps) / s.PS_PER_S
+
+
+@inlined
+def count_late(state, count, step_ps):
+    """How many of the `count` slacks that `fill_engine` left are below a time."""
+    slacks, low, high = state.scratch[0], 0, count
+    while low < high:
+        middle = (low + high) // 2
+        if slacks[middle] < step_ps:
+            low = middle + 1
+        else:
+            high = middle
+    return low
