@@ -6,6 +6,7 @@
 """
 
 from ooco_gym.runtime.bundle import ClusterStack, Memory, Policy
+from ooco_gym.runtime.guard import REASONS, Guarded
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     INPUTS,
@@ -18,9 +19,10 @@ from ooco_gym.runtime.manifest import (
     file_digest,
     read_manifest,
 )
+from ooco_gym.runtime.metrics import Metrics
 from ooco_gym.runtime.parameters import ParameterPolicy
 from ooco_gym.runtime.writing import write_bundle, write_parameters_bundle
 
-__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "READABLE", "REFERENCE_FILE", "SCHEMA",
-           "SCHEMA_FILE", "ClusterStack", "Memory", "ParameterPolicy", "Policy", "file_digest", "read_manifest",
-           "write_bundle", "write_parameters_bundle"]
+__all__ = ["ARRAYS_FILE", "INPUTS", "MANIFEST_FILE", "MODEL_FILE", "READABLE", "REASONS", "REFERENCE_FILE", "SCHEMA",
+           "SCHEMA_FILE", "ClusterStack", "Guarded", "Memory", "Metrics", "ParameterPolicy", "Policy", "file_digest",
+           "read_manifest", "write_bundle", "write_parameters_bundle"]
