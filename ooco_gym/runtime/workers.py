@@ -43,6 +43,7 @@ class _Worker(threading.Thread):
     def __init__(self, free: Callable[[_Worker], None]) -> None:
         super().__init__(name="ooco-gym-policy", daemon=True)
         self._free, self._call = free, None
+        self.busy = self.late = False
         self._given = threading.Lock()
         self._given.acquire()
         self.start()
@@ -65,14 +66,14 @@ class _Worker(threading.Thread):
 
 
 class Workers:
-    """A few threads that run functions with a time limit.
+    """Threads that run functions with a time limit, as many as callers need at a time.
 
     Args:
-        most: threads at a time; each that is late takes one until it answers.
+        most_late: threads that may wait for a function that was late; with as many no more calls are taken.
     """
 
-    def __init__(self, most: int = 4) -> None:
-        self._most, self._all = most, 0
+    def __init__(self, most_late: int = 4) -> None:
+        self._most_late, self._late = most_late, 0
         self._idle: list[_Worker] = []
         self._lock = threading.Lock()
 
@@ -81,18 +82,20 @@ class Workers:
 
         Raises:
             Late: not within `limit_s`.
-            Stalled: no thread is left.
+            Stalled: too many calls before were late, and still are.
         """
         with self._lock:
-            worker = self._idle.pop() if self._idle else None
-            if worker is None and self._all >= self._most:
+            if self._late >= self._most_late:
                 raise Stalled
-            if worker is None:
-                self._all += 1
-                worker = _Worker(self._back)
+            worker = self._idle.pop() if self._idle else _Worker(self._back)
+            worker.busy = True
         call = _Call(function)
         worker.give(call)
         if not call.done.acquire(timeout=limit_s):
+            with self._lock:
+                if worker.busy:
+                    worker.late = True
+                    self._late += 1
             raise Late
         if call.error is not None:
             raise call.error
@@ -102,10 +105,11 @@ class Workers:
         """Ends the threads that wait for work; the others end with the process."""
         with self._lock:
             idle, self._idle = self._idle, []
-            self._all -= len(idle)
         for worker in idle:
             worker.give(None)
 
     def _back(self, worker: _Worker) -> None:
         with self._lock:
+            self._late -= worker.late
+            worker.busy = worker.late = False
             self._idle.append(worker)
