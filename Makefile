@@ -26,6 +26,11 @@ comma := ,
 space := $(subst x,,x x)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
+# For make fuzz: how many random cases, of which seed, shared by how many processes.
+N ?= 2000
+SEED ?= 0
+PROCESSES ?= 2
+
 # For make zoo: its working folder, and further words, such as 'envs=[gating]'.
 ZOO ?= zoo
 ZOO_FLAGS ?=
@@ -39,7 +44,7 @@ SERVEGEN ?=
 AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
 
-.PHONY: demo test test-oracle lint golden docs bench validity zoo wheel install engine engine-source clean distclean
+.PHONY: demo test test-oracle fuzz lint golden docs bench validity zoo wheel install engine engine-source clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -51,6 +56,11 @@ test: lint
 test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
 	OOCO_GYM_ENGINE_PYTHON=$(subst $(space),$(comma),$(abspath $(subst $(comma), ,$(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)))) \
 	  $(BIN)/python -m pytest tests/oracle $(PYTEST_FLAGS)
+
+# Random clusters, traces, policies and environments against every invariant (docs/reliability.md): each night
+# make fuzz N=100000 SEED=$(date +%j)
+fuzz: $(VENV)/.all
+	$(BIN)/python -m tests.reliability.fuzz N=$(N) seed=$(SEED) processes=$(PROCESSES)
 
 lint: $(VENV)/.all
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
 from operator import attrgetter
 from typing import Any
 
@@ -60,12 +61,24 @@ DEFAULT_RULES = {"ttft_s": 2.0, "tpot_s": 0.05, "tpot_min_tokens": 16, "tpot_fro
                  "block_tokens": 16, "kv_link_bytes_per_s": 25e9, "gate_poll_s": 0.1, "prior_output_tokens": 64.0}
 
 
+@cache
+def chip_of(name: str) -> Any:
+    """A chip, read once: reading takes longer than a short episode."""
+    return load_chip(name)
+
+
+@cache
+def model_of(name: str) -> Any:
+    """A model, read once."""
+    return load_model(name)
+
+
 def machines_of(setup: Setup) -> list[Machine]:
     """The instances, relaxed ones first."""
-    model = load_model("qwen2_5_7b")
+    model = model_of("qwen2_5_7b")
     block_tokens = setup.rules.get("block_tokens", DEFAULT_RULES["block_tokens"])
     blocks = None if setup.kv_tokens is None else setup.kv_tokens // block_tokens
-    return [Machine(role, Deployment(load_chip(chip), model, tp, known_kv_blocks=blocks))
+    return [Machine(role, Deployment(chip_of(chip), model, tp, known_kv_blocks=blocks))
             for role, pool in (("relaxed", setup.relaxed), ("strict", setup.strict), ("mixed", setup.mixed))
             for chip, tp in pool]
 

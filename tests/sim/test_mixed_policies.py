@@ -10,9 +10,9 @@ from episodes import traces
 from harness import Episode, Setup, differences
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from mixed_invariants import check_mixed, check_tokens
 from pool_checks import check_pool
 from test_blocks import ROWS, shared_trace
-from test_invariants import chain
 
 from ooco_gym.policy import get_policy, list_policies
 from ooco_gym.scenario import Scenario
@@ -47,59 +47,6 @@ def episodes(draw: st.DrawFn, name: str) -> tuple[Setup, Trace]:
     return setup, trace
 
 
-def check_memory(state: s.State) -> None:
-    """Blocks are held once each, or as often as their tables say; the host's are those of what is swapped out."""
-    requests, size = state.requests, state.config.block_tokens
-    waiting = requests["status"] == s.WAITING
-    assert (requests["blocks"][requests["status"] != s.RESIDENT] == 0).all()
-    copies = state.config.preempted_kv == s.CHECKPOINT  # of requests that run
-    assert (requests["host_tokens"][~waiting & ~(copies & (requests["status"] == s.RESIDENT))] == 0).all()
-    assert (requests["num_computed_tokens"][waiting] == 0).all()
-    reach = requests["num_computed_tokens"] + requests["num_scheduled_tokens"]
-    assert (requests["blocks"] * size >= reach)[requests["status"] == s.RESIDENT].all()
-    for i, spec in enumerate(state.instances):
-        here = requests["instance"] == i
-        assert spec["free_blocks"] >= 0
-        if state.blocks.shape[1]:
-            check_pool(state, i)
-        else:
-            assert requests["blocks"][here].sum() == spec["total_blocks"] - spec["free_blocks"]
-
-
-def check_running(state: s.State) -> None:
-    """A running request runs once, is neither waiting nor done, and computes no more than it misses."""
-    requests, seen = state.requests, []
-    for i, spec in enumerate(state.instances):
-        running = state.members[s.BATCH, i, : spec["running"]].tolist()
-        seen += running
-        assert (requests["status"][running] == s.RESIDENT).all() and (requests["instance"][running] == i).all()
-        assert spec["running"] <= state.config.max_num_seqs
-        missing = requests["prompt_tokens"] + requests["generated_tokens"] - requests["num_computed_tokens"]
-        assert (missing[running] >= 1).all()
-        new = requests["num_scheduled_tokens"][running]
-        if spec["activity"] == s.MIXING:
-            assert 0 < new.sum() == spec["new_tokens"]
-            assert (new <= missing[running]).all() and (new >= 0).all()
-        for name, urgent in (("online", 1), ("offline", 0)):
-            slots = chain(requests, int(spec[f"{name}_head"]), int(spec[f"{name}_tail"]))
-            assert len(slots) == spec[f"{name}_waiting"]
-            assert (requests["status"][slots] == s.WAITING).all() and (requests["urgent"][slots] == urgent).all()
-            seen += slots
-    assert len(seen) == len(set(seen)), "a request in two places"
-    assert sorted(seen) == np.flatnonzero(np.isin(requests["status"], (s.WAITING, s.RESIDENT))).tolist()
-
-
-def check_tokens(state: s.State) -> None:
-    """No token is made twice or lost, whatever is recomputed."""
-    requests = state.requests
-    made, asked, done = requests["generated_tokens"], requests["output_tokens"], requests["status"] == s.FINISHED
-    assert (made[done] == asked[done]).all() and (made[~done] < asked[~done]).all() and (made >= 0).all()
-    assert ((made > 0) == (requests["first_token_ps"] > 0)).all()
-    found = requests["cached_tokens"]
-    assert (found < requests["prompt_tokens"]).all() or (requests["evictions"] > 0).any()
-    assert state.instances["cached_tokens"].sum() == found[found > 0].sum()
-
-
 @EACH
 @FEW
 @given(st.data())
@@ -110,9 +57,7 @@ def test_everything_holds_after_every_event(policy: str, data: st.DataObject) ->
         at_ps = episode.next_event_ps()
         if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
             break
-        check_memory(episode.state)
-        check_running(episode.state)
-        check_tokens(episode.state)
+        check_mixed(episode.state)
 
 
 @EACH

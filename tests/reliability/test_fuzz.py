@@ -1,0 +1,68 @@
+"""Some seconds of the fuzz, every case that once failed, and that the fuzz does find what is wrong."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.reliability import fuzz, playing
+from tests.reliability.drawing import KINDS, draw
+
+CASES = 150
+KEPT = [json.loads(line) for line in fuzz.KEPT.read_text(encoding="utf-8").splitlines() if line]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_random_cases_hold(kind: str) -> None:
+    cases = [case for case in (draw(1, index) for index in range(CASES)) if case["kind"] == kind]
+    said = Counter(playing.play(case).partition(":")[0] for case in cases)
+    assert said["ok"] > 0.8 * len(cases), said
+
+
+@pytest.mark.parametrize("kept", KEPT, ids=[one["why"].partition(":")[0] for one in KEPT])
+def test_what_once_failed_holds(kept: dict[str, Any]) -> None:
+    playing.play(kept["case"])
+
+
+def test_a_case_is_drawn_from_its_number_alone_and_is_json() -> None:
+    cases = [draw(7, index) for index in range(50)]
+    assert json.loads(json.dumps(cases)) == cases == [draw(7, index) for index in range(50)]
+
+
+def test_what_is_wrong_is_found_and_made_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A simulator that loses a block is found; what has nothing to do with it is left out."""
+    def wrong(state: Any) -> None:
+        assert len(state.requests) < 3, "three requests"
+
+    monkeypatch.setattr(playing, "check", wrong)
+    monkeypatch.setattr(playing, "check_mixed", wrong)
+    case = next(case for case in (draw(1, i) for i in range(9)) if case["kind"] == "episode" and len(case["rows"]) > 9)
+
+    class Here(fuzz.Worker):
+        def ask(self, given: Any) -> fuzz.Answer:
+            try:
+                return fuzz.Answer(playing.play(given))
+            except Exception as error:
+                return fuzz.Answer(fuzz.FAILED, fuzz.described(error), given)
+
+    said = Here(1.0).ask(case).said
+    assert "three requests" in said
+    assert len(fuzz.shrink(Here(1.0), case, said)["rows"]) == 3
+
+
+FOR_EVER = "import signal; signal.setitimer(signal.ITIMER_VIRTUAL, 0.1)\nwhile True: pass"
+
+
+@pytest.mark.parametrize(("end", "said"), [(FOR_EVER, "no end within 0.5 s"),
+                                           ("import os; os._exit(3)", "the process ended with 3")])
+def test_a_worker_that_hangs_or_dies_is_a_failure(end: str, said: str) -> None:
+    class Wrong(fuzz.Worker):
+        words = (sys.executable, "-c", f"print(1, flush=True); input(); {end}")
+
+    worker = Wrong(0.5)
+    assert worker.ask({"kind": "episode"}) == fuzz.Answer(fuzz.FAILED, said, {"kind": "episode"})
+    assert worker.process is None

@@ -1,0 +1,182 @@
+"""What must hold of pools at any time, whatever cluster, trace and rules: tokens, memory, lists, lanes, roles."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ooco_gym.sim import state as s
+from ooco_gym.sim.lanes import BASE, FINISH, GAP, LATEST, UNKNOWN
+from ooco_gym.sim.waiting import FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH
+
+HOLDING = (s.PREFILLING, s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
+LISTED = (s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
+
+
+def chain(requests: np.ndarray, head: int, tail: int) -> list[int]:
+    """The slots of a linked queue, checked from both ends."""
+    slots, slot, before = [], head, -1
+    while slot >= 0:
+        assert requests[slot]["previous"] == before
+        slots.append(int(slot))
+        before, slot = slot, requests[slot]["next"]
+    assert tail == before
+    return slots
+
+
+def check_memory(state: s.State) -> None:
+    requests = state.requests
+    holds = np.isin(requests["status"], HOLDING)
+    assert (requests["blocks"][~holds] == 0).all()
+    assert (requests["target_blocks"][~np.isin(requests["status"], (s.LEAVING, s.MOVING))] == 0).all()
+    for i, spec in enumerate(state.instances):
+        held = int(requests["blocks"][holds & (requests["instance"] == i)].sum())
+        reserved = int(requests["target_blocks"][requests["target"] == i].sum())
+        assert held + reserved == spec["total_blocks"] - spec["free_blocks"]
+        assert spec["free_blocks"] >= 0
+        assert (requests["blocks"][holds & (requests["instance"] == i)] > 0).all()
+    size = state.config.block_tokens
+    resident = np.isin(requests["status"], (s.RESIDENT, s.PUSH_WAITING))
+    tokens = requests["prompt_tokens"] + requests["generated_tokens"]
+    assert (requests["blocks"] * size >= tokens)[resident].all()
+
+
+def check_lists(state: s.State) -> None:
+    requests, places = state.requests, []
+    status = requests["status"]
+    for i, spec in enumerate(state.instances):
+        waiting = {}
+        for name, urgent in (("online", 1), ("offline", 0)):
+            slots = chain(requests, int(spec[f"{name}_head"]), int(spec[f"{name}_tail"]))
+            assert len(slots) == spec[f"{name}_waiting"]
+            assert all(status[slot] == s.WAITING and requests["instance"][slot] == i for slot in slots)
+            assert all(requests["urgent"][slot] == urgent for slot in slots)
+            tokens = requests["prompt_tokens"][slots].sum() + requests["generated_tokens"][slots].sum()
+            assert tokens == spec[f"{name}_waiting_tokens"]
+            waiting[name] = slots
+            places += slots
+        listed = []
+        for row, count in ((s.URGENT, spec["urgent_members"]), (s.OFFLINE, spec["offline_members"])):
+            slots = [int(slot) for slot in state.members[row, i, :count]]
+            assert len(set(slots)) == count
+            assert all(status[slot] in LISTED and requests["instance"][slot] == i for slot in slots)
+            assert all(requests["urgent"][slot] == (row == s.URGENT) for slot in slots)
+            listed += slots
+        places += listed
+        decodes = [slot for slot in listed if status[slot] == s.RESIDENT]
+        urgent = [slot for slot in decodes if requests["urgent"][slot]]
+        tokens = requests["prompt_tokens"] + requests["generated_tokens"]
+        assert spec["decodable"] == len(decodes)
+        assert spec["urgent_decodable"] == len(urgent)
+        assert spec["urgent_context"] == tokens[urgent].sum()
+        assert spec["offline_context"] == tokens[decodes].sum() - tokens[urgent].sum()
+        coming = np.flatnonzero((requests["target"] == i) & (requests["target_blocks"] > 0))
+        assert spec["arriving"] == len(coming)
+        assert spec["arriving_pulls"] == np.count_nonzero(requests["urgent"][coming] == 0)
+        assert spec["arriving_context"] == requests["target_context"][coming].sum()
+        assert spec["leaving"] == np.count_nonzero((status == s.LEAVING) & (requests["instance"] == i))
+        assert len(listed) + spec["arriving"] + spec["suspended"] <= state.members.shape[2]
+    queued = []
+    for queue in state.push_queues:
+        queued += chain(requests, int(queue["head"]), int(queue["tail"]))
+    assert sorted(queued) == sorted(np.flatnonzero(status == s.PUSH_WAITING).tolist())
+    assert len(places) == len(set(places)), "a request in two places"
+    assert sorted(places) == sorted(np.flatnonzero(np.isin(status, (s.WAITING, *LISTED))).tolist())
+
+
+def check_front(state: s.State) -> None:
+    """What gates look at is the window of the queue, in its order and in that of lengths."""
+    requests, room = state.requests, state.waiting_window.shape[2]
+    for i, spec in enumerate(state.instances):
+        slots = chain(requests, int(spec["offline_head"]), int(spec["offline_tail"]))[:room]
+        lengths = [int(requests["prompt_tokens"][slot] + requests["generated_tokens"][slot]) for slot in slots]
+        assert spec["window_size"] == len(slots)
+        window = state.waiting_window[i, :, : len(slots)].tolist()
+        assert window[FIRST] == slots and window[FIRST_LENGTH] == lengths
+        order = sorted(range(len(slots)), key=lambda place: lengths[place])
+        assert window[SHORTEST] == [slots[place] for place in order]
+        assert window[SHORTEST_LENGTH] == [lengths[place] for place in order]
+
+
+def check_lanes(state: s.State) -> None:
+    """What a run has begun with is true of its batch, and lanes say what the records say, which are up to date."""
+    requests, size = state.requests, state.config.block_tokens
+    left = requests["output_tokens"] - requests["generated_tokens"]
+    tokens = requests["prompt_tokens"].astype(np.int64) + requests["generated_tokens"]
+    for i, spec in enumerate(state.instances):
+        if spec["activity"] == s.DECODE:
+            batch = state.members[s.BATCH, i, : spec["running"]]
+            assert (requests["blocks"][batch] * size >= tokens[batch] + 1).all()
+            assert len(batch) < spec["batch_size"] or spec["left"] == left[batch].min()
+        if not spec["lanes"]:
+            continue
+        assert not spec["stale"]
+        finish, ends = [s.NEVER], np.zeros(size, np.int64)
+        for row, name in ((s.URGENT, "urgent"), (s.OFFLINE, "offline")):
+            count, seasoned = spec[f"laned_{name}"], spec[f"seasoned_{name}"]
+            assert seasoned <= count <= spec[f"{name}_members"]
+            slots, lanes = state.members[row, i, :count], state.lanes[i, :, :count] - spec["lane_steps"]
+            assert (lanes[FINISH + row] == left[slots]).all()
+            held = state.lanes[i, BASE + row, :count] + spec["lane_held"]
+            assert (requests["blocks"][slots] == -(-held // size)).all()
+            ends += np.bincount((held - spec["lane_held"]) % size, minlength=size)
+            assert (lanes[BASE + row] + 2 * spec["lane_steps"] == tokens[slots]).all()
+            assert (requests["last_token_ps"][slots[:seasoned]] == spec["lane_token_ps"]).all()
+            finish += state.lanes[i, FINISH + row, :count].tolist()
+        assert spec["lane_first"] in (UNKNOWN, min(finish))
+        assert (state.ends[i] == ends).all()
+        urgent = state.members[s.URGENT, i, : spec["laned_urgent"]]
+        gaps, online = state.gaps[i, :, : len(urgent)], requests["online"][urgent] == 1
+        assert (gaps[GAP] == requests["max_gap_ps"][urgent])[online].all()
+        assert (gaps[GAP] >= spec["lane_gap_ps"])[online].all()
+        assert (gaps[LATEST] == requests["latest_ps"][urgent]).all()
+        assert spec["lane_miss_ps"] in (UNKNOWN, min((s.NEVER, *gaps[LATEST])))
+        counts = (online & (requests["counted"][urgent] == 1))[: spec["seasoned_urgent"]]
+        assert spec["lane_counted"] == np.count_nonzero(counts)
+
+
+def check_running(state: s.State) -> None:
+    for i, spec in enumerate(state.instances):
+        batch = [int(slot) for slot in state.members[s.BATCH, i, : spec["running"]]]
+        if spec["activity"] == s.DECODE:
+            assert len(batch) == len(set(batch))
+            assert all(state.requests["status"][slot] in (s.RESIDENT, s.LEAVING) for slot in batch)
+            assert all(state.requests["instance"][slot] == i for slot in batch)
+            assert spec["urgent_running"] == sum(int(state.requests["urgent"][slot]) for slot in batch)
+            if spec["role"] == s.RELAXED:
+                assert not any(state.requests["urgent"][slot] for slot in batch), "online decode on relaxed"
+        elif spec["activity"] != s.IDLE:
+            assert spec["role"] == s.RELAXED, "a strict instance prefills"
+            assert all(state.requests["status"][slot] == s.PREFILLING for slot in batch)
+            urgent = spec["activity"] == s.PREFILL_ONLINE
+            assert all(state.requests["urgent"][slot] == urgent for slot in batch)
+        suspended = state.members[s.SUSPENDED, i, : spec["suspended"]]
+        assert (state.requests["status"][suspended] == s.PREFILLING).all()
+
+
+def check_tokens(state: s.State) -> None:
+    requests, now = state.requests, state.clock.now_ps
+    status, made, asked = requests["status"], requests["generated_tokens"], requests["output_tokens"]
+    arrived = int(state.clock.next_arrival)
+    assert (status[:arrived] != s.FUTURE).all() and (status[arrived:] == s.FUTURE).all()
+    assert (made <= asked).all() and (made >= 0).all()
+    assert (made[status == s.FINISHED] == asked[status == s.FINISHED]).all()
+    assert (made[status != s.FINISHED] < asked[status != s.FINISHED]).all()
+    assert ((made > 0) == (requests["first_token_ps"] > 0)).all()
+    assert (requests["first_token_ps"] <= now).all() and (requests["finish_ps"] <= now).all()
+    assert (requests["kv_lost"][np.isin(status, LISTED)] == 0).all()
+    strict = state.instances["role"][requests["instance"]] == s.STRICT
+    assert not (strict & (status == s.PREFILLING)).any()
+    decoded = int(state.instances["decoded_tokens"].sum())
+    prefilled = int(made.sum()) - decoded
+    assert prefilled >= np.count_nonzero(made > 0)
+    assert prefilled <= np.count_nonzero(made > 0) + int(requests["evictions"].sum())
+
+
+def check(state: s.State) -> None:
+    """All of them."""
+    check_memory(state)
+    check_lists(state)
+    check_front(state)
+    check_lanes(state)
+    check_running(state)
+    check_tokens(state)
