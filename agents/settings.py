@@ -100,6 +100,7 @@ _PACKAGES = {
     "train": ("torch", "stable_baselines3", "sb3_contrib"),
     "export": ("torch", "stable_baselines3", "sb3_contrib", "onnx", "onnxscript", "onnxruntime"),
     "tune": ("optuna",),
+    "search": ("cmaes",),
     "wandb": ("wandb",),
     "tensorboard": ("tensorboard",),
     "dashboard": ("wandb", "wandb_workspaces"),

@@ -11,7 +11,7 @@ from typing import Any, TypeGuard
 
 EXTRAS = {"torch": "train", "stable_baselines3": "train", "sb3_contrib": "train", "wandb": "train",
           "wandb_workspaces": "train", "tensorboard": "train", "PIL": "render", "sklearn": "explain", "optuna": "tune",
-          "ray": "sweep", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
+          "cmaes": "tune", "ray": "sweep", "onnx": "export", "onnxscript": "export", "onnxruntime": "export"}
 VERSION = re.compile(r"\d+\.\d+\.\d+")
 """A release, such as 0.19.1."""
 

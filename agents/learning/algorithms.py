@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from agents.environments import history_of
+from agents.search.optimisers import METHODS
 from agents.settings import ATTENTION_HEADS, check_numbers, number, plain, positive_or_null, whole
 from ooco_gym.errors import UserError, is_number, unknown
 
@@ -62,7 +63,7 @@ def algorithm_of(agent: Settings) -> Algorithm:
     """
     name = agent.get("name")
     if name not in ALGORITHMS:
-        raise unknown("agent", name, ALGORITHMS)
+        raise unknown("agent", name, [*ALGORITHMS, *METHODS])
     return ALGORITHMS[name]
 
 

@@ -24,6 +24,7 @@ import yaml
 
 from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
 from agents.learning.algorithms import algorithm_of, recipe_of
+from agents.search.optimisers import is_search
 from agents.settings import plain, require
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
@@ -139,7 +140,7 @@ LAST_FILE = "policy_last.zip"
 CHECKPOINTS = "checkpoints"
 SUMMARY_FILE = "summary.json"
 _LEFT = (SUMMARY_FILE, CONFIG_FILE, POLICY_FILE, LAST_FILE, SCALE_FILE, "progress.csv", CHECKPOINTS, "wandb",
-         "tensorboard", "bundle")
+         "tensorboard", "bundle", "policy.yaml", "weights.npz", "generations.csv")
 
 
 def holds_run(folder: Path) -> bool:
@@ -189,6 +190,7 @@ STATE_FILE = Path("checkpoints") / "latest.state"
 _SCHEMA = "ooco-gym/resume/3"
 # What may differ from how a run was begun: the first three say where, the others are taken anew.
 _FREE = ("resume", "out", "overwrite", "total_timesteps", "max_wall_s", "threads", "logger")
+_LONGER = "agent.generations"  # of a search over whole episodes
 _OF_MODEL = ("num_timesteps", "_episode_num", "_n_updates", "_n_calls", "_last_obs", "_last_original_obs",
              "_last_episode_starts", "ep_info_buffer", "ep_success_buffer", "exploration_rate", "replay_buffer")
 
@@ -216,6 +218,8 @@ def resumed_config(cfg: Any) -> dict[str, Any]:
                         "them away")
     kept = read_config(folder)
     given = _given(cfg)
+    if is_search(kept["agent"]) and is_search(asked["agent"]):
+        given = _of_a_search(given, asked, kept)
     for key in given:
         if key.partition(".")[0] not in _FREE:
             _refuse_another(key, asked, kept, folder)
@@ -236,6 +240,18 @@ def _given(cfg: Any) -> list[str]:
     if not HydraConfig.initialized():
         return list(plain(cfg))
     return [word.partition("=")[0].lstrip("+~").partition("@")[0] for word in HydraConfig.get().overrides.task]
+
+
+def _of_a_search(given: list[str], asked: Mapping[str, Any], kept: dict[str, Any]) -> list[str]:
+    """The keys given for a search over whole episodes, which may have more generations than before; `agent=cma` on the
+    command line, which `agent.generations` needs beside it, says no more than its name."""
+    from hydra.core.hydra_config import HydraConfig
+
+    hydra = HydraConfig.initialized()
+    if _LONGER in given or not hydra:
+        kept["agent"]["generations"] = asked["agent"].get("generations")
+    same = hydra and asked["agent"]["name"] == kept["agent"]["name"]
+    return [key for key in given if key != _LONGER and not (key == "agent" and same)]
 
 
 def _refuse_another(key: str, asked: Mapping[str, Any], kept: Mapping[str, Any], folder: Path) -> None:

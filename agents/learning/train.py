@@ -11,12 +11,16 @@ from typing import Any
 from agents.environments import SPLITS, split_seeds
 from agents.learning.algorithms import check_agent
 from agents.learning.runs import POLICY_FILE, check_free, clear, read_state, resumed_config
+from agents.search.command import run as run_search
+from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
 from ooco_gym.errors import UserError
 
 
 def main(cfg: Any) -> dict[str, Any]:
     """Trains and returns the summary; the folder `cfg.out` then holds all that evaluate and export need.
+
+    An agent that searches whole episodes (`agents.search.episodes`) leaves other files: docs/search.md.
 
     Files: `policy.zip` (best on validation), `policy_last.zip`, `normalisation.json`, `config.yaml`, `progress.csv`,
     `checkpoints/`, and the logger's own folder. Ctrl-C and SIGTERM end training after the update under way and save all
@@ -32,6 +36,10 @@ def main(cfg: Any) -> dict[str, Any]:
     if resumed:
         config = resumed_config(cfg)
         _hand_back(cfg, config)
+    if is_search(group(config, "agent")):
+        if not resumed:
+            check_free(config)
+        return run_search(config, resumed)
     agent = _checked(config)
     if not resumed:
         check_free(config)

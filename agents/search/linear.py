@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode
 
 from agents.environments import split_seeds, vector_env
 from agents.search.imitation import learn_rule, training_config, watch
+from agents.search.optimisers import CrossEntropy
 from ooco_gym.envs.buffers import PARTNER_ACTION
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, DECISIONS, candidate_table
 from ooco_gym.envs.vector import WINDOWS
@@ -99,15 +100,12 @@ def cross_entropy(score: Callable[[np.ndarray], float], start: np.ndarray, sprea
         spread: deviations of the first generation.
         elite: of which the next generation's mean and deviation are taken; the best so far is always among them.
     """
-    random = np.random.default_rng((seed, 11))
-    mean, deviation = start.astype(float), spread.astype(float)
-    known = [(score(start), start)]
+    method = CrossEntropy(start, spread, None, population, seed, elite)
+    method.best = (score(start), start)
     for _ in range(generations):
-        drawn = [mean + deviation * random.normal(size=len(mean)) for _ in range(population)]
-        known = sorted(known[:1] + [(score(one), one) for one in drawn], key=lambda pair: -pair[0])
-        best = np.array([weights for _, weights in known[:elite]])
-        mean, deviation = best.mean(0), 0.5 * deviation + 0.5 * np.maximum(best.std(0), 0.05 * spread)
-    return known[0][1], known[0][0]
+        drawn = method.ask()
+        method.tell(drawn, np.array([score(one) for one in drawn]))
+    return method.best[1], method.best[0]
 
 
 class Windows:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +116,39 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         _mapping("shares", base.get("shares"), "online and offline to lists of shares"), _is_box(base.get("action")),
         _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
         _vary(chosen, base.get("vary") if vary is not None else _unless_given(base, scenario, shift)))
+
+
+def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
+    """The configuration under another condition.
+
+    Args:
+        config: of the environment.
+        changes: scenario fields to values, `offline.rate` being one key of a field; or `load`, a share of the stored
+            peak factor of workload, cluster and SLO. With another workload, cluster or SLO and no online load the load
+            is that peak. What is changed does not vary from window to window.
+        where: what an error begins with.
+
+    Raises:
+        UserError: an unknown field, a value that it cannot have, or no peak factor is stored.
+    """
+    changes = dict(changes)
+    load = changes.pop("load", None)
+    if load is not None and (not is_number(load) or load < 0):
+        raise UserError(f"{where}: load={load!r} must be a number of at least 0, a share of the peak")
+    loads = ("rate_scale", "online_rate")
+    if load is not None and any(changes.get(name) is not None for name in loads):
+        raise UserError(f"{where}: load={load:g} and another online load are given; leave one out")
+    for name in changes:
+        if name in _SET_BY_WINDOWS:
+            raise UserError(f"{where}: {name} is set by each window; leave it out")
+    if load is not None or ({"workload", "cluster", "slo"} & set(changes) and not set(loads) & set(changes)):
+        changes |= dict.fromkeys(loads)
+    scenario = _changed(where, config.scenario, changes)
+    if load is not None:
+        scenario = scenario.with_(rate_scale=float(load) * scenario.online_scale())
+    given = {str(name).partition(".")[0] for name in changes}
+    vary = {name: values for name, values in config.vary.items() if name not in changes and name not in given}
+    return replace(config, scenario=scenario, vary=vary)
 
 
 def reset_options(options: Any, known: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,156 @@
+"""What a candidate is worth: its service beside a reference's in the same windows, within the violation budget.
+
+Windows of several conditions count alike because each is held against the reference's service in that very window. A
+candidate is feasible where the upper 95 % limit of its violation rate keeps the limit, as in `ooco-gym tune`, and where
+the rate in each condition keeps it too, or that of the reference where it is higher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from agents.evaluation.scoring import feasible_first, mean_interval, upper_violation_limit
+from ooco_gym.errors import unknown
+
+SCORES = ("log_ratio", "ratio", "service")
+FLOOR = 0.05  # share of a condition's mean reference service that is added to both sides: a window may have none
+LEAST = 1e-3  # reference GPU-s/s: the same where the reference has none in a whole condition
+BEHIND = 10.0  # by how much what is not feasible is behind all that is; no score is as far below 0
+UNPLAYED = 1e4  # the same for what was dropped before it had played as many windows
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a candidate came to on some windows.
+
+    Attributes:
+        score: beside the reference; 0 is as good as it (of `service`: reference GPU-s/s).
+        low, high: of the score's 95 % interval over windows; None of a single window.
+        service: reference GPU-s/s, the mean of the windows.
+        violation_rate: the mean of the windows.
+        violation_upper_limit: its upper 95 % limit; 0 where no online request arrived.
+        excess: by how much the limit is exceeded; at most 0 where the candidate is feasible.
+    """
+
+    score: float
+    low: float | None
+    high: float | None
+    service: float
+    violation_rate: float
+    violation_upper_limit: float
+    excess: float
+
+    @property
+    def order(self) -> tuple[bool, float]:
+        """Feasible first, then by score, or by fewest violations beyond the limit."""
+        return feasible_first(self.excess, self.score, 0.0)
+
+    def figures(self) -> dict[str, Any]:
+        """All of it, and whether it is feasible."""
+        return {**vars(self), "feasible": self.excess <= 0.0}
+
+
+class Judge:
+    """Judges outcomes on the windows of one split.
+
+    Args:
+        reference: OUTCOME[windows] of the policy that scores are held against.
+        conditions: int64[windows], the condition of each window, from 0 on.
+        limit: of the violation rate.
+        kind: of score, one of `SCORES`.
+        price: what a candidate's score loses for all of its violations beyond the limit; None: feasible first.
+    """
+
+    def __init__(self, reference: np.ndarray, conditions: np.ndarray, limit: float, kind: str = SCORES[0],
+                 price: float | None = None) -> None:
+        if kind not in SCORES:
+            raise unknown("agent.score", kind, SCORES)
+        self.conditions, self.limit, self.kind, self.price = conditions, limit, kind, price
+        means = np.array([reference["service"][conditions == one].mean() for one in range(conditions.max() + 1)])
+        self._added = np.maximum(FLOOR * means, LEAST)[conditions]
+        self._reference = reference["service"] + self._added
+        self._limits = np.maximum(limit, [_rate(reference[conditions == one])
+                                          for one in range(conditions.max() + 1)])
+
+    def scores(self, outcome: np.ndarray, places: np.ndarray | None = None) -> np.ndarray:
+        """The score of each window played, float64[…, windows]; `places`: which windows they are, None: all."""
+        places = np.arange(len(self.conditions)) if places is None else places
+        if self.kind == "service":
+            return outcome["service"]
+        ratio = (outcome["service"] + self._added[places]) / self._reference[places]
+        return np.log(ratio) if self.kind == "log_ratio" else ratio - 1.0
+
+    def quick(self, outcome: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """What candidates are worth, from few windows: OUTCOME[candidates, windows] → float64[candidates].
+
+        The violation rate itself is held against the limit: the upper limit of so few windows would say more of their
+        number than of the candidate.
+        """
+        return np.array([self._worth(float(score), self._excess(one, places, float(_rates(one).mean())))
+                         for one, score in zip(outcome, self.scores(outcome, places).mean(axis=1), strict=True)])
+
+    def worth(self, found: Judged) -> float:
+        """The same of a candidate that was judged on all windows: more is better."""
+        return self._worth(found.score, found.excess)
+
+    def judged(self, outcome: np.ndarray, places: np.ndarray | None = None) -> Judged:
+        """What one candidate, OUTCOME[windows], came to."""
+        places = np.arange(len(self.conditions)) if places is None else places
+        score, low, high = mean_interval(self.scores(outcome, places)[None])
+        rates = _rates(outcome)
+        limit = upper_violation_limit([
+            {"seed": int(place), "window": 0, "summary": {"violation_rate": rate, "online_violated": violated,
+                                                          "online_arrived": arrived}}
+            for place, rate, violated, arrived in zip(places.tolist(), rates.tolist(), outcome["violated"].tolist(),
+                                                      outcome["arrived"].tolist(), strict=True)])
+        upper = 0.0 if limit is None else float(limit)
+        return Judged(float(score), low, high, float(outcome["service"].mean()), float(rates.mean()), upper,
+                      self._excess(outcome, places, upper))
+
+    def _worth(self, score: float, excess: float) -> float:
+        if self.price is not None:
+            return score - self.price * max(0.0, excess)
+        return score if excess <= 0.0 else -BEHIND - float(excess)
+
+    def _excess(self, outcome: np.ndarray, places: np.ndarray, upper: float) -> float:
+        """By how much the upper limit, or the rate of some condition, is beyond what may be."""
+        conditions = self.conditions[places]
+        return max(upper - self.limit, *(_rate(outcome[conditions == one]) - float(self._limits[one])
+                                         for one in np.unique(conditions)))
+
+
+def _rates(outcome: np.ndarray) -> np.ndarray:
+    """The violation rate of each window; 0 where no online request arrived."""
+    return outcome["violated"] / np.maximum(outcome["arrived"], 1)
+
+
+def _rate(outcome: np.ndarray) -> float:
+    """The mean violation rate of some windows."""
+    return float(_rates(outcome).mean()) if outcome.size else 0.0
+
+
+def rungs(windows: int, first: int, keep: float, step: int) -> list[int]:
+    """How many windows candidates have played before each selection, all of them at last: successive halving.
+
+    Args:
+        windows: all of them.
+        first: before the first selection, at least.
+        keep: share of the candidates that go on at each; 1: there is none.
+        step: conditions: all numbers are multiples of it.
+    """
+    listed, count = [], float(first)
+    while keep < 1.0 and count < windows:
+        listed.append(min(windows, -(-round(count) // step) * step))
+        count /= keep
+    return [*dict.fromkeys(one for one in listed if one < windows), windows]
+
+
+def by_condition(conditions: Sequence[str], outcome: np.ndarray, places: np.ndarray, judge: Judge) -> dict[str, Any]:
+    """Mean score and violation rate of one candidate, OUTCOME[windows], in each condition."""
+    scores, mine = judge.scores(outcome), places
+    return {name: {"score": float(scores[mine == one].mean()), "violation_rate": _rate(outcome[mine == one])}
+            for one, name in enumerate(conditions)}

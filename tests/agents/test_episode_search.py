@@ -1,0 +1,366 @@
+"""Search over whole episodes: methods, what is turned, common arrivals, and that a search goes on to the bit."""
+
+from __future__ import annotations
+
+import csv
+import multiprocessing
+import pickle
+import time
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("cmaes")
+from agents.environments import windows
+from agents.learning import train
+from agents.search import kept
+from agents.search.episodes import Search
+from agents.search.judging import Judge, rungs
+from agents.search.optimisers import build, centred_ranks
+from agents.search.space import space_of, value_at
+from agents.search.tune import Windows
+from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.population import OUTCOME, Candidate, Population, Window
+from ooco_gym.resources import load_yaml
+from ooco_gym.scenario import Scenario
+from ooco_gym.simulation import simulate
+
+FILES = (kept.POLICY_FILE, kept.WEIGHTS_FILE, kept.TABLE_FILE)
+
+
+def agent(name="cma", **changes):
+    """A search of seconds."""
+    own = {"policy": "adaptive_deadline", "weights": ["*:constant"], "generations": 3, "windows": 4, "threads": 2,
+           "halving": {"first": 2, "keep": 0.5}, "population": 6,
+           "validation": {"windows": 4, "every": 2, "patience": 2}}
+    return {**load_yaml("agent", name), **own, **changes}
+
+
+def config(out, name="cma", **changes):
+    env = {**load_yaml("env", "batching"), "window_s": 30.0, "warmup_s": 10.0}
+    top = {key: changes.pop(key) for key in ("max_wall_s", "seed", "resume", "logger") if key in changes}
+    return {"env": env, "agent": agent(name, **changes), "seed": 1, "window_s": 30.0, "max_wall_s": None,
+            "validation": {"violation_limit": 0.2}, "logger": "none", "resume": None, "overwrite": False,
+            "out": str(out), **top}
+
+
+def bytes_in(folder):
+    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+
+
+# --- Methods ------------------------------------------------------------------------------------------------------
+METHODS = {"cma": {}, "separable": {"name": "cma", "separable": True}, "es": {"sigma": 0.2}, "cem": {"sigma": 1.0}}
+
+
+def method_of(name, start, population, bounds=None, seed=1):
+    own = METHODS[name]
+    return build({**load_yaml("agent", own.get("name", name)), **own}, np.asarray(start, float), bounds, population,
+                 seed)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_climb_a_hill_and_go_on_from_a_pickle_to_the_bit(name):
+    top = np.array([1.0, -0.5, 0.5])
+    method = method_of(name, np.zeros(3), 12)
+    for generation in range(60):
+        drawn = method.ask()
+        if generation % 7 == 3:
+            method = pickle.loads(pickle.dumps(method))
+            other = pickle.loads(pickle.dumps(method))
+        method.tell(drawn, -((drawn - top) ** 2).sum(1))
+        if generation % 7 == 3:
+            other.tell(drawn, -((drawn - top) ** 2).sum(1))
+            assert (other.ask() == pickle.loads(pickle.dumps(method)).ask()).all()
+    np.testing.assert_allclose(method.mean, top, atol=0.15)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_no_method_leaves_the_bounds(name):
+    bounds = np.array([[0.0, 1.0], [-1.0, 0.0], [-1.0, 1.0]])
+    method = method_of(name, np.zeros(3), 10, bounds)
+    for _ in range(15):
+        drawn = method.ask()
+        assert (drawn >= bounds[:, 0]).all() and (drawn <= bounds[:, 1]).all()
+        method.tell(drawn, drawn.sum(1))
+    assert (method.mean >= bounds[:, 0]).all() and (method.mean <= bounds[:, 1]).all()
+
+
+def test_evolution_draws_pairs_on_either_side_of_the_mean():
+    drawn = method_of("es", [0.5, -0.5], 8).ask()
+    np.testing.assert_allclose(drawn[0::2] + drawn[1::2], np.tile([1.0, -1.0], (4, 1)))
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=30))
+@settings(max_examples=60, deadline=None)
+def test_centred_ranks_sum_to_nothing_and_keep_the_order(values):
+    given_, ranks = np.array(values), centred_ranks(np.array(values))
+    assert abs(ranks.sum()) < 1e-9 and np.abs(ranks).max() <= 0.5
+    assert ((ranks[:, None] < ranks) == (given_[:, None] < given_)).all()
+
+
+# --- What is turned -----------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("name", [name for name in list_policies() if get_policy(name).params])
+def test_nothing_turned_is_the_policy_as_it_ships(name):
+    policy = get_policy(name)
+    if all(param.choices or param.file for param in policy.params):
+        with pytest.raises(UserError, match="no number to turn"):
+            space_of(policy, agent(weights=None))
+        return
+    space = space_of(policy, agent(weights=None))
+    assert space.candidate(np.zeros(len(space.names))).policy is policy
+    for end in (-1.0, 1.0):
+        values = space.candidate(np.full(len(space.names), end)).policy.values
+        for one in space.ranges:
+            assert one.low <= values[one.name] <= one.high
+
+
+@given(st.floats(-2.0, 2.0), st.floats(-2.0, 2.0))
+@settings(max_examples=40, deadline=None)
+def test_a_parameter_rises_with_its_number(first, second):
+    space = space_of(get_policy("deadline"), agent(weights=None, params=["tpot_share", "offline_chunk"]))
+    for one in space.ranges:
+        low, high = sorted([first, second])
+        assert value_at(one, low) <= value_at(one, high)
+
+
+def test_patterns_choose_weights_by_row_and_column():
+    policy = get_policy("adaptive_deadline")
+    space = space_of(policy, agent(weights=["tpot_share:*", "*:constant"], weight_scale=2.0))
+    rows, columns = policy.layout
+    assert len(space.names) == len(columns) + len(rows) - 1
+    numbers = np.zeros(len(space.names))
+    numbers[space.names.index("ttft_share:constant")] = 0.25
+    weights = space.candidate(numbers).weights.reshape(len(rows), len(columns))
+    assert weights[1, -1] == 0.5 and np.count_nonzero(weights) == 1
+
+
+# --- Playing ------------------------------------------------------------------------------------------------------
+def scenario(**changes):
+    own = {"cluster": "engine_7b", "workload": "sharegpt", "rate_scale": 1.7, "offline": {"mode": "rate", "rate": 3.0},
+           "slo": {"ttft_s": 2.0, "tpot_s": 0.05}, "duration_s": 30.0, "warmup_s": 10.0, "drain_s": 60.0}
+    return Scenario(**{**own, **changes}).resolve()
+
+
+@pytest.mark.parametrize(("names", "changes"), [
+    (["deadline", "deadline:max_num_batched_tokens=512,headroom_share=0.4", "adaptive_deadline", "hygen", "echo"], {}),
+    (["deadline:prefix_caching=on", "deadline:waiting_order=prefix"], {"workload": "few_shot", "rate_scale": 0.8}),
+    (["ooco", "slack", "base_pd", "ooco_lengths"], {"cluster": "pair_7b", "workload": "ooc", "rate_scale": None,
+                                                    "slo": None, "lengths": {"predictor": "lognormal", "error": 0.3}}),
+])
+def test_a_window_comes_to_what_a_simulation_of_it_comes_to(names, changes):
+    played = [scenario(seed=seed, **changes) for seed in (1, 2)]
+    population = Population(played, threads=2)
+    found = population.play([Candidate(get_policy(name)) for name in names])
+    for name, row in zip(names, found, strict=True):
+        for one, mine in zip(played, row, strict=True):
+            run = simulate(one, name)
+            assert mine["service"] == run.counters["service_ps"] / 1e12 / 30.0
+            assert (mine["violated"], mine["arrived"]) == (run.counters["violations"], run.counters["online_arrived"])
+            assert mine["output_tokens"] == run.counters["offline_output_tokens"] / 30.0
+    assert found["arrived"].min() > 0 and len({int(one) for one in found["arrived"][:, 0]}) == 1
+
+
+def test_weights_of_a_candidate_take_the_place_of_the_policys(tmp_path):
+    population, policy = Population([scenario()], threads=1), get_policy("adaptive_deadline")
+    weights = np.zeros(policy.layout.size)
+    weights[len(policy.layout.columns) - 1] = 2.0  # tpot_share:constant
+    ships, moved, back = population.play([Candidate(policy), Candidate(policy, weights), Candidate(policy)])
+    assert ships == back and ships != moved
+    kept.write_policy(tmp_path, Candidate(policy, weights))
+    read = get_policy(str(tmp_path / kept.POLICY_FILE))
+    assert (read.weights == weights).all()
+    assert population.play([Candidate(read)])[0] == moved
+
+
+def test_windows_are_those_that_tune_and_evaluate_play():
+    env = {**load_yaml("env", "batching"), "window_s": 30.0, "warmup_s": 10.0}
+    games = windows([1000, 1001], 4)
+    expected = Windows(env, games).play("deadline:tpot_share=0.8")
+    search = Search({"env": env, "seed": 1, "window_s": 30.0, "validation": {"violation_limit": 0.03}},
+                    checked(config("unused")), None, None)
+    field = search.training
+    assert field.games[:4] == [(1000 + i, 0) for i in range(4)]
+    by_game = {(one["seed"], one["window"]): one["summary"] for one in expected}
+    outcome = field.population.play([Candidate(get_policy("deadline:tpot_share=0.8"))])[0]
+    for game, mine in zip(field.games, outcome, strict=True):
+        if game in by_game:
+            assert mine["service"] == pytest.approx(by_game[game]["offline_reference_gpu_s_per_s"], rel=1e-12)
+            assert mine["violated"] == by_game[game]["online_violated"]
+
+
+def checked(made):
+    from agents.search.command import checked
+
+    return checked(made)
+
+
+def test_a_window_whose_requests_change_under_way_is_refused(monkeypatch):
+    import ooco_gym.population as module
+
+    window = Window(scenario(), {})
+    window.play(Candidate(get_policy("deadline")))
+
+    def spoilt(state):
+        state.requests["output_tokens"][-1] += 1
+        return handle(state)
+
+    handle = module.s.handle_of
+    monkeypatch.setattr(module.s, "handle_of", spoilt)
+    with pytest.raises(RuntimeError, match="same arrivals"):
+        window.play(Candidate(get_policy("deadline")))
+
+
+# --- Judging ------------------------------------------------------------------------------------------------------
+def outcome(service, violated=0, arrived=1000):
+    found = np.zeros(len(service), OUTCOME)
+    found["service"], found["violated"], found["arrived"] = service, violated, arrived
+    return found
+
+
+def test_conditions_count_alike_whatever_their_service():
+    conditions = np.array([0, 1, 0, 1])
+    reference = outcome([1.0, 0.01, 1.0, 0.01])
+    judge = Judge(reference, conditions, 0.03)
+    assert judge.judged(reference).score == 0.0
+    here, there = (judge.judged(outcome(one)).score for one in ([1.2, 0.01, 1.2, 0.01], [1.0, 0.012, 1.0, 0.012]))
+    assert here == pytest.approx(there, rel=0.2) and here > 0.05
+
+
+def test_what_breaks_the_budget_is_behind_all_that_keeps_it():
+    conditions, reference = np.zeros(6, np.int64), outcome([1.0] * 6)
+    judge = Judge(reference, conditions, 0.03)
+    good, bad = judge.judged(outcome([0.1] * 6)), judge.judged(outcome([5.0] * 6, violated=100))
+    assert good.order > bad.order and judge.worth(good) > judge.worth(bad)
+    quick = judge.quick(np.stack([outcome([0.1] * 6), outcome([5.0] * 6, 100), outcome([5.0] * 6, 200)]), np.arange(6))
+    assert quick[0] > quick[1] > quick[2]
+    priced = Judge(reference, conditions, 0.03, price=1.0)
+    assert priced.worth(priced.judged(outcome([5.0] * 6, violated=100))) > priced.worth(priced.judged(reference))
+
+
+def test_one_condition_may_not_pay_for_another():
+    conditions = np.array([0, 1] * 6)
+    judge = Judge(outcome([1.0] * 12, violated=1), conditions, 0.03)
+    uneven = judge.judged(outcome([2.0] * 12, violated=np.where(conditions == 0, 40, 0)))
+    assert uneven.violation_upper_limit < 0.06 and uneven.violation_rate < 0.03 and uneven.excess > 0.0
+
+
+@given(st.integers(1, 40), st.integers(1, 50), st.floats(0.1, 1.0), st.integers(1, 6))
+@settings(max_examples=80, deadline=None)
+def test_halving_ends_with_all_windows_and_takes_all_conditions_alike(count, first, keep, step):
+    windows_ = count * step
+    listed = rungs(windows_, first, keep, step)
+    assert rungs(windows_, first, 1.0, step) == [windows_]
+    assert listed[-1] == windows_ and listed == sorted(set(listed)) and all(one % step == 0 for one in listed)
+
+
+# --- Searches -----------------------------------------------------------------------------------------------------
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    out = tmp_path_factory.mktemp("search")
+    return out, train.main(config(out))
+
+
+def test_files_say_what_was_found_and_can_be_played(searched):
+    out, report = searched
+    rows = list(csv.DictReader((out / kept.TABLE_FILE).open()))
+    assert [int(row["generation"]) for row in rows] == [0, 1, 2, 3] and float(rows[0]["best_score"]) == 0.0
+    assert int(rows[-1]["candidates"]) == report["candidates"] == 19 and report["stopped_by"] == "generations"
+    policy = get_policy(str(out / kept.POLICY_FILE))
+    assert policy.name == "adaptive_deadline" and np.count_nonzero(policy.weights) <= len(policy.layout.rows)
+    assert report["files"] and report["kept"]["validation"]["feasible"]
+
+
+def test_nothing_worse_than_the_policy_as_it_ships_is_kept(searched):
+    _, report = searched
+    for split in ("training", "validation"):
+        assert report["kept"][split]["score"] >= report["as_it_ships"][split]["score"] == 0.0
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_one_others(searched, tmp_path):
+    out, _ = searched
+    train.main(config(tmp_path / "again", threads=1))
+    train.main(config(tmp_path / "other", seed=2))
+    assert bytes_in(tmp_path / "again") == bytes_in(out)
+    assert bytes_in(tmp_path / "other")[kept.TABLE_FILE] != bytes_in(out)[kept.TABLE_FILE]
+
+
+def search_to_the_end(made):
+    train.main(made)
+
+
+@pytest.mark.parametrize("name", ["cma", "es", "cem"])
+def test_a_search_that_was_killed_goes_on_to_the_same_bytes(name, tmp_path):
+    changes = {"generations": 6, "pool": 8, "restarts": 1, "validation": {"windows": 4, "every": 2, "patience": 1}}
+    train.main(config(tmp_path / "whole", name, **changes))
+    made = config(tmp_path / "killed", name, **changes)
+    worker = multiprocessing.get_context("spawn").Process(target=search_to_the_end, args=(made,))
+    worker.start()
+    table = tmp_path / "killed" / kept.TABLE_FILE
+    after = time.time_ns() % 4 + 2  # lines of the table, its head included: another moment each time
+    while worker.is_alive() and not (table.is_file() and len(table.read_text().splitlines()) > after):
+        time.sleep(0.002)
+    worker.kill()
+    worker.join()
+    train.main({**made, "resume": made["out"]})
+    assert bytes_in(tmp_path / "killed") == bytes_in(tmp_path / "whole")
+
+
+def test_the_time_limit_ends_a_search_within_a_generation_and_it_goes_on_after(tmp_path, searched):
+    begun = time.monotonic()
+    report = train.main(config(tmp_path / "short", generations=100_000, max_wall_s=1.5))
+    assert report["stopped_by"] == "max_wall_s" and time.monotonic() - begun < 20.0
+    done = report["generations"]
+    longer = train.main({**config(tmp_path / "short", generations=done + 1), "resume": str(tmp_path / "short")})
+    assert longer["generations"] == done + 1
+
+
+def test_conditions_play_other_loads_and_clusters(tmp_path):
+    conditions = [{"name": "light", "rate_scale": 0.8}, {"cluster": "mixed_7b", "workload": "ooc", "slo": None,
+                                                         "load": 0.7, "offline.rate": 2.0}]
+    report = train.main(config(tmp_path, conditions=conditions, generations=1, policy="deadline", weights=None,
+                               params=["tpot_share", "offline_share"]))
+    assert report["conditions"][0] == "light" and "mixed_7b" in report["conditions"][1]
+    assert set(report["by_condition"]["kept"]) == set(report["conditions"])
+    assert not (tmp_path / kept.WEIGHTS_FILE).exists()
+
+
+def test_a_restart_doubles_the_population(tmp_path):
+    report = train.main(config(tmp_path, generations=4, restarts=1, sigma=30.0,  # far too wide: nothing better comes
+                               validation={"windows": 4, "every": 1, "patience": 2}, halving={"first": 4, "keep": 1.0}))
+    rows = list(csv.DictReader((tmp_path / kept.TABLE_FILE).open()))
+    sizes = np.diff([int(row["candidates"]) for row in rows])
+    assert report["restarts"] == 1 and sizes.tolist() == [6, 6, 12, 12]
+
+
+@pytest.mark.parametrize(("wrong", "words"), [
+    ({"policy": "adaptive"}, "did you mean 'adaptive_deadline'"),
+    ({"weights": ["tpot:constant"]}, "names no weight"),
+    ({"policy": "deadline", "weights": ["*"]}, "has no weights"),
+    ({"policy": "deadline", "weights": None, "params": ["route"]}, "route is a choice"),
+    ({"policy": "deadline", "weights": None, "params": ["tpot_shar"]}, "did you mean 'tpot_share'"),
+    ({"policy": "ooco", "weights": None}, "schedules relaxed and strict"),
+    ({"conditions": [{"workload": "nosuch", "rate_scale": 1.0}]}, "nosuch"),
+    ({"conditions": [{"load": 0.5}, {"load": 0.7}, {"load": 0.9}]}, "multiple of the 3 conditions"),
+    ({"conditions": [{"load": 0.5, "rate_scale": 1.0}]}, "another online load"),
+    ({"conditions": "ooc"}, "must be a list of changes"),
+    ({"score": "reward"}, "unknown agent.score"),
+    ({"halving": {"keep": 0.0}}, "agent.halving.keep"),
+    ({"generations": None}, "has no end"),
+    ({"sigma": 0.0}, "agent.sigma must be a positive number"),
+    ({"pool": 2}, "agent.pool must be a whole number of at least 4"),
+])
+def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
+    with pytest.raises(UserError, match=words) as error:
+        train.main(config(tmp_path / "out", **wrong))
+    assert "\n" not in str(error.value)
+
+
+def test_another_agent_cannot_go_on_with_a_search(searched):
+    out, _ = searched
+    with pytest.raises(UserError, match="goes on as it was begun"):
+        train.main({**config(out, seed=7), "resume": str(out)})
+    assert yaml.safe_load((out / "config.yaml").read_text())["seed"] == 1
