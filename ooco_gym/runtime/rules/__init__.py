@@ -1,0 +1,69 @@
+"""Schedulers of a serving engine in plain Python, for use inside one: no numba, no simulator.
+
+`RULES` names them. A rule's `compose(engine, belief)` answers with a `Plan`: new tokens of each request, who is
+admitted, who loses its memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.runtime.rules.beliefs import Fitted, Learned
+from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
+from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Line, Plan, Request
+from ooco_gym.runtime.rules.others import V1, Gate, HyGen
+
+__all__ = [
+    "RULES",
+    "V1",
+    "Belief",
+    "Deadline",
+    "Engine",
+    "Fitted",
+    "Gate",
+    "HyGen",
+    "Iteration",
+    "Learned",
+    "Line",
+    "Plan",
+    "Request",
+    "Rule",
+    "make_rule",
+]
+
+
+class Rule(Protocol):
+    """A scheduler."""
+
+    def compose(self, engine: Engine, belief: Belief) -> Plan:
+        """The next iteration of an engine."""
+        ...
+
+
+RULES: dict[str, tuple[Callable[[Mapping[str, Any]], Rule], Mapping[str, Any]]] = {
+    "deadline": (Deadline, DEFAULTS),
+    "hygen": (HyGen, HyGen.DEFAULTS),
+    "gate": (Gate, Gate.DEFAULTS),
+    "least_computed": (lambda values: V1({"victim": "least_computed", **values}), {}),
+    "v1": (V1, V1.DEFAULTS),
+}
+"""Each rule by name: how it is made, and its parameters with their values."""
+
+
+def make_rule(name: str, values: Mapping[str, Any] | None = None) -> Rule:
+    """A rule by its name, with parameters that differ from its own.
+
+    Raises:
+        UserError: there is no such rule, no such parameter, or a value is of another kind.
+    """
+    if name not in RULES:
+        raise unknown("rule", name, RULES)
+    make, known = RULES[name]
+    for key, value in (values or {}).items():
+        if key not in known:
+            raise unknown(f"parameter of '{name}'", key, known)
+        if isinstance(known[key], str) != isinstance(value, str) or isinstance(value, bool):
+            raise UserError(f"parameter '{key}' of '{name}' is {value!r}; expected a value such as {known[key]!r}")
+    return make(dict(values or {}))

@@ -1,0 +1,414 @@
+"""The scheduler classes for vLLM, and all that touches its private interface.
+
+`OocoScheduler` lets a rule compose each iteration and has vLLM's own `schedule()` carry it out: the rule's victims are
+preempted first, then requests beyond the plan are held back (`_reserve_prefill_lookahead`, which vLLM asks how many of
+its tokens each request may have) and waiting ones are shown in the plan's order (`Waiting`). So blocks, prefix caching,
+outputs and asynchronous bookkeeping stay vLLM's, and an iteration without a plan is vLLM's own. What is used of it is
+listed in `TOUCHED`; tests/oracle/test_in_vllm.py holds each of it against the installed release.
+"""
+
+# pyright: reportMissingImports=false
+# vLLM is installed where it serves, not where this is checked.
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import vllm
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.interface import PauseState
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import Request as EngineRequest
+
+from ooco_gym.errors import UserError
+from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
+from ooco_gym.runtime.vllm.deciding import Decider
+from ooco_gym.runtime.vllm.settings import Class, Settings, read_settings
+from ooco_gym.runtime.vllm.watching import LOG
+
+TESTED = ("0.32.0", "0.33.0")
+"""Releases with which the tests ran."""
+TOUCHED = {
+    "Scheduler": ("schedule", "update_from_output", "add_request", "_reserve_prefill_lookahead", "_preempt_request",
+                  "_handle_blocked_waiting_request", "_is_blocked_waiting_status", "get_num_unfinished_requests"),
+    "instance": ("running", "waiting", "kv_holding_waiting", "requests", "policy", "kv_cache_manager", "connector",
+                 "max_num_scheduled_tokens", "max_num_active_reqs", "prev_step_scheduled_req_ids", "deferred_waiting",
+                 "need_mamba_block_aligned_split", "is_encoder_decoder", "_pause_state", "kv_cache_config",
+                 "block_size", "scheduler_config", "cache_config"),
+    "Request": ("request_id", "priority", "arrival_time", "status", "num_tokens", "num_output_tokens",
+                "num_computed_tokens", "num_prompt_tokens", "max_tokens", "num_output_placeholders",
+                "num_stale_output_tokens", "sampling_params"),
+}
+_SETTINGS_EVERY_S = 1.0
+_WHOLE = 1 << 30  # tokens of a decode: as many as vLLM itself gives it
+
+
+# --- Waiting requests -----------------------------------------------------------------------------------------------
+class Waiting(RequestQueue):
+    """vLLM's queue of waiting requests, by class, which shows only what a plan admits while the plan is carried out.
+
+    Without a plan it is in vLLM's own order: by priority and arrival, or first come first served.
+    """
+
+    def __init__(self, policy: SchedulingPolicy) -> None:
+        self._by_priority = policy == SchedulingPolicy.PRIORITY
+        self.lines: dict[bool, list[EngineRequest]] = {True: [], False: []}  # by online, each in order
+        self._place: dict[EngineRequest, int] = {}  # first come first served: the order
+        self._front = self._back = 0
+        self.offline_tokens = 0  # of all waiting offline requests
+        self._shown: list[EngineRequest] | None = None  # the last is next
+
+    def show(self, requests: list[EngineRequest] | None) -> None:
+        """Shows these alone, in this order; None shows all."""
+        self._shown = None if requests is None else requests[::-1]
+
+    def _key(self, request: EngineRequest) -> Any:
+        return request if self._by_priority else self._place[request]
+
+    def _insert(self, request: EngineRequest, place: int) -> None:
+        if not self._by_priority:
+            self._place[request] = place
+        insort(self.lines[request.ooco.online], request, key=self._key)
+        self.offline_tokens += 0 if request.ooco.online else request.num_tokens
+
+    def _remove(self, request: EngineRequest) -> bool:
+        line = self.lines[request.ooco.online]
+        if not self._by_priority and request not in self._place:
+            return False
+        index = bisect_left(line, self._key(request), key=self._key)
+        if index == len(line) or line[index] is not request:
+            return False
+        del line[index]
+        self._place.pop(request, None)
+        self.offline_tokens -= 0 if request.ooco.online else request.num_tokens
+        return True
+
+    def add_request(self, request: EngineRequest) -> None:
+        """Adds a request, last of its kind."""
+        self._back += 1
+        self._insert(request, self._back)
+
+    def prepend_request(self, request: EngineRequest) -> None:
+        """Puts a request back, first of its kind (by priority: where its arrival says)."""
+        self._front -= 1
+        self._insert(request, self._front)
+
+    def prepend_requests(self, requests: Iterable[EngineRequest]) -> None:
+        """Puts requests back one after the other."""
+        for request in list(requests):
+            self.prepend_request(request)
+
+    def peek_request(self) -> EngineRequest:
+        """The next one."""
+        if self._shown is not None:
+            return self._shown[-1]
+        heads = [line[0] for line in self.lines.values() if line]
+        if not heads:
+            raise IndexError("peek from an empty queue")
+        return min(heads, key=self._key)
+
+    def pop_request(self) -> EngineRequest:
+        """Takes the next one out."""
+        request = self.peek_request()
+        if self._shown is not None:
+            self._shown.pop()
+        self._remove(request)
+        return request
+
+    def remove_request(self, request: EngineRequest) -> None:
+        """Takes a request out, which must be there."""
+        if not self._remove(request):
+            raise ValueError("the request does not wait")
+
+    def remove_requests(self, requests: Iterable[EngineRequest]) -> None:
+        """Takes those of the requests out that are there."""
+        for request in list(requests):
+            self._remove(request)
+
+    def __bool__(self) -> bool:
+        """Whether there is a next one."""
+        if self._shown is not None:
+            return bool(self._shown)
+        return any(self.lines.values())
+
+    def __len__(self) -> int:
+        """How many wait, shown or not."""
+        return sum(map(len, self.lines.values()))
+
+    def __iter__(self) -> Iterator[EngineRequest]:
+        """All that wait, in order."""
+        return iter(sorted((request for line in self.lines.values() for request in line), key=self._key))
+
+
+class Facts:
+    """What is kept of a request beside vLLM's own record of it (`request.ooco`)."""
+
+    __slots__ = ("first_token_s", "kind", "online", "tpot_s", "ttft_s")
+
+    def __init__(self, kind: Class) -> None:
+        self.kind, self.online = kind, kind.online
+        self.ttft_s, self.tpot_s = kind.ttft_s or 0.0, kind.tpot_s or 0.0
+        self.first_token_s: float | None = None
+
+
+# --- The scheduler --------------------------------------------------------------------------------------------------
+class OocoScheduler(Scheduler):
+    """vLLM's V1 scheduler with iterations composed by a rule; with asynchronous scheduling it is `OocoAsyncScheduler`.
+
+    Attributes:
+        ooco: the rule, its belief and its counters.
+    """
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> OocoScheduler:
+        """The class that fits the engine's configuration."""
+        config = kwargs.get("vllm_config", args[0] if args else None)
+        if cls is OocoScheduler and config is not None and config.scheduler_config.async_scheduling:
+            return object.__new__(OocoAsyncScheduler)
+        return object.__new__(cls)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        settings, self._ooco_file = read_settings()
+        check_version(vllm.__version__, settings.any_version)
+        super().__init__(*args, **kwargs)
+        self._ooco_refuse()
+        self.waiting = Waiting(self.policy)
+        self.ooco = Decider(settings)
+        self._ooco_caps: dict[str, int] | None = None
+        self._ooco_stamp, self._ooco_read_s = self._ooco_stat(), 0.0
+        self._ooco_flights: list[tuple[int, Any, float, float, float]] = []
+        self._ooco_ended_s = 0.0
+        self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
+        self._ooco_skip = False  # the last plan gave no tokens after all
+
+    # --- What vLLM calls ---
+    def add_request(self, request: EngineRequest) -> None:
+        """A request has arrived: its class is found."""
+        if getattr(request, "ooco", None) is None:
+            request.ooco = Facts(self.ooco.settings.class_of(request.priority, self._ooco_field(request)))
+            self.ooco.arrived(request.ooco.online, time.time())
+        super().add_request(request)
+
+    def schedule(self, *args: Any, **kwargs: Any) -> SchedulerOutput:
+        """Composes the next iteration."""
+        now = time.time()
+        self._ooco_reread(now)
+        for request in [one for one in self.deferred_waiting if self._is_blocked_waiting_status(one.status)]:
+            self._handle_blocked_waiting_request(request)
+        plan = self._ooco_plan(now, any(args) or any(kwargs.values()))
+        if plan is None:
+            self.ooco.watch.stock()
+            output = super().schedule(*args, **kwargs)
+        else:
+            output = self._ooco_carry_out(plan, args, kwargs)
+        self._ooco_fly(output, plan, now)
+        return output
+
+    def update_from_output(self, scheduler_output: SchedulerOutput, model_runner_output: Any) -> Any:
+        """An iteration is over."""
+        now = time.time()
+        self._ooco_land(scheduler_output, now)
+        awaited = [request for name in scheduler_output.num_scheduled_tokens
+                   if (request := self.requests.get(name)) is not None and request.ooco.first_token_s is None]
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        for request in awaited:
+            if request.num_output_tokens > 0:
+                request.ooco.first_token_s = now
+                if request.ooco.online and now > request.arrival_time + request.ooco.ttft_s:
+                    self.ooco.missed(now)
+        self.ooco.watch.log(now)
+        return outputs
+
+    def _reserve_prefill_lookahead(self, request: EngineRequest, num_computed_tokens: int, num_new_tokens: int) -> int:
+        """How many of its tokens a request may have: vLLM's answer, or fewer by the plan."""
+        tokens = super()._reserve_prefill_lookahead(request, num_computed_tokens, num_new_tokens)
+        if self._ooco_caps is None:
+            return tokens
+        return min(tokens, self._ooco_caps.get(request.request_id, 0))
+
+    # --- Composing ---
+    def _ooco_plan(self, now: float, throttled: bool) -> Plan | None:
+        skip, self._ooco_skip = self._ooco_skip, False
+        if (skip or throttled or self.kv_holding_waiting or self._pause_state != PauseState.UNPAUSED
+                or not (self.running or self.waiting)):
+            return None
+        return self.ooco.decide(lambda: self._ooco_describe(now))
+
+    def _ooco_describe(self, now: float) -> Engine:
+        """The engine as a rule sees it; times are those at which the iteration will begin."""
+        pool = self.kv_cache_manager.block_pool
+        flying = self._ooco_flights[-1][3] if self._ooco_flights else 0.0
+        begins = max(now, flying)
+        held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
+        running = [self._ooco_running(request, len(held.get(request.request_id, ()))) for request in self.running
+                   if not _ends(request)]
+        return Engine(begins, running, self._ooco_line(True), self._ooco_line(False), pool.get_num_free_blocks(),
+                      pool.num_gpu_blocks - 1, self.block_size,
+                      self.max_num_active_reqs - len(self.running) + len(running),
+                      min(self.max_num_scheduled_tokens, self.scheduler_config.max_num_batched_tokens),
+                      self._ooco_tpot_s, self._ooco_waiting() if self.ooco.learned is not None else (0, 0, 0, 0))
+
+    def _ooco_waiting(self) -> tuple[int, int, int, int]:
+        """Waiting online requests and their tokens, waiting offline ones and theirs."""
+        online, offline = self.waiting.lines[True], self.waiting.lines[False]
+        return (len(online), sum(request.num_tokens for request in online), len(offline), self.waiting.offline_tokens)
+
+    def _ooco_running(self, request: EngineRequest, blocks: int) -> Request:
+        facts, flying = request.ooco, request.num_output_placeholders
+        return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s,
+                       facts.tpot_s, request.num_tokens + flying, request.num_output_tokens + flying,
+                       request.num_computed_tokens, blocks, facts.first_token_s)
+
+    def _ooco_line(self, online: bool) -> Line:
+        """The waiting requests of a class that may be scheduled, described as they are looked at."""
+        cached = self.cache_config.enable_prefix_caching
+        return Line(
+            Request(request.request_id, online, _order(request), request.arrival_time, request.ooco.ttft_s,
+                    request.ooco.tpot_s, request.num_tokens, request.num_output_tokens,
+                    first_token_s=request.ooco.first_token_s,
+                    look_up=self._ooco_look_up(request) if cached else None)
+            for request in list(self.waiting.lines[online]) if self._ooco_ready(request))
+
+    def _ooco_ready(self, request: EngineRequest) -> bool:
+        return request.num_stale_output_tokens == 0 and not self._is_blocked_waiting_status(request.status)
+
+    def _ooco_look_up(self, request: EngineRequest) -> Any:
+        """What of a waiting request is in the prefix cache, looked up once in an iteration."""
+        found: list[tuple[int, int, int]] = []
+
+        def look_up() -> tuple[int, int, int]:
+            if not found:
+                blocks, tokens, *_ = self.kv_cache_manager.get_computed_blocks(request)
+                mine = blocks.blocks[0] if blocks.blocks else ()
+                found.append((tokens, len(mine), sum(block.ref_cnt == 0 for block in mine)))
+            return found[0]
+        return look_up
+
+    # --- Carrying out ---
+    def _ooco_carry_out(self, plan: Plan, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SchedulerOutput:
+        """Has vLLM schedule what the plan says."""
+        again = set(plan.admitted).intersection(plan.preempted)
+        for name in plan.preempted:
+            request = self.requests[name]
+            self.running.remove(request)
+            self._preempt_request(request, time.monotonic(), drop_stale_output=name in again)
+        self.prev_step_scheduled_req_ids.difference_update(again)
+        self.ooco.watch.count("preemptions", len(plan.preempted))
+        self.ooco.watch.count("parked", len(self.running) + len(plan.admitted) - len(plan.tokens))
+        decodes = {request.request_id for request in self.running if _missing(request) == 1}
+        self._ooco_caps = {name: _WHOLE if name in decodes else tokens for name, tokens in plan.tokens.items()}
+        self.waiting.show([self.requests[name] for name in plan.admitted])
+        try:
+            output = super().schedule(*args, **kwargs)
+        finally:
+            self._ooco_caps = None
+            self.waiting.show(None)
+        if output.total_num_scheduled_tokens == 0 and plan.tokens:
+            self._ooco_skip = True
+            self.ooco.watch.fell_back("gave no tokens", f"{len(plan.tokens)} requests had some in its plan")
+        return output
+
+    # --- What iterations take ---
+    def _ooco_fly(self, output: SchedulerOutput, plan: Plan | None, now: float) -> None:
+        """Notes an iteration that begins; what it is made of is counted after vLLM has advanced the requests."""
+        if output.total_num_scheduled_tokens == 0:
+            return
+        belief = self.ooco.belief
+        sums, alone = belief.none, belief.none
+        for name, tokens in output.num_scheduled_tokens.items():
+            request = self.requests[name]
+            whole = not request.is_prefill_chunk
+            sums = belief.add(sums, tokens, request.num_computed_tokens, whole)
+            if request.ooco.online and tokens == 1 and request.num_output_tokens > 0:
+                alone = belief.add(alone, tokens, request.num_computed_tokens, whole)
+        predicted = belief.latency(sums)
+        begins = max(now, self._ooco_flights[-1][3]) if self._ooco_flights else now
+        spent = max(0.0, predicted - belief.latency(alone)) if alone[0] else 0.0
+        self._ooco_flights.append((id(output), sums, now, begins + predicted, spent))
+
+    def _ooco_land(self, output: SchedulerOutput, now: float) -> None:
+        """Notes what an iteration took: from its beginning, or the end of the one before it."""
+        for index, (name, sums, scheduled, _, spent) in enumerate(self._ooco_flights):
+            if name == id(output):
+                took = now - max(scheduled, self._ooco_ended_s)
+                del self._ooco_flights[: index + 1]
+                self.ooco.watch.took(self.ooco.belief.latency(sums), took, spent)
+                if isinstance(self.ooco.belief, Learned):
+                    self.ooco.belief.observe(sums, took)
+                self._ooco_ended_s = now
+                return
+
+    # --- Settings ---
+    def _ooco_field(self, request: EngineRequest) -> Any:
+        """The class that the request names for itself, where the settings say in which field."""
+        field, params = self.ooco.settings.field, request.sampling_params
+        if field is None or params is None or not params.extra_args:
+            return None
+        return params.extra_args.get(field)
+
+    def _ooco_stat(self) -> float:
+        try:
+            return self._ooco_file.stat().st_mtime if self._ooco_file is not None else 0.0
+        except OSError:
+            return 0.0
+
+    def _ooco_reread(self, now: float) -> None:
+        """Takes the settings' file again where it has changed; one that cannot be taken leaves all as it is."""
+        if self._ooco_file is None or now - self._ooco_read_s < _SETTINGS_EVERY_S:
+            return
+        self._ooco_read_s, stamp = now, self._ooco_stat()
+        if stamp in (self._ooco_stamp, 0.0):
+            return
+        self._ooco_stamp = stamp
+        try:
+            settings: Settings = read_settings()[0]
+            self.ooco.use(settings)
+            self._ooco_tpot_s = min(one.tpot_s for one in settings.classes if one.tpot_s is not None)
+            LOG.info("ooco-gym: scheduling by the rule '%s' from now on", settings.rule)
+        except Exception as error:
+            LOG.warning("ooco-gym: '%s' has changed, but stays unused: %s", self._ooco_file, error)
+
+    def _ooco_refuse(self) -> None:
+        """Raises where the engine is one that a plan cannot steer."""
+        reasons = {"a KV connector": self.connector is not None, "an encoder and a decoder": self.is_encoder_decoder,
+                   "several groups of KV blocks": len(self.kv_cache_config.kv_cache_groups) != 1,
+                   "Mamba layers aligned to blocks": self.need_mamba_block_aligned_split}
+        for name, there in reasons.items():
+            if there:
+                raise UserError(f"ooco_gym.runtime.vllm cannot schedule an engine with {name}; start it without "
+                                "--scheduler-cls")
+
+
+class OocoAsyncScheduler(OocoScheduler, AsyncScheduler):
+    """The same over vLLM's asynchronous scheduler, which composes an iteration while the last one still runs."""
+
+
+def check_version(version: str, any_version: bool) -> None:
+    """Whether the tests ran with this release of vLLM.
+
+    Raises:
+        UserError: they did not, and nobody said to go on.
+    """
+    release = version.split("+", maxsplit=1)[0]
+    if release not in TESTED and not any_version:
+        raise UserError(f"ooco_gym.runtime.vllm was tested with vLLM {' and '.join(TESTED)}, and this is {version}; "
+                        "set OOCO_GYM_VLLM_ANY_VERSION=1 to go on (run make test-oracle with it first), or start vLLM "
+                        "without --scheduler-cls")
+
+
+def _order(request: EngineRequest) -> tuple[int, float, str]:
+    return request.priority, request.arrival_time, request.request_id
+
+
+def _ends(request: EngineRequest) -> bool:
+    """Whether its last token is on its way (asynchronous scheduling): vLLM schedules it no more."""
+    flying = request.num_output_placeholders
+    return flying > 0 and request.num_computed_tokens + 2 - flying >= request.num_prompt_tokens + request.max_tokens
+
+
+def _missing(request: EngineRequest) -> int:
+    return request.num_tokens + request.num_output_placeholders - request.num_computed_tokens

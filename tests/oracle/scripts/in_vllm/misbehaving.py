@@ -1,0 +1,31 @@
+"""Rules that raise, stall or answer nonsense at random: none of it may stop an engine."""
+
+import random
+import time
+from typing import Any
+
+from ooco_gym.runtime.rules import Deadline, Plan
+
+
+class Misbehaving:
+    """`deadline`, but for every third decision or so."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self._rule = Deadline({"offline_chunk": 1, "online_chunk": 1})
+        self._draws = random.Random(values.get("seed", 1))
+
+    def compose(self, engine: Any, belief: Any) -> Any:
+        what = self._draws.randrange(14)
+        names = [request.id for request in engine.running]
+        if what == 0:
+            raise RuntimeError("no idea")
+        if what == 1:
+            time.sleep(0.2)  # beyond its budget
+        answers = (None, Plan({"nobody": 3}, [], []), Plan(dict.fromkeys(names, 10**7), [], []), Plan({}, [], []),
+                   Plan(dict.fromkeys(names, -1), [], []), Plan({}, ["nobody"], ["nobody"]),
+                   Plan(dict.fromkeys(names, 0.5), [], []), Plan(dict.fromkeys(names, 1), names, []))
+        if 2 <= what < 2 + len(answers):
+            return answers[what - 2]
+        if what == 10 and names:  # legal, but foolish: all that runs loses its memory
+            return Plan({}, [], names)
+        return self._rule.compose(engine, belief)
