@@ -7,14 +7,14 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `partner`: the policy that takes all other decisions takes these, too;
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
 - where a length predictor speaks (`Eviction-v1`, `Migration-v1`), the rules of `ooco_lengths` that go by what it says;
-- `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission);
+- `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission, Serving);
 - `level 0.9` (Packing), `slo_margin=0.95` (Control; several with commas), `time 2 offline 1` (Batching): a constant;
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
-Packing and Control, it has settings instead, and Batching and Admission ask for parts of whole iterations: there the
-whole policy takes the partner's seat, and the partner's action is taken (`seated`). Among other decisions (Colocation)
-packing is answered by the level nearest to the policy's own.
+Packing and Control, it has settings instead, and Batching, Admission and Serving ask for parts of what it does: there
+the whole policy takes the partner's seat, and the partner's action is taken (`seated`). Among other decisions
+(Colocation) packing is answered by the level nearest to the policy's own.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.admission_filling import PLACES
 from ooco_gym.envs.config import pack_parameter
+from ooco_gym.envs.decision import are_settings
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
@@ -103,8 +104,8 @@ def seated(config: Mapping[str, Any], name: str, env: Any = None) -> tuple[dict[
         with closing(make_env(config)) as made:
             return seated(config, name, made)
     here = env.unwrapped
-    kinds = {decision.kind for decision in here.decisions} if hasattr(here, "episodes") else set()
-    if not kinds or not kinds <= set(b.SEATED) or not is_published(name) or is_partner(name, here):
+    settings = hasattr(here, "episodes") and are_settings(here.decisions)
+    if not settings or not is_published(name) or is_partner(name, here):
         return dict(config), name
     moved = {**config, "partner": name}
     make_env(moved).close()  # a policy without the settings that are turned here says so
@@ -135,7 +136,7 @@ def by_name(env: Any, name: str) -> Heuristic:
         policy_of(name)
         if is_partner(name, env):
             return Heuristic(name, plain[PARTNER].begin)
-        if kinds <= set(b.SEATED):
+        if are_settings(env.decisions):
             raise UserError(f"'{name}' has no rule for what this environment asks, which are settings: it plays from "
                             "the partner's seat (agents.evaluation.heuristics.seated)")
         return _published(name)
@@ -187,10 +188,10 @@ def heuristics_of(env: Any, rules: Sequence[str] | None) -> list[Heuristic]:
     kinds = {decision.kind for decision in env.decisions}
     rules = rule_names(rules)
     plain = _plain(env, kinds)
-    if rules and kinds <= set(b.SEATED):
+    if rules and are_settings(env.decisions):
         raise UserError(f"rules={','.join(rules)}: published policies have no rule for what this environment asks, "
                         "which are settings; leave rules=null")
-    if kinds <= set(b.SEATED):
+    if are_settings(env.decisions):
         return plain
     return plain[:1] + [_published(rule) for rule in (_distinct(env, kinds) if rules is None else rules)] + plain[1:]
 

@@ -25,7 +25,7 @@ from agents.environments import Window, check_ours, make_env, split_seeds, windo
 from agents.evaluation.heuristics import by_name, seated
 from agents.evaluation.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
 from agents.settings import LARGEST_SEED, group, number, plain, require, whole
-from ooco_gym.envs import buffers as b
+from ooco_gym.envs.decision import are_settings
 from ooco_gym.errors import UserError, is_number, unknown
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import Param, Policy, get_policy, is_policy, list_policies, spelled, split_name
@@ -126,7 +126,7 @@ class Windows:
     @property
     def by_the_clock(self) -> bool:
         """Whether only the clock asks here: then a policy takes the partner's seat, rather than answer decisions."""
-        return all(decision.kind in b.SEATED for decision in self.env.decisions)
+        return are_settings(self.env.decisions)
 
     def play(self, policy: str) -> list[dict[str, Any]]:
         """Plays all windows with a policy: records as `players.play` gives them, without the reward's parts.

@@ -19,6 +19,7 @@ from ooco_gym.runtime.batching_features import (
     LOOK_ONLINE,
     Contracted,
 )
+from ooco_gym.runtime.serving_features import TARGET
 
 NOTE = ("<!-- Written by `python -m docs.generators.batching_features` from the code; a test compares it. "
         "Edit ooco_gym/runtime/batching_features.py instead. -->")
@@ -52,11 +53,18 @@ request |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "num_preempt
 cluster, candidates = observe_entries(engine, iteration, [request, …])
 ```'''
 
+_TARGETS = '''```python
+from ooco_gym.runtime.serving_features import observe_targets
+
+engine |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "is_default": True}  # of the request, there
+candidates = observe_targets(request, [engine, …])   # (engines, 16)
+```'''
+
 
 def page() -> str:
     """The Markdown page."""
     return "\n".join([
-        NOTE, "# The feature contract of Batching-v0 and Admission-v0", "",
+        NOTE, "# The feature contract of Batching-v0, Admission-v0 and Serving-v0", "",
         "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed twice: by compiled code from "
         "the simulator's state, in training, and by `ooco_gym.runtime.batching_features.observe` from plain "
         "descriptions of requests and blocks, in service. That module needs numpy alone. "
@@ -92,6 +100,14 @@ def page() -> str:
         f"A moving mean m becomes m + {MEAN_WEIGHT:g} (n − m) where an offline request finishes with n tokens. Of the "
         "features `step` is max(`before`, min(`limit`, the believed latency with as many tokens as it misses, at most "
         "the token budget)).", "",
+        f"## Each engine that a request may go to in [Serving-v0](envs/serving.md): {len(TARGET)} features, of "
+        "`candidates`", "",
+        "`ooco_gym.runtime.serving_features.observe_targets(request, engines)` gives these; "
+        "`tests/envs/test_serving.py` compares them with the compiled code's. Engines are as their schedulers last "
+        "left them: tokens of an iteration in progress are not computed yet (vLLM counts them in "
+        "`num_computed_tokens` as soon as they are scheduled: take them off). `cluster` is then of the engine that the "
+        "router's own rule would choose.", "",
+        _TARGETS, "", _rows(TARGET), "",
         "## Scales", "",
         "Scale `log` is log(1 + x) / log(1 + limit), `signed log` the same of |x| with the sign of x, `linear` "
         "x / limit; all are cut at their bounds.", ""])

@@ -155,9 +155,11 @@ def _own_features(env: Any) -> list[str]:
     return ["Its features are its own: what one engine can tell ([where vLLM has it]"
             "(../batching_features.md)). Of a candidate the other columns are 0.",
             f"### `cluster`: {len(env.episodes.features)} features", _feature_table(enumerate(env.episodes.features)),
-            "### `candidates`: those of its features that say something",
-            _feature_table((slot, one) for slot, one in enumerate(env.decisions[0].columns)
-                           if one.name in ("present", *env.decisions[0].figures)),
+            *(part for one in env.decisions for part in (
+                "### `candidates`" + (f" of `{one.name}`" if len(env.decisions) > 1 else "")
+                + ": those of its features that say something",
+                _feature_table((slot, column) for slot, column in enumerate(one.columns)
+                               if column.name in ("present", *one.figures)))),
             *_own_slots(env),
             "Scale `signed log` is log(1 + |x|) / log(1 + limit) with the sign of x, cut at the bounds; the others are "
             "as [everywhere](common.md#observation-space)."]
@@ -165,7 +167,8 @@ def _own_features(env: Any) -> list[str]:
 
 def _own_slots(env: Any) -> list[str]:
     """The kinds of decisions that have a slot in the observations of this environment alone."""
-    return ["### `decision`: a slot of its own",
+    own = [name for name in env.decision_names if name not in features.DECISIONS]
+    return ["### `decision`: a slot of its own" if len(own) == 1 else "### `decision`: slots of its own",
             table(("", "name", "asked"), [(slot, f"`{name}`", kinds()[name].question) for slot, name in enumerate(
                 env.decision_names) if name not in features.DECISIONS])]
 
@@ -208,7 +211,8 @@ def _observations() -> list[str]:
                   _feature_table(enumerate(listed))]
     asking = {kind: [f"[{short_name(name)}]({short_name(name)}.md)" for name in ENVIRONMENTS
                      if kind in _decisions(name)] for kind in features.DECISIONS}
-    return [*parts, "[Batching](batching.md) and [Admission](admission.md) have tables of their own, of one engine.",
+    return [*parts, "[Batching](batching.md), [Admission](admission.md) and [Serving](serving.md) have tables of "
+            "their own, of engines.",
             "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
             f"### `decision`: {len(features.DECISIONS)} kinds",
             table(("", "name", "asked", "in"),
@@ -392,8 +396,8 @@ def _rules() -> list[str]:
     mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
     return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
             f"({mixed}) compose whole iterations: they play `batch` ([batching](batching.md)) from the partner's seat, "
-            "those that leave it open also `admit` ([admission](admission.md)), and `hygen_pd` and `echo_pd` are their "
-            "rules carried to pools."]
+            "those that leave it open also `admit` ([admission](admission.md)), all of them all of "
+            "[serving](serving.md); and `hygen_pd` and `echo_pd` are their rules carried to pools."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------

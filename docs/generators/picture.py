@@ -15,7 +15,7 @@ from ooco_gym.envs.decision import PARTNER, kinds
 
 WIDTH, HEIGHT, LINE = 860, 344, 20  # of the scheme, and of a row below it
 ASKED = "#D55E00"
-ENGINES = "batch"  # the decision of mixed instances, whose scheme is another one
+ENGINES = {"batch", "admit", "target"}  # decisions of mixed instances, whose scheme is another one
 
 
 def picture(title: str, decisions: Sequence[str]) -> str:
@@ -26,7 +26,7 @@ def picture(title: str, decisions: Sequence[str]) -> str:
         decisions: names of their kinds.
     """
     rows, several = _key(decisions), len(decisions) > 1
-    drawn = "engine.svg" if list(decisions) == [ENGINES] else "cluster.svg"
+    drawn = "engine.svg" if set(decisions) <= ENGINES else "cluster.svg"
     scheme = Path(__file__).with_name(drawn).read_text(encoding="utf-8")
     for group, shown in (("many", "route" in decisions), ("one", "route" not in decisions),
                          ("knobs", "control" in decisions)):

@@ -71,7 +71,8 @@ def choose(state, instance, headroom, chosen):
 @step_kernel
 def offer_entries(state, buffers, i):
     """Those of the chosen requests that fit in: memory, seats, and a chunk within what the iteration may take."""
-    instance, row, chosen = state.pending.instance, buffers.iteration[i], buffers.chosen[i]
+    instance, row = state.pending.instance, buffers.iteration[i]
+    chosen = buffers.chosen[i, : np.int64(buffers.settings[b.OFFERED])]
     if row[OPEN_LEFT] <= 0 or state.instances[instance].offline_head < 0 or not has_seat(state, instance):
         return 0
     offered, kept = choose(state, instance, row[OPEN_HEADROOM], chosen), 0
@@ -116,7 +117,7 @@ DECISION = Decision(
     no="none, or no more (where the iteration has other work)", take="admit this request, and be asked again",
     candidates="waiting offline requests", figures=tuple(one.name for one in ENTRY if one.name != "present"),
     features={PLACES[one.name]: feature_of(one) for one in ENTRY}, cluster=tuple(map(feature_of, ENGINE)),
-    observe=observe_entries, marks=((560, 104),))
+    observe=observe_entries, marks=((353, 174),))
 
 
 class AdmissionEnv(DecisionEnv):

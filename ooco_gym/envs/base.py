@@ -14,7 +14,7 @@ from gymnasium import spaces
 from ooco_gym.envs import features
 from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
-from ooco_gym.envs.decision import Decision, slot_names
+from ooco_gym.envs.decision import Decision, candidate_columns, slot_names
 from ooco_gym.envs.episodes import Episodes, Snapshot, Snapshots
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.watching import Watch
@@ -279,9 +279,8 @@ class DecisionEnv(gym.Env):
     def feature_tables(self) -> dict[str, list[dict[str, Any]]]:
         """Name, unit, scale, bounds and meaning of every feature of the cluster and of a candidate; those of decisions.
         """
-        own = {name: feature for decision in self.decisions for name, feature in decision.features.items()}
         return {"cluster": [f._asdict() for f in self.episodes.features],
-                "candidates": [own.get(f.name, f)._asdict() for f in features.CANDIDATES],
+                "candidates": [f._asdict() for f in candidate_columns(self.decisions)],
                 "decision": [{"name": name, "meaning": f"1 where '{name}' is what is decided"}
                              for name in self.decision_names]}
 
@@ -320,8 +319,7 @@ def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:
     buffers = episodes.buffers
     size, actions = buffers.candidates.shape[1], buffers.mask.shape[1]
     low, high = features.bounds(episodes.features)
-    own = {name: feature for decision in episodes.decisions for name, feature in decision.features.items()}
-    each_low, each_high = features.bounds(tuple(own.get(f.name, f) for f in features.CANDIDATES))
+    each_low, each_high = features.bounds(candidate_columns(episodes.decisions))
     observation = spaces.Dict({
         "cluster": spaces.Box(low, high, dtype=np.float32),
         "candidates": spaces.Box(np.tile(each_low, size), np.tile(each_high, size), dtype=np.float32),

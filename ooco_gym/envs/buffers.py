@@ -12,12 +12,11 @@ from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
-from ooco_gym.sim.state import COMPOSE, STATE_TYPE
+from ooco_gym.sim.state import STATE_TYPE
 
 # --- Kinds of decisions: the points of the simulator; which offline requests enter an iteration that is composed but
 # for them; and by the clock one of some levels, or a vector of levels ------------------------------------------------
 NO_KIND, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 5)
-SEATED = (COMPOSE, ADMIT, CLOCK, CONTROL)  # no rule of a policy's answers these: it plays them from the partner's seat
 
 # --- Actions that every environment of one choice has; candidates come after them -----------------------------------
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
@@ -33,7 +32,8 @@ MOST_PARTS = 3  # numbers of an action that may stay in force
 # --- Columns of StepBuffers.held: until when an action is in force, and the action ----------------------------------
 (HELD_UNTIL_PS, HELD_ACTION, HELD) = 0, 1, 1 + MOST_PARTS
 # --- Slots of StepBuffers.settings ----------------------------------------------------------------------------------
-(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, BOX, SETTINGS) = range(6)
+# OFFERED: most requests that are offered, where another decision of the environment has more candidates
+(CONTROL_INTERVAL_PS, PACK_PARAM, PACK_SCALE, VIOLATION_BUDGET, BOX, OFFERED, SETTINGS) = range(7)
 
 
 class StepBuffers(NamedTuple):

@@ -151,6 +151,28 @@ def slot_names(decisions: Sequence[Decision]) -> tuple[str, ...]:
     return (*DECISIONS, *(decision.name for decision in decisions if decision.name not in DECISIONS))
 
 
+def are_settings(decisions: Sequence[Decision]) -> bool:
+    """Whether no rule of a policy answers any of these decisions, which are parts of what it does or its settings: a
+    published policy then plays them from the partner's seat."""
+    return all(decision.action_of is None for decision in decisions)
+
+
+def candidate_columns(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
+    """The features of a candidate of some decisions, in the order of `features.CANDIDATES`; a column that has several
+    meanings says which decision has which."""
+    return tuple(map(_column, CANDIDATES, [[(one.name, one.columns[place]) for one in decisions]
+                                           for place in range(len(CANDIDATES))]))
+
+
+def _column(common: Feature, listed: Sequence[tuple[str, Feature]]) -> Feature:
+    distinct = list(dict.fromkeys(feature for _, feature in listed))
+    if len(distinct) == 1:
+        return distinct[0]
+    words = "; ".join(f"{name}: {feature.meaning} ({feature.name})" for name, feature in listed)
+    return Feature(common.name, "", "as is", 1.0, min(one.low for one in distinct), max(one.high for one in distinct),
+                   words)
+
+
 def cluster_table(decisions: Sequence[Decision]) -> tuple[Feature, ...]:
     """The features of the observation's `cluster`: the same for all decisions of an environment."""
     tables = {decision.cluster for decision in decisions}

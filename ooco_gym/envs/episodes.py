@@ -75,7 +75,7 @@ class Episodes:
         window = max(decision.window for decision in self.decisions)
         if not window:
             return partner
-        if partner.leaves_open:  # no rule of its own looks at them
+        if partner.mixed and b.ADMIT in self._by_kind:  # no rule of its own looks at them
             partner = replace(partner, params=(*partner.params, Param("gate_window", "waiting requests", 1, 1024)))
         if any(param.name == "gate_window" for param in partner.params):
             return replace(partner, values={**partner.values, "gate_window": window})
@@ -106,6 +106,7 @@ class Episodes:
                                        _most_instances(config))
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
+        self.buffers.settings[b.OFFERED] = config.candidates
         for decision in self.decisions:
             self.buffers.offers[decision.kind] = address(decision.offer)
             self.buffers.answers[decision.kind] = address(decision.answer)
@@ -344,14 +345,15 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
     if any(str(name).partition(".")[0] == "cluster" for name in config.vary):
         return  # another one in each window
     cluster = config.scenario.load_cluster()
-    if any(_may_come_up(decision.kind, cluster, partner, config.candidates) for decision in decisions):
+    kinds = {decision.kind for decision in decisions}
+    of_engines = not cluster.mixed and kinds & {s.COMPOSE, b.ADMIT}  # none of which pools ask, whatever else they do
+    if not of_engines and any(_may_come_up(kind, cluster, partner, config.candidates) for kind in kinds):
         return
     names = " or ".join(decision.name for decision in decisions)
-    kinds = {decision.kind for decision in decisions}
     if kinds == {b.ADMIT} and cluster.mixed:
         raise UserError(f"partner '{partner.name}' admits offline requests within its own rule, which leaves nothing "
                         "to decide beside it; choose deadline, or another policy that says leaves_open")
-    if kinds <= {s.COMPOSE, b.ADMIT}:
+    if of_engines or kinds <= {s.COMPOSE, b.ADMIT}:
         why = "its instances are relaxed and strict ones"
         instead = f"mixed_7b, and a partner for it, such as {'deadline' if b.ADMIT in kinds else 'hygen'}"
         if partner.class_blind:

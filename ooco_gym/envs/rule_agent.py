@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from ooco_gym.envs import buffers as b
+from ooco_gym.envs.decision import are_settings
 from ooco_gym.envs.episodes import Episodes
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy, is_policy, list_policies, policy_of, split_name
@@ -96,7 +96,7 @@ def seat_of(episodes: Episodes, name: str) -> str:
         policy = policy_of(name)
     except UserError as error:
         return str(error)
-    if all(decision.kind in b.SEATED for decision in episodes.decisions):
+    if are_settings(episodes.decisions):
         asked = " and ".join(decision.name for decision in episodes.decisions)
         return (f"policy '{name}' has no say here: what this environment asks ({asked}) are settings, for which no "
                 "rule answers; a policy that has these settings may play as the partner instead")

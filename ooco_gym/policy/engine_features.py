@@ -78,7 +78,7 @@ def even_sums(count, context):
 
 
 @inlined
-def _believed(state, table, count, context, tokens):
+def believed(state, table, count, context, tokens):
     """Believed latency of `count` decodes and a prompt of `tokens`, in ps."""
     sums = even_sums(count, context)
     if tokens > 0:
@@ -234,13 +234,13 @@ def _works(state, instance, notes, row):
     tpot_ps, budget = config.default_tpot_ps, config.max_num_batched_tokens
     online, context = np.int64(row[C.online_decodes]), np.int64(row[C.online_context])
     every, whole = online + np.int64(row[C.offline_decodes]), context + np.int64(row[C.offline_context])
-    alone = _believed(state, table, online, context, 0)
+    alone = believed(state, table, online, context, 0)
     row[C.online_step] = alone / tpot_ps
-    row[C.decode_step] = _believed(state, table, every, whole, 0) / tpot_ps
+    row[C.decode_step] = believed(state, table, every, whole, 0) / tpot_ps
     tokens = min(budget, np.int64(row[C.online_prompt_tokens] + row[C.online_waiting_tokens]))
-    notes[ONLINE_PS] = max(0, _believed(state, table, online, context, tokens) - alone)
+    notes[ONLINE_PS] = max(0, believed(state, table, online, context, tokens) - alone)
     tokens = min(budget, np.int64(row[C.offline_prompt_tokens] + row[C.offline_waiting_tokens]))
-    notes[OFFLINE_PS] = max(0, _believed(state, table, every, whole, tokens) - alone)
+    notes[OFFLINE_PS] = max(0, believed(state, table, every, whole, tokens) - alone)
     notes[ALONE_PS] = alone
     row[C.online_work], row[C.offline_work] = notes[ONLINE_PS] / 1e9, notes[OFFLINE_PS] / 1e9
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import types
 
+from ooco_gym import candidate_table
 from ooco_gym.compile import jit
 from ooco_gym.envs import reward as r
+from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
 from ooco_gym.policy.latency_budget import OPEN_LEFT, OPEN_UNTIL_PS
 from ooco_gym.runtime.batching_features import LOOK_OFFLINE, LOOK_ONLINE
@@ -56,10 +59,69 @@ def describe_iteration(env: Any, i: int = 0) -> tuple[dict[str, Any], list[dict[
     return iteration, [candidate(int(slot)) for slot in buffers.chosen[i] if slot >= 0]
 
 
-def describe(env: Any, i: int = 0) -> dict[str, Any]:
-    """The engine that is asked in episode i of an environment, for `batching_features.observe`."""
+class Compared(NamedTuple):
+    """What two computations agreed on."""
+
+    clusters: np.ndarray  # float32[decisions, features of an engine]
+    candidates: dict[str, np.ndarray]  # of each kind of decision float32[candidates, its features]
+
+
+def compared(env: Any, computed: Callable[[Any], tuple[np.ndarray, np.ndarray]], columns: Mapping[str, Sequence[int]],
+             steps: int, seed: int, stretches: tuple[int, int]) -> Compared:
+    """Plays random answers, with stretches of the partner's, and compares both computations on every state.
+
+    Args:
+        env: the environment, of short episodes.
+        computed: of the environment, the second computation: (features of the engine, of each candidate).
+        columns: of each kind of decision, where a candidate has the features that are compared.
+        steps: decisions that are compared.
+        seed: of the windows and of the answers.
+        stretches: so many decisions are one stretch; of so many stretches one is the partner's.
+    """
+    random, (length, of) = np.random.default_rng(seed), stretches
+    observation, info = env.reset(seed=seed, options={"window": 0})
+    clusters, candidates = [], {name: [] for name in columns}
+    for step in range(steps):
+        kind = env.episodes.asked(0).name
+        cluster, rows = computed(env)
+        where = f"{kind}, step {step}"
+        np.testing.assert_allclose(observation["cluster"], cluster, rtol=0, atol=2e-6, err_msg=where)
+        theirs = candidate_table(observation["candidates"])[:, columns[kind]]
+        np.testing.assert_allclose(theirs[: len(rows)], rows, rtol=0, atol=2e-6, err_msg=where)
+        assert not theirs[len(rows) :].any(), where
+        clusters.append(observation["cluster"])
+        candidates[kind] += list(rows)
+        legal = np.flatnonzero(info["action_mask"])
+        action = int(random.choice(legal)) if step // length % of else env.partner_action()
+        observation, _, _, over, info = env.step(action)
+        if over:
+            observation, info = env.reset(seed=seed + step)
+    return Compared(np.array(clusters), {name: np.array(rows) for name, rows in candidates.items()})
+
+
+def describe_targets(env: Any, i: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The request that has arrived in episode i of Serving-v0, and the engines that may take it, for
+    `observe_targets`."""
     buffers, state = env.episodes.buffers, env.episodes.simulations[i].state
-    instance, handle = int(state.pending.instance), handle_of(state)
+    slot, handle = int(state.pending.request), handle_of(state)
+    one, now = state.requests[slot], int(state.clock.now_ps)
+    request = {"online": bool(one["online"]), "arrival_time": (int(one["arrival_ps"]) - now) / s.PS_PER_S,
+               "ttft_slo": int(one["ttft_slo_ps"]) / s.PS_PER_S, "num_prompt_tokens": int(one["prompt_tokens"]),
+               "num_output_tokens": 0}
+
+    def engine(instance: int) -> dict[str, Any]:
+        cached, shared, idle = _cached(handle.address, instance, slot)
+        blocks = -(-request["num_prompt_tokens"] // int(state.config.block_tokens))
+        return {**describe(env, i, instance), "num_cached_tokens": cached,
+                "num_blocks_to_allocate": blocks - shared + idle, "is_default": instance == buffers.turns[i, PLANNED]}
+
+    return request, [engine(int(instance)) for instance in buffers.chosen[i] if instance >= 0]
+
+
+def describe(env: Any, i: int = 0, instance: int | None = None) -> dict[str, Any]:
+    """An engine in episode i of an environment, for `batching_features.observe`; None: the one that is asked."""
+    buffers, state = env.episodes.buffers, env.episodes.simulations[i].state
+    instance, handle = int(state.pending.instance) if instance is None else instance, handle_of(state)
     spec, config = state.instances[instance], state.config
     now = int(state.clock.now_ps)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import gymnasium as gym
 import numpy as np
 import pytest
-from engine_description import describe
+from engine_description import compared, describe
 from episodes_in_short import ENGINE, alike, arguments, at_random, differences, make, partner, play
 
-from ooco_gym import UserError, candidate_table
+from ooco_gym import UserError
 from ooco_gym.envs.batching_filling import PLACES
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.runtime.batching_features import ACTION, observe
@@ -28,35 +28,23 @@ CASES = {
 }
 
 
-def compared(steps, case, seed=3):
-    """Plays random answers, with stretches of the partner's, and compares both computations on every state."""
-    env, random = make(ID, **CASES[case]), np.random.default_rng(seed)
+def both(steps, case, seed=3):
+    """The engine's features, computed in both ways."""
+    env = make(ID, **CASES[case])
     answers = [tuple(one) for one in env.episodes.buffers.levels.T]
-    observation, info = env.reset(seed=seed, options={"window": 0})
-    seen = []
-    for step in range(steps):
-        cluster, candidates = observe(describe(env), answers)
-        np.testing.assert_allclose(observation["cluster"], cluster, rtol=0, atol=2e-6, err_msg=f"{case}, step {step}")
-        theirs = candidate_table(observation["candidates"])[:, COLUMNS]
-        np.testing.assert_allclose(theirs, candidates, rtol=0, atol=2e-6, err_msg=f"{case}, step {step}")
-        seen.append(observation["cluster"])
-        legal = np.flatnonzero(info["action_mask"])
-        action = int(random.choice(legal)) if step // 100 % 2 else env.partner_action()
-        observation, _, _, over, info = env.step(action)
-        if over:
-            observation, info = env.reset(seed=seed + step)
-    return np.array(seen)
+    seen = compared(env, lambda one: observe(describe(one), answers), {"batch": COLUMNS}, steps, seed, (100, 2))
+    return seen.clusters
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
-    seen = compared(300, case)
+    seen = both(300, case)
     assert (seen.std(axis=0) > 0).sum() > 25, "the features that are compared differ from state to state"
 
 
 @pytest.mark.slow
 def test_features_are_the_same_on_ten_thousand_states():
-    seen = np.concatenate([compared(2_000, case, seed=11) for case in CASES])
+    seen = np.concatenate([both(2_000, case, seed=11) for case in CASES])
     moved = {one.name for one, spread in zip(FEATURES, seen.std(axis=0), strict=True) if spread > 0}
     assert len(seen) == 10_000 and moved == {one.name for one in FEATURES}
 

@@ -36,7 +36,8 @@ def refused(name, policy):
 
 ENGINES = (HYGEN, "sarathi_pp", "vllm_priority", "echo", "vllm_fcfs")  # policies of mixed instances
 OPEN = ("deadline", "deadline:prefix_caching=on,waiting_order=prefix", "deadline:preempted=swap,offline_chunk=64")
-BESIDE = {"ooco_gym/Batching-v0": ENGINES, "ooco_gym/Admission-v0": OPEN}
+BESIDE = {"ooco_gym/Batching-v0": ENGINES, "ooco_gym/Admission-v0": OPEN,
+          "ooco_gym/Serving-v0": (*OPEN, HYGEN, "vllm_priority")}
 PAIRS = [(name, policy) for name in IDS for policy in BESIDE.get(name, POOLS)]
 PLAYED = [pair for pair in PAIRS if not refused(*pair)]
 
@@ -44,7 +45,7 @@ PLAYED = [pair for pair in PAIRS if not refused(*pair)]
 def run_whole(env, seed, number):
     """The partner's own run of a window, with as many waiting requests to look at."""
     policy = policy_of(env.config.partner)
-    if any(decision.window for decision in env.decisions) and not policy.leaves_open:
+    if any(decision.window for decision in env.decisions) and not policy.mixed:
         policy = policy.with_values({"gate_window": 64})
     simulation = Simulation(env.config.window(seed, number), policy)
     assert not simulation.advance()

@@ -24,6 +24,8 @@ PARTNERS = ("ooco", "ooco_xllm", "hygen_pd", "echo_pd", "online_priority", "ooco
 ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_40g": (0.01, 0.15)}
 ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:preempted=swap", "vllm_priority", "echo")
 OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
+BESIDE = {"ooco_gym/Batching-v0": ENGINE_PARTNERS, "ooco_gym/Admission-v0": OPEN_PARTNERS,
+          "ooco_gym/Serving-v0": ENGINE_PARTNERS + OPEN_PARTNERS}
 NEEDS_OOCO = ("Control", "Packing", "Colocation")  # a partner with a packing margin, or the parameters that are turned
 EVERYDAY, MANY = 32, 1_000
 
@@ -64,8 +66,8 @@ def test_resetting_twice_with_a_seed_gives_one_window(name):
 def a_scenario(random, name):
     """Arguments of an environment, drawn at random: cluster, workload, load, partner, candidates, window."""
     pools, partners = POOLS, PARTNERS
-    if "Batching" in name or "Admission" in name:
-        pools, partners = ENGINES, ENGINE_PARTNERS if "Batching" in name else OPEN_PARTNERS
+    if name in BESIDE:
+        pools, partners = ENGINES, BESIDE[name]
     cluster = "fleet_16" if "Routing" in name else str(random.choice(list(pools)))  # many, to route among
     low, high = pools[cluster]
     partner = "ooco" if any(part in name for part in NEEDS_OOCO) else str(random.choice(partners))

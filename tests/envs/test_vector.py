@@ -17,7 +17,7 @@ from ooco_gym import UserError
 
 BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
 BRIEF_OF = {"ooco_gym/Routing-v0": {"window_s": 1.0, "warmup_s": 5.0},
-            "ooco_gym/Control-v0": {"interval_s": 2.0}}
+            "ooco_gym/Control-v0": {"interval_s": 2.0}, "ooco_gym/Serving-v0": {"window_s": 1.0}}
 MODES = tuple(AutoresetMode)
 FEW = {"deadline": None, "suppress_health_check": list(HealthCheck), "max_examples": 3, "derandomize": True,
        "phases": [Phase.generate]}

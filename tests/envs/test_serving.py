@@ -1,0 +1,191 @@
+"""Serving-v0: that each decision is asked when it is due, in order, and sees what its engines can tell."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from engine_description import compared, describe, describe_iteration, describe_targets
+from episodes_in_short import alike, at_random, differences, make, partner, play
+
+from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym.envs import admission_filling, batching_filling, serving_filling
+from ooco_gym.envs.buffers import PLANNED
+from ooco_gym.envs.features import COLUMN
+from ooco_gym.policy import policy_of
+from ooco_gym.runtime.admission_features import ENTRY, observe_entries
+from ooco_gym.runtime.batching_features import ACTION, ENGINE, observe
+from ooco_gym.runtime.serving_features import TARGET, observe_targets
+from ooco_gym.sim import state as s
+
+ID = "ooco_gym/Serving-v0"
+TABLES = {"batch": (ACTION, batching_filling), "admit": (ENTRY, admission_filling), "target": (TARGET, serving_filling)}
+COLUMNS = {name: [getattr(COLUMN, filling.PLACES[one.name]) for one in listed]
+           for name, (listed, filling) in TABLES.items()}
+SINGLE = {"cluster": "engine_7b", "rate_scale": 1.4, "offline": {"mode": "rate", "rate": 4.0}}
+MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.05,
+                "offline": {"mode": "rate", "rate": 2.0}}
+SHARED = {"offline": {"mode": "rate", "rate": 16.0, "lengths": "mmlu",
+                      "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
+CASES = {
+    "as trained": {}, "one engine": {"scenario": SINGLE}, "memory binds": {"scenario": MEMORY_BOUND},
+    "prefixes are shared": {"scenario": SHARED, "partner": "deadline:prefix_caching=on"},
+    "beside hygen": {"partner": "hygen:latency_budget_s=0.04", "scenario": {"slo": {"ttft_s": 0.5, "tpot_s": 0.03}}},
+}
+
+
+def kind(env):
+    return env.episodes.asked(0).name
+
+
+def both(steps, case, seed=3):
+    """Everything that is seen, computed in both ways."""
+    env = make(ID, **CASES[case])
+    answers = [tuple(one) for one in env.episodes.buffers.levels.T]
+
+    def computed(one):
+        if kind(one) == "batch":
+            return observe(describe(one), answers)
+        if kind(one) == "admit":
+            return observe_entries(describe(one), *describe_iteration(one))
+        wanted = int(one.episodes.buffers.turns[0, PLANNED])
+        return observe(describe(one, 0, wanted), answers)[0], observe_targets(*describe_targets(one))
+
+    return compared(env, computed, COLUMNS, steps, seed, (100, 2))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
+    seen = both(300, case)
+    assert (seen.clusters.std(axis=0) > 0).sum() > 20, "what is compared differs from state to state"
+    asked = {name for name, rows in seen.candidates.items() if len(rows)}
+    assert asked == ({"batch", "admit"} if case == "one engine" else set(TABLES))
+
+
+@pytest.mark.slow
+def test_features_are_the_same_on_ten_thousand_states():
+    seen = [both(2_000, case, seed=11) for case in CASES]
+    moved = np.concatenate([one.clusters for one in seen]).std(axis=0) > 0
+    assert len(np.concatenate([one.clusters for one in seen])) == 10_000
+    assert {one.name for one, moves in zip(ENGINE, moved, strict=True) if not moves} == set()
+    for name, (listed, _) in TABLES.items():
+        rows = np.concatenate([one.candidates[name] for one in seen if len(one.candidates[name])])
+        still = {one.name for one, spread in zip(listed, rows.std(axis=0), strict=True) if spread == 0}
+        assert still == {"present"}, name
+
+
+def test_an_iteration_is_filled_first_then_requests_enter_it_and_arrivals_are_sent():
+    """Between the two no time passes, and both are of one engine."""
+    env, choose = make(ID), at_random(3)
+    env.reset(seed=1, options={"window": 0})
+    before, counts = None, dict.fromkeys(TABLES, 0)
+    for _ in range(1_500):
+        pending = env.simulation.state.pending
+        now = (kind(env), int(pending.instance), env.simulation.now_s)
+        if now[0] == "admit" and before is not None and before[0] == "batch":
+            assert now[1:] == before[1:]
+        if now[0] == "target":
+            assert now[1] == -1 and env.simulation.state.requests["status"][pending.request] == s.FUTURE
+        counts[now[0]] += 1
+        before = now
+        if env.step(choose(env))[3]:
+            break
+    assert all(count > 100 for count in counts.values())
+
+
+def test_a_request_goes_where_it_is_sent():
+    env, random, sent = make(ID), np.random.default_rng(2), set()
+    env.reset(seed=1, options={"window": 0})
+    for _ in range(1_000):
+        if kind(env) != "target":
+            env.step(1)
+            continue
+        legal = np.flatnonzero(env.action_masks()[2:])
+        assert sorted(env.episodes.buffers.chosen[0, legal]) == [0, 1, 2, 3] and not env.action_masks()[0]
+        first = candidate_table(env._observation()["candidates"])[0, COLUMN.partner]
+        assert first == 1.0 and env.episodes.buffers.chosen[0, 0] == env.episodes.buffers.turns[0, PLANNED]
+        k, slot = int(random.choice(legal)), int(env.simulation.state.pending.request)
+        engine = int(env.episodes.buffers.chosen[0, k])
+        if env.step(2 + k)[3]:
+            break
+        assert env.simulation.state.requests["instance"][slot] == engine
+        sent.add(engine)
+    assert sent == {0, 1, 2, 3}
+
+
+def test_no_more_requests_are_offered_than_the_configuration_says():
+    env, most = make(ID, candidates=3), 0
+    for step in play(env, at_random(4), most=800):
+        if not step.truncated and step.observation["decision"][env.decision_names.index("admit")]:
+            most = max(most, int(step.info["action_mask"][2:].sum()))
+    assert most == 3
+
+
+@pytest.mark.parametrize("case", ["as trained", "one engine", "memory binds"])
+def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
+    """The compiled rules whole, and decision by decision: where to, how filled, who enters next."""
+    env = make(ID, **CASES[case])
+
+    def as_the_rule(one):
+        table, mask = candidate_table(one._observation()["candidates"]), one.action_masks()
+        if kind(one) == "target":
+            return 2 + int(np.argmax(table[:, COLUMN.partner]))
+        if kind(one) == "admit":
+            first = np.flatnonzero(table[:, getattr(COLUMN, admission_filling.PLACES["first"])])
+            return 2 + int(first[0]) if len(first) else 0 if mask[0] else 1
+        return 1
+
+    play(env, as_the_rule)
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    assert not whole.advance()
+    assert differences(env.simulation.state, whole.state) == []
+
+
+def test_an_answer_stays_in_force_while_requests_enter_and_arrive():
+    """Each engine is asked once an interval how it is filled; who enters and where to are asked all the same."""
+    env, last, counts, choose = make(ID, interval_s=1.0), {}, dict.fromkeys(TABLES, 0), at_random(5)
+
+    def watch(one):
+        counts[kind(one)] += 1
+        if kind(one) == "batch":
+            instance, now = int(one.simulation.state.pending.instance), one.simulation.now_s
+            assert now - last.get(instance, -np.inf) >= 1.0 - 1e-9
+            last[instance] = now
+        return choose(one)
+
+    play(env, watch)
+    assert len(last) == 4 and 100 < counts["batch"] < 61 * 4 and counts["admit"] > 200 and counts["target"] > 200
+
+
+def test_a_snapshot_between_filling_and_entering_goes_on_alike():
+    env, choose = make(ID), at_random(3)
+    env.reset(seed=1, options={"window": 0})
+    while kind(env) != "admit":
+        env.step(choose(env))
+    snapshot, actions = env.snapshot(), []
+    for _ in range(200):
+        actions.append(choose(env))
+        env.step(actions[-1])
+    wanted = env._observation()
+    env.restore(snapshot)
+    for action in actions:
+        env.step(action)
+    assert alike(wanted, env._observation())
+
+
+def test_where_requests_go_matters():
+    """All to one engine of four: promises break."""
+    def piled(env):
+        if kind(env) != "target":
+            return 1
+        return 2 + int(np.flatnonzero(env.episodes.buffers.chosen[0] == 0)[0])
+
+    rates = [play(make(ID), choose)[-1].info["summary"]["violation_rate"] for choose in (partner, piled)]
+    assert rates[0] < 0.1 and rates[1] > 0.5
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"cluster": "pair_7b", "partner": "ooco"}, "relaxed and strict ones; choose another cluster, such as mixed_7b"),
+    ({"action": "box"}, "this environment's actions are candidates")])
+def test_invalid_arguments_raise_user_errors(changes, words):
+    with pytest.raises(UserError, match=words):
+        make(ID, **changes)
