@@ -18,7 +18,7 @@ from agents.environments import Window, check_ours, make_env, split_seeds, windo
 from agents.evaluation.function import Act, FunctionPlayer, function_of, given
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
-from agents.evaluation.players import check_fit, environment_of, load_learned, play, runs_of
+from agents.evaluation.players import SWEEP_FILE, check_fit, environment_of, groups_of, load_learned, play, runs_of
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
 from agents.settings import group, number, plain, whole
@@ -164,11 +164,21 @@ def _entrants(policies: Any) -> list[Entrant]:
     labels = [Path(policy).name if os.path.isdir(policy) else policy for policy in given]
     if len(set(labels)) < len(labels):
         labels = given
+    entrants = [one for label, policy in zip(labels, given, strict=True) for one in _of_one(label, policy)]
+    labels = [one.label for one in entrants]
     if len(set(labels)) < len(labels):
         twice = next(label for label in labels if labels.count(label) > 1)
         raise UserError(f"policies names '{twice}' twice; each policy is played once")
-    return [Entrant(label, policy, runs_of(policy) if os.path.isdir(policy) else {})
-            for label, policy in zip(labels, given, strict=True)]
+    return entrants
+
+
+def _of_one(label: str, policy: str) -> list[Entrant]:
+    """One policy as given; of the folder of a training sweep each of its points, seeds of one together."""
+    if not os.path.isdir(policy):
+        return [Entrant(label, policy, {})]
+    if not (Path(policy) / SWEEP_FILE).is_file():
+        return [Entrant(label, policy, runs_of(policy))]
+    return [Entrant(name, policy, runs) for name, runs in groups_of(policy).items()]
 
 
 def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequence[Window]) -> list[Job]:

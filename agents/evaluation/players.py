@@ -34,7 +34,7 @@ from agents.environments import (
     vector_env,
 )
 from agents.explaining.rules import TREE_FILE, load_tree
-from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run
+from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run, read_config
 from agents.settings import plain
 from ooco_gym.envs import is_ours
 from ooco_gym.errors import UserError
@@ -284,6 +284,46 @@ def runs_of(folder: str | Path) -> dict[str, str]:
     if is_policy(path) or not found:
         return {path.name: str(path)}
     return {one.name: str(one) for one in sorted(found, key=lambda one: (len(one.name), one.name))}
+
+
+SWEEP_FILE = "multirun.json"
+
+
+def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
+    """The policies that the folder of a training sweep holds: label → runs (name → folder).
+
+    Points that differ in nothing but the seed are runs of one policy.
+
+    Raises:
+        UserError: the sweep is of another command, none of its points has ended well, or its index is damaged.
+    """
+    path = Path(folder)
+    try:
+        index = json.loads((path / SWEEP_FILE).read_text(encoding="utf-8"))
+        command, jobs = index["command"], [one["out"] for one in index["jobs"] if one["status"] == "done"]
+        swept = [str(key) for key in index.get("swept", ())]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"'{path / SWEEP_FILE}' cannot be read as the index of a sweep: {error!r}; start the sweep "
+                        "again, which makes it anew and leaves finished points as they are") from error
+    if command != "train":
+        raise UserError(f"'{folder}' is a sweep of '{command}'; evaluate plays those of 'ooco-gym train -m …'")
+    found: dict[str, dict[str, str]] = {}
+    for job in jobs:
+        config = read_config(path / job)
+        chosen = [f"{key}={_value(config, key)}" for key in swept if key != "seed"]
+        label = ",".join(chosen) or path.name
+        found.setdefault(label, {})[f"seed_{config.get('seed')}"] = str(path / job)
+    if not found:
+        raise UserError(f"no point of the sweep '{folder}' has ended well; start it again, which repeats what failed")
+    return found
+
+
+def _value(config: Mapping[str, Any], key: str) -> Any:
+    """What a dotted key of a configuration stands at; of a group its name."""
+    value: Any = config
+    for part in key.lstrip("+").replace("/", ".").split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return value.get("name", value.get("id", "…")) if isinstance(value, Mapping) else value
 
 
 def is_policy(folder: Path) -> bool:

@@ -10,7 +10,7 @@ from typing import Any
 
 from agents.environments import SPLITS, split_seeds
 from agents.learning.algorithms import check_agent
-from agents.learning.runs import POLICY_FILE, check_free, clear, read_state, resumed_config
+from agents.learning.runs import POLICY_FILE, STATE_FILE, check_free, clear, holds_run, read_state, resumed_config
 from agents.search.command import run as run_search
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
@@ -31,6 +31,7 @@ def main(cfg: Any) -> dict[str, Any]:
             resume, or a folder that holds another run (`cfg.overwrite` removes that).
     """
     started = time.monotonic()
+    _go_on_in_sweep(cfg)
     config, state = plain(cfg), None
     resumed = bool(config.get("resume"))
     if resumed:
@@ -65,6 +66,25 @@ def main(cfg: Any) -> dict[str, Any]:
     summary = trainer.summary()
     _show(summary, out)
     return summary
+
+
+def _go_on_in_sweep(cfg: Any) -> None:
+    """Lets a point of a sweep, which was begun before and not finished, go on: from its last state, or from nothing."""
+    if not in_sweep() or cfg.get("resume") or cfg.get("overwrite") or not holds_run(Path(cfg["out"])):
+        return
+    out = Path(cfg["out"])
+    if (out / STATE_FILE).is_file():
+        cfg["resume"] = str(out)
+    else:
+        clear(out)
+
+
+def in_sweep() -> bool:
+    """Whether this is a point of a sweep of the command line."""
+    from hydra.core.hydra_config import HydraConfig
+    from omegaconf import OmegaConf
+
+    return HydraConfig.initialized() and not OmegaConf.is_missing(HydraConfig.get().job, "num")
 
 
 def _hand_back(cfg: Any, config: dict[str, Any]) -> None:

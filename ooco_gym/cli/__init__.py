@@ -13,8 +13,9 @@ The way of one call:
    Python file (`policy=mine.py:policy`), a name with parameters
    (`policy='ooco:slo_margin=0.85'`): the command receives that string as it stands. A key that the command's own
    configuration gives a plain value is no group, whatever folders there are in `conf`.
-4. `run` lets Hydra compose and run it, once or as a sweep (`-m`); its `Task` is what runs, here or in a worker: it
+4. `run` lets Hydra compose and run it, once or as a sweep (`-m`); a `task.Task` is what runs, here or in a worker: it
    calls the command's function, and writes what it returns as `summary.json`, with `config.yaml`, to the run folder.
+   Points of a sweep that an earlier start has finished are left as they are; `sweeps` sums all of them up.
 
 Every mistake of the user's ends in one sentence on stderr and exit code 2, and leaves no folder behind; a bug keeps
 its traceback and ends with 1, Ctrl-C with 130.

@@ -2,111 +2,32 @@
 
 from __future__ import annotations
 
-import importlib
+import math
 import os
 import shutil
 import sys
-import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Any
 
 import hydra
 from hydra.core.global_hydra import GlobalHydra
-from hydra.core.hydra_config import HydraConfig
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
-from ooco_gym.cli.commands import PLAIN, Command
+from ooco_gym.cli import sweeps
+from ooco_gym.cli.commands import Command
 from ooco_gym.cli.overrides import Request, check, is_glob
 from ooco_gym.cli.source import OocoSearchPath, OocoSource
-from ooco_gym.errors import EXTRAS, UserError
-from ooco_gym.files import atomic_write, write_json
-from ooco_gym.report import Table
-from ooco_gym.report.terminal import remarks
+from ooco_gym.cli.task import BUG, COUNTER, MISTAKE, OK, Outcome, Task, one_line, unwrap
+from ooco_gym.errors import UserError
 
-OK, BUG, MISTAKE = 0, 1, 2  # exit codes
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
          "hydra.job.chdir=false")
 LONGEST_LABEL = 100     # characters of a sweep's folder name
-
-
-# --- What runs, in this process or in a worker of a sweep -----------------------------------------------------------
-@dataclass(frozen=True)
-class Outcome:
-    """How a job ended, in a form that travels between processes."""
-
-    code: int
-    out: str
-    error: str = ""
-    files: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Task:
-    """Calls a command's function; Hydra hands it the composed configuration."""
-
-    command: str
-    function: str
-    cwd: str
-
-    def __call__(self, cfg: DictConfig) -> Outcome:
-        out = str(HydraConfig.get().runtime.output_dir)
-        with suppress(OSError):         # a worker may have been started elsewhere: relative paths are the user's
-            os.chdir(self.cwd)
-        cfg = unwrap(cfg, out)
-        try:
-            with remarks() as said:
-                summary = load(self.function)(cfg)
-                if said and isinstance(summary, Mapping):
-                    summary = {**summary, "remarks": list(said)}
-            return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
-        except UserError as error:
-            return Outcome(MISTAKE, out, one_line(error))
-        except ModuleNotFoundError as error:
-            package = (error.name or "").partition(".")[0]
-            if package not in EXTRAS:
-                return Outcome(BUG, out, traceback.format_exc())
-            return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
-                                         f"install ooco-gym[{EXTRAS[package]}]")
-        except Exception:
-            return Outcome(BUG, out, traceback.format_exc())
-
-
-def load(function: str) -> Any:
-    """Imports what `module:function` names."""
-    module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def unwrap(cfg: DictConfig, out: str) -> DictConfig:
-    """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
-    with open_dict(cfg):
-        for key in list(cfg):
-            if not OmegaConf.is_missing(cfg, key) and isinstance(cfg[key], DictConfig) and PLAIN in cfg[key]:
-                cfg[key] = cfg[key][PLAIN]
-        cfg.out = out
-    return cfg
-
-
-def write_results(command: str, cfg: DictConfig, summary: Any, out: str) -> tuple[str, ...]:
-    """Writes `config.yaml`, and `summary.json` where there is a summary; returns their names."""
-    with atomic_write(os.path.join(out, "config.yaml")) as temporary:
-        temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
-    if not isinstance(summary, Mapping):
-        return ("config.yaml",)
-    write_json(os.path.join(out, "summary.json"), {"schema": f"ooco-gym/{command}/1", **summary})
-    return ("summary.json", "config.yaml")
-
-
-def one_line(error: BaseException) -> str:
-    """The text of an error without line breaks."""
-    return " ".join(str(error).split())
 
 
 # --- Hydra, set up for one command ----------------------------------------------------------------------------------
@@ -160,12 +81,13 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         folder = Path(words[0].partition("=")[2].strip("'"))
         before = _seen(folder)
         try:
-            outcomes = _outcomes(command, Task(command.name, command.function, os.getcwd()), words, multirun)
+            task = Task(command.name, command.function, os.getcwd(), *(_sweep(folder, request) if multirun else ()))
+            outcomes = _outcomes(command, task, words, multirun)
         except BaseException:
             _tidy(folder, before, [])
             raise
         _tidy(folder, before, [Path(one.out) for one in outcomes if one.code == MISTAKE])
-    return _report_sweep(command, folder, outcomes) if multirun else _report(outcomes[0])
+    return _report_sweep(command, request, folder, outcomes) if multirun else _report(outcomes[0])
 
 
 def _check_writable(out: Path, given: str | None) -> None:
@@ -253,10 +175,24 @@ def _tidy(folder: Path, before: set[Path], failed: list[Path]) -> None:
             shutil.rmtree(path, ignore_errors=True)
     if folder / "multirun.yaml" not in before:
         (folder / "multirun.yaml").unlink(missing_ok=True)
+    shutil.rmtree(folder / COUNTER, ignore_errors=True)
     empty = [*(folder.iterdir() if folder.is_dir() else ()), folder, *folder.parents]
     for path in empty:
         if path not in before and path.is_dir() and not any(path.iterdir()):
             path.rmdir()
+
+
+def _sweep(folder: Path, request: Request) -> tuple[str, int | None]:
+    """A sweep's folder and the number of its points, as far as that is known before it runs."""
+    shutil.rmtree(folder / COUNTER, ignore_errors=True)  # of one that was killed
+    swept = [override for override in request.overrides if override.is_sweep_override()]
+    if not swept or any(is_glob(o) or not o.is_discrete_sweep() for o in swept) or _other_sweeper(request):
+        return str(folder), None
+    return str(folder), math.prod(len(list(override.sweep_string_iterator())) for override in swept)
+
+
+def _other_sweeper(request: Request) -> bool:
+    return any(override.key_or_group == "hydra/sweeper" for override in request.overrides)
 
 
 def _report(outcome: Outcome) -> int:
@@ -273,29 +209,18 @@ def _complain(outcome: Outcome, where: str = "") -> None:
     print(text, file=sys.stderr)
 
 
-def _report_sweep(command: Command, folder: Path, outcomes: list[Outcome]) -> int:
-    """Prints a table of jobs, writes `multirun.json`, and returns the worst exit code."""
+def _report_sweep(command: Command, request: Request, folder: Path, outcomes: list[Outcome]) -> int:
+    """Prints a table of points, writes `multirun.json` and `points.parquet`, and returns the worst exit code."""
     done = [outcome for outcome in outcomes if outcome.code != MISTAKE]
     if done or not outcomes:
-        _write_index(command, folder, outcomes)
+        sweeps.write_index(command.name, request.swept, folder, outcomes)
+        print(f"multirun.json and {sweeps.POINTS_FILE} written to {_short(str(folder))}")
     mistakes = dict.fromkeys((outcome.code, outcome.error) for outcome in outcomes if outcome.code != OK)
     for code, error in mistakes:
         jobs = [Path(o.out).name for o in outcomes if (o.code, o.error) == (code, error)]
         _complain(Outcome(code, "", error), "" if len(jobs) == len(outcomes) else f"{' and '.join(jobs)}: ")
     codes = {outcome.code for outcome in outcomes}
     return BUG if BUG in codes else max(codes, default=OK)
-
-
-def _write_index(command: Command, folder: Path, outcomes: list[Outcome]) -> None:
-    rows, jobs = [], []
-    for number, outcome in enumerate(outcomes):
-        status = {OK: "done", MISTAKE: "refused", BUG: "failed"}[outcome.code]
-        rows.append((number, _short(outcome.out), status))
-        jobs.append({"job": Path(outcome.out).name, "out": os.path.relpath(outcome.out, folder), "status": status,
-                     "error": outcome.error.strip().splitlines()[-1] if outcome.error else None})
-    Table("", ("job", "folder", "result"), rows, align="l").show()
-    write_json(folder / "multirun.json", {"schema": "ooco-gym/multirun/1", "command": command.name, "jobs": jobs})
-    print(f"multirun.json written to {_short(str(folder))}")
 
 
 def _short(path: str) -> str:

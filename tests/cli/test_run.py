@@ -166,7 +166,8 @@ def sweep(toy: SimpleNamespace, *words: str) -> list[dict[str, Any]]:
     labels = [f"fruit={fruit},seed={seed}" for fruit in ("pear", "apple+plum") for seed in (1, 2)]
     assert [(job["job"], job["out"], job["status"]) for job in index["jobs"]] == [(x, x, "done") for x in labels]
     assert "done" in out
-    assert sorted(path.name for path in (toy.cwd / "sweep").iterdir()) == sorted([*labels, "multirun.json"])
+    assert sorted(path.name for path in (toy.cwd / "sweep").iterdir()) == sorted(
+        [*labels, "multirun.json", "points.parquet"])
     for label in labels:
         assert values(toy.cwd / "sweep" / label)["out"] == str(toy.cwd / "sweep" / label)
     fruits = [values(toy.cwd / "sweep" / label)["fruit"] for label in labels]

@@ -1,0 +1,143 @@
+"""What runs, in this process or in a worker of a sweep: a command's function, called with its configuration."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from ooco_gym.cli.commands import PLAIN
+from ooco_gym.errors import EXTRAS, UserError
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.report.terminal import remarks
+
+OK, BUG, MISTAKE = 0, 1, 2  # exit codes
+COUNTER = ".points"  # folder of a sweep, while it runs: a file for each point that has ended
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended, in a form that travels between processes."""
+
+    code: int
+    out: str
+    error: str = ""
+    files: tuple[str, ...] = ()
+    kept: bool = False  # a point of a sweep that an earlier start has finished
+
+
+@dataclass(frozen=True)
+class Task:
+    """Calls a command's function; Hydra hands it the composed configuration."""
+
+    command: str
+    function: str
+    cwd: str
+    sweep: str = ""  # the folder of the sweep that this is a point of
+    points: int | None = None  # of that sweep; None where its sweeper decides on the way
+
+    def __call__(self, cfg: DictConfig) -> Outcome:
+        out = str(HydraConfig.get().runtime.output_dir)
+        with suppress(OSError):         # a worker may have been started elsewhere: relative paths are the user's
+            os.chdir(self.cwd)
+        cfg = unwrap(cfg, out)
+        if not self.sweep:
+            return self._called(cfg, out)
+        begun = time.monotonic()
+        files = finished(self.command, cfg, out)
+        outcome = replace(Outcome(OK, out, files=files), kept=True) if files else self._called(cfg, out)
+        announce(outcome, self.sweep, self.points, time.monotonic() - begun)
+        return outcome
+
+    def _called(self, cfg: DictConfig, out: str) -> Outcome:
+        try:
+            with remarks() as said:
+                summary = load(self.function)(cfg)
+                if said and isinstance(summary, Mapping):
+                    summary = {**summary, "remarks": list(said)}
+            return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
+        except UserError as error:
+            return Outcome(MISTAKE, out, one_line(error))
+        except ModuleNotFoundError as error:
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRAS:
+                return Outcome(BUG, out, traceback.format_exc())
+            return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                                         f"install ooco-gym[{EXTRAS[package]}]")
+        except Exception:
+            return Outcome(BUG, out, traceback.format_exc())
+
+
+def load(function: str) -> Any:
+    """Imports what `module:function` names."""
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def unwrap(cfg: DictConfig, out: str) -> DictConfig:
+    """The configuration as commands see it: strings that the library reads are strings, and `out` is there."""
+    with open_dict(cfg):
+        for key in list(cfg):
+            if not OmegaConf.is_missing(cfg, key) and isinstance(cfg[key], DictConfig) and PLAIN in cfg[key]:
+                cfg[key] = cfg[key][PLAIN]
+        cfg.out = out
+    return cfg
+
+
+def write_results(command: str, cfg: DictConfig, summary: Any, out: str) -> tuple[str, ...]:
+    """Writes `config.yaml`, and `summary.json` where there is a summary; returns their names."""
+    with atomic_write(os.path.join(out, "config.yaml")) as temporary:
+        temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
+    if not isinstance(summary, Mapping):
+        return ("config.yaml",)
+    write_json(os.path.join(out, "summary.json"), {"schema": f"ooco-gym/{command}/1", **summary})
+    return ("summary.json", "config.yaml")
+
+
+def finished(command: str, cfg: DictConfig, out: str) -> tuple[str, ...]:
+    """Names of the results that an earlier start has left in a folder; none unless it ended well, with the same
+    configuration."""
+    try:
+        summary = json.loads(Path(out, "summary.json").read_text(encoding="utf-8"))
+        kept = yaml.safe_load(Path(out, "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        return ()
+    asked = yaml.safe_load(OmegaConf.to_yaml(cfg, resolve=True))
+    of_it = (isinstance(summary, dict) and str(summary.get("schema", "")).startswith(f"ooco-gym/{command}/")
+             and summary.get("stopped_by") != "interrupt")
+    return ("summary.json", "config.yaml") if of_it and kept == asked else ()
+
+
+def announce(outcome: Outcome, sweep: str, points: int | None, took_s: float) -> None:
+    """Says on stderr which point of a sweep has ended, and how many have; workers count in a folder of the sweep."""
+    counter, number = Path(sweep, COUNTER), 1
+    with suppress(OSError):
+        counter.mkdir(parents=True, exist_ok=True)
+        number += len(list(counter.iterdir()))
+        while True:
+            try:
+                (counter / str(number)).touch(exist_ok=False)
+                break
+            except FileExistsError:  # another worker's
+                number += 1
+    how = "was there" if outcome.kept else {OK: "done", MISTAKE: "refused", BUG: "failed"}[outcome.code]
+    seconds = "" if outcome.kept else f" in {took_s:.0f} s"
+    of = f"/{points}" if points else ""
+    print(f"point {number}{of}: {Path(outcome.out).name}: {how}{seconds}", file=sys.stderr, flush=True)
+
+
+def one_line(error: BaseException) -> str:
+    """The text of an error without line breaks."""
+    return " ".join(str(error).split())

@@ -1,0 +1,89 @@
+"""A sweep: progress over its points, scores, one Parquet of all; what is finished is left alone, the rest repeated."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pyarrow import parquet
+
+from ooco_gym.cli.task import COUNTER, OK, Outcome, announce
+
+WORDS = ("play", "-m", "fruit=pear,apple+plum", "seed=1,2", "out=sweep")
+
+
+def index_of(toy: SimpleNamespace) -> dict[str, Any]:
+    return json.loads((toy.cwd / "sweep" / "multirun.json").read_text())
+
+
+def times(toy: SimpleNamespace) -> dict[str, int]:
+    return {path.parent.name: path.stat().st_mtime_ns for path in (toy.cwd / "sweep").glob("*/summary.json")}
+
+
+def test_each_point_says_that_it_has_ended_and_how_many_have(toy: SimpleNamespace) -> None:
+    code, _, err = toy.run(*WORDS)
+    assert code == 0
+    assert [line.partition(" in ")[0] for line in err.splitlines()] == [
+        "point 1/4: fruit=pear,seed=1: done", "point 2/4: fruit=pear,seed=2: done",
+        "point 3/4: fruit=apple+plum,seed=1: done", "point 4/4: fruit=apple+plum,seed=2: done"]
+    assert sorted(path.name for path in (toy.cwd / "sweep").iterdir() if path.is_file()) == [
+        "multirun.json", "points.parquet"]
+
+
+def test_workers_count_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Processes share a folder: a number is given once, whoever was faster."""
+    (tmp_path / COUNTER).mkdir()
+    (tmp_path / COUNTER / "2").touch()  # one is there, but the second number is given
+    for name in ("a", "b"):
+        announce(Outcome(OK, f"x/{name}"), str(tmp_path), None, 3.2)
+    assert capsys.readouterr().err == "point 3: a: done in 3 s\npoint 4: b: done in 3 s\n"
+
+
+def test_a_second_start_leaves_finished_points_and_repeats_the_others(toy: SimpleNamespace) -> None:
+    words = ("play", "-m", "fail=mistake,bug,null", "out=sweep")
+    assert toy.run(*words)[0] == 1
+    before = times(toy)
+    code, out, err = toy.run(*words)
+    assert code == 1
+    assert times(toy) == before and "point 3/3: fail=null: was there" in err
+    assert "ZeroDivisionError: a bug in the command" in err and "error: fail=mistake: row 3 of 'x.csv'" in err
+    assert "done, was there" in out
+    jobs = index_of(toy)["jobs"]
+    assert [(job["status"], job["kept"]) for job in jobs] == [("refused", False), ("failed", False), ("done", True)]
+
+
+def test_a_point_of_another_configuration_or_a_damaged_one_is_played_again(toy: SimpleNamespace) -> None:
+    toy.run(*WORDS)
+    before = times(toy)
+    (toy.cwd / "sweep" / "fruit=pear,seed=1" / "summary.json").write_text("{")
+    (toy.cwd / "sweep" / "fruit=pear,seed=2" / "config.yaml").write_text("seed: 3\n")
+    assert toy.run(*WORDS)[0] == 0
+    after = times(toy)
+    again = {name for name in after if after[name] != before[name]}
+    assert again == {"fruit=pear,seed=1", "fruit=pear,seed=2"}
+    assert toy.run(*WORDS, "rate=0.25")[0] == 0
+    assert all(job["kept"] is False for job in index_of(toy)["jobs"]), "another rate is another sweep"
+
+
+def test_the_parquet_has_the_configuration_as_columns_and_the_summary(toy: SimpleNamespace) -> None:
+    toy.run(*WORDS, "rate=1,0.5")
+    rows = parquet.read_table(toy.cwd / "sweep" / "points.parquet").to_pylist()
+    assert [(row["point"], row["seed"], row["rate"], row["status"]) for row in rows[:2]] == [
+        (0, 1, 1.0, "done"), (1, 1, 0.5, "done")]
+    assert len(rows) == 8 and rows[0]["fruit.name"] == "pear" and rows[7]["fruit"] == "apple+plum"
+    assert rows[0]["knife.blade.length_cm"] == 9.0 and rows[0]["words"] == '["a", "b"]'
+    assert rows[0]["result.values.seed"] == 1
+
+
+def test_the_table_shows_scores(toy: SimpleNamespace) -> None:
+    """Of commands that are not ours: the first figures of what they return."""
+    code, out, _ = toy.run("play", "-m", "seed=1,2", "out=sweep")
+    assert code == 0 and "result" in out and "multirun.json and points.parquet written to sweep" in out
+    from ooco_gym.cli.sweeps import _scores
+
+    simulated = {"online.violation_rate": 0.01, "offline.output_tokens_per_s": 1e3, "seed": 1}
+    assert _scores("simulate", [({}, simulated)]) == ["online.violation_rate", "offline.output_tokens_per_s"]
+    assert _scores("mine", [({}, {}), ({}, {"reward": 3.5, "seed": 1, "wall_s": 2.0, "name": "x"})]) == ["reward"]
