@@ -240,6 +240,9 @@ def load_learned(folder: str) -> LearnedPolicy:
         return LearnedPolicy(tree.decide_batch, tree.shapes, tree.decisions)
     if (Path(folder) / MANIFEST_FILE).is_file():
         policy = Policy.load(folder)
+        if policy.kind != "candidates":
+            raise UserError(f"'{folder}' sets parameters of the rule '{policy.rule}' and takes no actions of an "
+                            "environment; simulate the rule with it")
         inputs = policy.manifest["inputs"]
         return LearnedPolicy(
             policy.decide_unchecked, _shapes({key: inputs[key]["shape"] for key in OBSERVATION_KEYS}, policy.history),

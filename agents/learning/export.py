@@ -1,64 +1,147 @@
-"""`ooco-gym export`: writes a trained policy as ONNX, with scaling, mask and arg-max inside, and its manifest."""
+"""`ooco-gym export`: writes a trained policy as ONNX, arrays and C, scaling, mask and arg-max inside, with a manifest.
+"""
 
 from __future__ import annotations
 
+import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from inspect import signature
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from agents.environments import OBSERVATION_KEYS, candidate_shape, decision_names, make_env, observed_shapes
-from agents.learning.algorithms import imitated, recipe_of
+from agents.environments import OBSERVATION_KEYS, candidate_shape
+from agents.learning.algorithms import imitated
+from agents.learning.arrays import arrays_of_run
+from agents.learning.describing import OPSET, manifest
 from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
-from ooco_gym.envs.buffers import FIXED
-from ooco_gym.envs.decision import PARTNER, kinds, meaning
-from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write, write_json
-from ooco_gym.policy import policy_of
-from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, READABLE, file_digest
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, MODEL_FILE, SCHEMA, write_bundle
+from ooco_gym.runtime.forms import FORMS
+from ooco_gym.runtime.onnx_form import open_graph, run_graph
+from ooco_gym.runtime.scorers import Sizes, built
+from ooco_gym.runtime.writing import VECTORS
+from ooco_gym.zoo import folder_of
 
-OPSET = 18
-SCHEMA = READABLE[1]
 _TOLERANCE = 1e-4
-_VERSIONS = ("ooco-gym", "torch", "stable-baselines3", "sb3-contrib", "onnx", "onnxscript", "onnxruntime", "numpy")
 
 
 def main(cfg: Any) -> dict[str, Any]:
-    """Exports the run `cfg.policy` into the folder `cfg.out`, checks it against the trained policy, and summarises.
+    """Exports the policy `cfg.policy` into the folder `cfg.out`, checks its forms against it, and summarises.
 
     Raises:
-        UserError: the run or an extra is missing, a count or seed is none, or the exported graph does not agree with
-            the policy.
+        UserError: the policy or an extra is missing, a count or seed is none, a form cannot be written, or a form does
+            not agree with the policy.
     """
     config = plain(cfg)
-    require("export")
     checks, seed = whole({"checks": 1000, **config}, "checks", 1), whole({"seed": 1, **config}, "seed", 0)
+    wanted = forms_wanted(config)
+    source = folder_of(str(config["policy"]))
+    if (Path(source) / MANIFEST_FILE).is_file():
+        from agents.learning.again import export_again
+
+        return export_again(source, config, wanted, checks, seed)
+    require("export")
     run = load_run(config["policy"])
-    out = Path(config["out"])
+    out, name = Path(config["out"]), config.get("name")
     out.mkdir(parents=True, exist_ok=True)
+    found = arrays_of_run(run)
+    forms = forms_of(wanted, found is not None, str(config["policy"]))
     observations = random_observations(run, checks, seed)
-    with atomic_write(out / MODEL_FILE) as temporary:
-        write_onnx(run, temporary)
-        agreement = compare(run, temporary, observations)
-        if agreement["disagreements"] or agreement["max_logit_error"] > _TOLERANCE:
-            raise UserError(f"the exported graph disagrees with the policy of '{config['policy']}': "
-                            f"{agreement['action_agreement']:.2%} of actions agree, largest logit error "
-                            f"{agreement['max_logit_error']:.1e}; nothing was written")
-    write_json(out / MANIFEST_FILE, manifest(run, out / MODEL_FILE, agreement))
+    with TemporaryDirectory() as folder:
+        graph = Path(folder) / MODEL_FILE
+        write_onnx(run, graph)
+        agreement = agreeing(run, forms, graph, found, observations, str(config["policy"]))
+        described = manifest(run, agreement, name)
+        if found is not None:
+            described["network"] = found[0]
+        asked = random_observations(run, VECTORS, seed + 1)
+        reference = {**dict(zip(OBSERVATION_KEYS, asked, strict=True)), "logits": run.actor.answer(*asked)[1]}
+        write_bundle(out, described, None if found is None else found[1], reference, forms,
+                     lambda path: path.write_bytes(graph.read_bytes()), config.get("target"))
     learned = learned_decisions(run)
     if not learned:
         warnings.warn(untrained(run, str(config["policy"])), UserWarning, stacklevel=2)
-    summary = {"command": "export", "policy": str(config["policy"]), "env": run.config["env"]["id"],
-               "decisions_learned": learned,
-               "decisions": list(run.decisions),
-               "bytes": (out / MODEL_FILE).stat().st_size, "opset": OPSET, "bundle_schema": SCHEMA, **agreement,
-               "files": [MODEL_FILE, MANIFEST_FILE]}
+    return summarised(out, config, {"env": run.config["env"]["id"], "decisions_learned": learned,
+                                    "decisions": list(run.decisions), **agreement})
+
+
+def forms_wanted(config: Mapping[str, Any]) -> list[str] | None:
+    """The forms that the user asks for; None: all that there are.
+
+    Raises:
+        UserError: an unknown form or target.
+    """
+    given, target = config.get("forms"), config.get("target")
+    if target not in (None, "c"):
+        raise unknown("target", target, ("c",))
+    if given is None:
+        return None
+    wanted = [given] if isinstance(given, str) else list(given)
+    for form in wanted:
+        if form not in FORMS:
+            raise unknown("form", form, FORMS)
+    if not wanted:
+        raise UserError(f"forms=[] names no form; expected some of: {', '.join(FORMS)}")
+    return [form for form in FORMS if form in wanted or (form == "c" and target == "c")]
+
+
+def forms_of(wanted: Sequence[str] | None, arrays: bool, policy: str) -> list[str]:
+    """The forms to write, of a network that can be written as arrays, or as a graph alone.
+
+    Raises:
+        UserError: one is asked for that cannot be written.
+    """
+    can: list[str] = list(FORMS) if arrays else ["onnx"]
+    if wanted is None:
+        return can
+    if not set(wanted) <= set(can):
+        raise UserError(f"the network of '{policy}' can be exported as onnx alone: attention over candidates has no "
+                        "form in arrays or C; leave forms out, or train agent.network=candidate_scorer")
+    return list(wanted)
+
+
+def agreeing(run: LoadedRun, forms: Sequence[str], graph: Path, found: Any, observations: tuple[np.ndarray, ...],
+             policy: str) -> dict[str, Any]:
+    """How far the forms agree with the trained policy; the graph's figures, and those of the arrays with their name.
+
+    Raises:
+        UserError: one does not agree.
+    """
+    agreement = _checked(compare(run, graph_answers(graph), observations), "graph", policy)
+    if found is not None and set(forms) & {"npz", "c"}:
+        network = built(found[0], found[1], sizes_of_run(run), Path(ARRAYS_FILE))
+        arrays = _checked(compare(run, network, observations), "arrays", policy)
+        agreement["npz"] = {key: arrays[key] for key in ("action_agreement", "disagreements", "max_logit_error")}
+    return agreement
+
+
+def _checked(agreement: dict[str, Any], what: str, policy: str) -> dict[str, Any]:
+    if agreement["disagreements"] or agreement["max_logit_error"] > _TOLERANCE:
+        raise UserError(f"the exported {what} disagrees with the policy of '{policy}': "
+                        f"{agreement['action_agreement']:.2%} of actions agree, largest logit error "
+                        f"{agreement['max_logit_error']:.1e}; nothing was written")
+    return agreement
+
+
+def sizes_of_run(run: LoadedRun) -> Sizes:
+    """The sizes of what a run's network takes and gives."""
+    layout: Any = run.actor.encoder.layout
+    return Sizes(layout.cluster, layout.decisions, layout.places, layout.features, layout.actions, layout.levels)
+
+
+def summarised(out: Path, config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a bundle that was written, which is shown too."""
+    written = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
+    names = list(written["files"])
+    summary = {"command": "export", "policy": str(config["policy"]), **more, "forms": written["forms"],
+               "bytes": sum((out / name).stat().st_size for name in names[:1]), "opset": OPSET,
+               "bundle_schema": SCHEMA, "files": [*names, MANIFEST_FILE]}
     _show(summary, out)
     return summary
 
@@ -137,20 +220,28 @@ def random_observations(run: LoadedRun, count: int, seed: int) -> tuple[np.ndarr
     return cluster, candidates, mask, np.eye(kinds, dtype=np.float32)[random.integers(0, kinds, count)]
 
 
-def compare(run: LoadedRun, path: Path, observations: tuple[np.ndarray, ...]) -> dict[str, Any]:
-    """Runs graph and Stable-Baselines3 policy on the same observations: share of equal actions, largest logit error.
+def graph_answers(path: Path) -> Any:
+    """What answers in a graph's place: actions and logits of cluster, candidates, mask and decision."""
+    session = open_graph(path)
+    return lambda *parts: run_graph(session, path, ("action", "logits"),
+                                    dict(zip(OBSERVATION_KEYS, parts, strict=True)))
+
+
+def compare(run: LoadedRun, answers: Any, observations: tuple[np.ndarray, ...]) -> dict[str, Any]:
+    """Asks a form and the Stable-Baselines3 policy the same: share of equal actions, largest logit error.
+
+    Args:
+        run: the trained policy.
+        answers: gives actions and logits of cluster, candidates, mask and decision.
+        observations: these four, in that order.
 
     The trained side is the algorithm's own `predict` and the policy's own log-probabilities or action values, not the
     module that was exported.
     """
-    import onnxruntime
-
-    session = onnxruntime.InferenceSession(path.read_bytes(), providers=["CPUExecutionProvider"])
     observation: dict[str, Any] = dict(zip(OBSERVATION_KEYS, observations, strict=True))
     space: Any = run.model.observation_space
     seen = {key: part.reshape(-1, *space[key].shape) for key, part in observation.items()}  # as it was trained
-    outputs: Any = session.run(["action", "logits"], observation)
-    actions, logits = outputs
+    actions, logits = answers(*observations)
     legal = observation["action_mask"] > 0
     parts = run.actor.levels or (legal.shape[1],)
     chosen, expected = (np.reshape(each, (len(legal), len(parts))) for each in (actions, _predicted(run, seen)))
@@ -197,109 +288,8 @@ def _scores(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> tuple[np.n
         return values.double().numpy(), False
 
 
-def manifest(run: LoadedRun, model_path: Path, agreement: Mapping[str, Any]) -> dict[str, Any]:
-    """Describes what goes in and comes out of the graph, and where it comes from."""
-    space: Any = run.model.observation_space
-    shapes = observed_shapes(space)
-    places, actions = shapes["candidates"][0], shapes["action_mask"][0]
-    env = make_env(run.config["env"])
-    try:
-        decisions, parts = decision_names(env), action_parts(env)
-        inputs: dict[str, Any] = {
-            key: {"shape": list(shapes[key]), "dtype": "float32", "features": feature_table(env, space[key], key)}
-            for key in ("cluster", "candidates", "decision")
-        }
-    finally:
-        env.close()
-    inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
-    config = {key: value for key, value in run.config.items() if key not in ("out", "logger")}
-    names = [f"{part['name']}={level}" for part in parts for level in part["levels"]]
-    return {
-        "schema": SCHEMA, "environment": run.config["env"]["id"], "decisions": list(decisions),
-        "history": run.history, "inputs": inputs,
-        "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
-                               "a level for each of parts" if parts else "index into actions; always a legal one"},
-                    "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
-        "batch_axis": "the first axis of every input and output, any size",
-        "action_space": {"kind": "MultiDiscrete" if parts else "Discrete",
-                         "n": [len(part["levels"]) for part in parts] if parts else actions},
-        "parts": parts,
-        "actions": names or action_names(decisions, places, actions - places),
-        "actions_by_decision": {} if parts else action_meanings(decisions, places, actions - places),
-        "inside_the_graph": ["scaling of features", "mask", "arg-max"],
-        "versions": {name: _version(name) for name in _VERSIONS}, "opset": OPSET,
-        "training": {"agent": recipe_of(plain(run.config["agent"])), "seed": run.config.get("seed"),
-                     "timesteps": int(run.model.num_timesteps), "config": config},
-        "agreement": dict(agreement),
-        "files": {MODEL_FILE: {"sha256": file_digest(model_path), "bytes": model_path.stat().st_size}},
-    }
-
-
-def action_parts(env: Any) -> list[dict[str, Any]]:
-    """What each part of an action sets, where an action is a vector of levels: name, values, the level as tuned, and
-    the parameter's own words; else none."""
-    controls = getattr(getattr(env.unwrapped, "episodes", None), "controls", None)
-    if controls is None:
-        return []
-    partner = policy_of(env.unwrapped.config.partner)
-    params = {param.name: param for param in partner.params}
-    parts = []
-    for place, name in enumerate(controls.names):
-        values = controls.levels[place, : controls.counts[place]].tolist()
-        choices = params[name].choices
-        parts.append({"name": name, "levels": [choices[int(value)] for value in values] if choices else values,
-                      "tuned": int(controls.tuned[place]), "of": partner.name, "meaning": params[name].doc})
-    return parts
-
-
-def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
-    """Returns name, unit, bounds and meaning of each feature of observation `key`; of candidates, of each of them."""
-    width = candidate_shape(space)[1] if key == "candidates" else space.shape[-1]
-    low, high = space.low.reshape(-1, width).min(0), space.high.reshape(-1, width).max(0)
-    described = getattr(env.unwrapped, "feature_tables", None)
-    tables = {} if described is None else dict(described())
-    rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
-    if len(rows) < len(low):  # the last vectors after the newest one
-        rows = [*rows, *({**row, "name": f"{row['name']}, {back} decision{'s' if back > 1 else ''} ago"}
-                         for back in range(1, len(low) // len(rows)) for row in rows)]
-    return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def _show(summary: Mapping[str, Any], out: Path) -> None:
     ties = "" if summary["action_agreement"] == 1.0 else ", the others are ties within rounding"
-    print(f"exported {summary['bytes']:,} bytes; {summary['action_agreement']:.2%} of {summary['checks']:,} "
+    print(f"exported as {', '.join(summary['forms'])}; {summary['action_agreement']:.2%} of {summary['checks']:,} "
           f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
     print(f"policy: {out}")
-
-
-_ANY = ("the decision's own no", PARTNER)
-
-
-def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:
-    """What each action means, by decision: the decision's no, the partner's answer, then one for each candidate.
-
-    Args:
-        places: candidates (K).
-        fixed: actions before them.
-    """
-
-    def named(decision: str, action: int) -> str:
-        if decision in kinds() and fixed == FIXED:
-            return meaning(decision, action)
-        before = (*_ANY, *(f"action {i}" for i in range(len(_ANY), fixed)))[:fixed]
-        return before[action] if action < fixed else f"take candidate {action - fixed}"
-
-    return {decision: [named(decision, action) for action in range(fixed + places)] for decision in decisions}
-
-
-def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]:
-    """Names of the actions: those of the one decision there is, or words that hold for all of them."""
-    name = decisions[0] if len(decisions) == 1 else ""
-    return action_meanings([name], places, fixed)[name]

@@ -1,31 +1,34 @@
-"""Runs an exported policy anywhere: numpy and onnxruntime, no torch.
+"""Runs an exported policy anywhere: numpy alone, or onnxruntime; no torch.
 
 `Policy.load(folder).decide(observation, mask)` answers with the action that the trained network prefers. Importing
-this module costs nothing; onnxruntime is imported when a policy is loaded.
+this module costs nothing; onnxruntime is imported when a policy is loaded that is a graph.
 
-A folder (bundle) holds `policy.onnx` and the `manifest.json` that says what its numbers mean. Schema 3 has
-`action_space`, and `parts` where an action is a vector of levels; schema 2, of one action of a few, is still read.
+A folder (bundle) holds the `manifest.json` that says what the policy's numbers mean, and the policy as `weights.npz`,
+as `policy.onnx`, or both (docs/bundles.md). Schemas 3 and 2, of a graph alone, are still read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.runtime.arrays import check_names, read_arrays, taken
 from ooco_gym.runtime.manifest import (
     ARRAYS_FILE,
     FEATURES,
     INPUTS,
     MODEL_FILE,
     PARAMETERS,
+    REFERENCE_FILE,
+    SCHEMA,
     kind_of,
     read_manifest,
 )
-from ooco_gym.runtime.onnx_form import open_graph
+from ooco_gym.runtime.onnx_form import open_graph, run_graph
 
 _FILES = {"npz": ARRAYS_FILE, "onnx": MODEL_FILE}
 
@@ -97,10 +100,20 @@ class Memory:
         self._begun = False
 
 
+Network = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
+
+
 class Policy:
-    """A trained policy on onnxruntime.
+    """A trained policy that scores actions. Many threads may ask at a time.
+
+    Args:
+        network: answers cluster (n, Fc), candidates (n, K, F), mask (n, A) and decision (n, D) with actions (n,), or
+            (n, P), and logits (n, A).
+        manifest: what its numbers mean.
+        form: `npz` or `onnx`.
 
     Attributes:
+        form: as given.
         manifest: the bundle's `manifest.json`: feature names, units and bounds, action meaning, provenance.
         actions: what each action index means: first those that take no candidate (the decision's own no, what the
             partner would do), then one for each candidate. Of vectors: each level of each part, one part after another.
@@ -112,8 +125,10 @@ class Policy:
         card: what is known of a policy of the zoo (`ooco_gym.load_policy`): data, seeds, scores; else empty.
     """
 
-    def __init__(self, session: Any, manifest: Mapping[str, Any]) -> None:
-        self._session, self.manifest = session, manifest
+    kind = "candidates"
+
+    def __init__(self, network: Network, manifest: Mapping[str, Any], form: str = "onnx") -> None:
+        self._network, self.manifest, self.form = network, manifest, form
         self.actions: list[str] = list(manifest["actions"])
         self.decisions: list[str] = list(manifest["decisions"])
         inputs = manifest["inputs"]
@@ -148,25 +163,45 @@ class Policy:
             from ooco_gym.runtime.parameters import ParameterPolicy
 
             return ParameterPolicy.read(path, manifest, chosen, threads)
-        policy = cls(open_graph(path / MODEL_FILE, threads), manifest)
-        policy._try(path / MODEL_FILE)
+        if chosen == "npz":
+            from ooco_gym.runtime.scorers import read_scorer
+
+            policy = cls(read_scorer(path, ARRAYS_FILE, manifest), manifest, chosen)
+        else:
+            policy = cls(_graph(path / MODEL_FILE, threads), manifest, chosen)
+        policy._try(path / _FILES[chosen])
+        policy._replay(path)
         return policy
 
     def _try(self, path: Path) -> None:
         """Asks the network once: weights that are not finite, and a graph that is not the manifest's, show at once."""
         parts = [np.zeros((1, *self._shapes[key]), np.float32) for key in FEATURES]
         legal = np.ones((1, len(self.actions)), np.int8)
-        try:
-            actions, logits = self._session.run(["action", "logits"], dict(zip(
-                INPUTS, (*parts[:2], legal, parts[2]), strict=True)))
-        except Exception as error:  # onnxruntime's own exception classes; all mean that they do not fit each other
-            raise UserError(f"'{path}' does not take what its manifest says: {' '.join(str(error).split())}") from error
+        actions, logits = self._network(parts[0], parts[1], legal, parts[2])
         if np.shape(logits) != legal.shape or np.shape(actions) != ((1, len(self.parts)) if self.parts else (1,)):
             raise UserError(f"'{path}' answers with actions {np.shape(actions)} and logits {np.shape(logits)}; "
                             f"expected logits {legal.shape}, as its manifest says; export the policy again")
         if not np.isfinite(logits).all():
             raise UserError(f"'{path}' has weights that are not finite, or too large: its logits are "
                             f"{np.asarray(logits).ravel()[:4].tolist()}…; train and export the policy again")
+
+    def _replay(self, folder: Path) -> None:
+        """Asks the network what its reference vectors say that it answers."""
+        described = self.manifest.get("reference")
+        if described is None or self.manifest["schema"] != SCHEMA:
+            return
+        file, count, actions = folder / REFERENCE_FILE, described["vectors"], len(self.actions)
+        arrays = read_arrays(file)
+        check_names(file, arrays, {*INPUTS, "logits"})
+        logits = taken(file, arrays, "logits", (count, actions))
+        mask = taken(file, arrays, "action_mask", (count, actions))
+        asked = [taken(file, arrays, key, (count, *self._shapes[key])).astype(np.float32) for key in FEATURES]
+        answered, mine = self._network(asked[0], asked[1], mask.astype(np.int8), asked[2])
+        allowed = described["tolerance"] * np.maximum(1.0, np.abs(logits))
+        if not (np.abs(mine - logits)[mask > 0] <= allowed[mask > 0]).all():
+            raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
+                            f"{self.form}): the files do not belong together, or this machine computes otherwise")
+        self._legal(answered, mask)
 
     def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> Any:
         """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
@@ -207,7 +242,7 @@ class Policy:
     def preferences(self, observation: Mapping[str, Any], mask: Any | None = None) -> tuple[np.ndarray, np.ndarray]:
         """As `decide_batch`, with how much each action is preferred: logits (batch, A), -1e8 where illegal."""
         parts = self._checked(observation, mask, np.shape(observation["cluster"])[:1])
-        actions, logits = self._session.run(["action", "logits"], dict(zip(INPUTS, parts, strict=True)))
+        actions, logits = self._network(parts[0], parts[1], parts[2], parts[3])
         return self._legal(actions, parts[2]), logits
 
     def memory(self) -> Memory:
@@ -321,7 +356,8 @@ class Policy:
         return value
 
     def _run(self, *parts: np.ndarray) -> np.ndarray:
-        return self._legal(self._session.run(["action"], dict(zip(INPUTS, parts, strict=True)))[0], parts[2])
+        cluster, candidates, mask, decision = parts
+        return self._legal(self._network(cluster, candidates, mask, decision)[0], mask)
 
     def _legal(self, actions: np.ndarray, mask: np.ndarray) -> np.ndarray:
         """The answers as they are, if all of them are legal: a network with broken weights may say anything.
@@ -335,6 +371,17 @@ class Policy:
             return actions
         raise UserError(f"the policy answers {np.asarray(actions)[:4].tolist()}, an action that is not legal here: its "
                         "weights are damaged or too large; train and export it again")
+
+
+def _graph(path: Path, threads: int) -> Network:
+    """The network of `policy.onnx`."""
+    session = open_graph(path, threads)
+
+    def answers(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        actions, logits = run_graph(session, path, ("action", "logits"), dict(zip(INPUTS, parts, strict=True)))
+        return actions, logits
+
+    return answers
 
 
 def _form(manifest: Mapping[str, Any], folder: Path, form: str | None) -> str:

@@ -30,7 +30,7 @@ class Limits:
         self._fixed = 0
         if not self._parameters and "candidates" in inputs and not manifest.get("parts"):
             self._fixed = len(manifest["actions"]) - inputs["candidates"]["shape"][0]
-        self._ranges = {key: _range(inputs[key]["features"], margin) for key in _INPUTS
+        self._ranges = {key: bounds_of(inputs[key]["features"], margin) for key in _INPUTS
                         if ranges and "features" in inputs.get(key, {})}
         self._keys = ("cluster",) if self._parameters else _INPUTS
 
@@ -106,7 +106,7 @@ def _part(observation: Any, key: str, whole: bool) -> np.ndarray | None:
     return np.asarray(observation, np.float64) if whole else None
 
 
-def _range(features: Any, margin: float) -> tuple[np.ndarray, np.ndarray]:
+def bounds_of(features: Any, margin: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
     """Least and largest value of each feature that the policy is trusted with."""
     bounds = np.array([_bounds(feature, margin) for feature in features], np.float64).reshape(-1, 2)
     return bounds[:, 0], bounds[:, 1]

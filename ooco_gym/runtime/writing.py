@@ -33,7 +33,7 @@ VECTORS = 32  # reference vectors of a bundle
 TOLERANCE = 1e-5
 LICENCE = "Apache-2.0"
 
-Writer = Callable[[Path], None]
+Writer = Callable[[Path], Any]
 
 
 def write_parameters_bundle(
@@ -42,7 +42,7 @@ def write_parameters_bundle(
     environment: str = "ooco_gym/Batching-v0", name: str | None = None, decision_point: str = "parameters",
     interval_s: float | None = None, seen: Any = None, training: Mapping[str, Any] | None = None,
     scores: Sequence[Mapping[str, Any]] = (), trained_for: Mapping[str, Any] | None = None, licence: str = LICENCE,
-    forms: Sequence[str] = ("npz",),
+    forms: Sequence[str] = ("npz",), target: str | None = None,
 ) -> Path:
     """Writes a policy of kind `parameters`: the parameters of a rule by context.
 
@@ -65,6 +65,7 @@ def write_parameters_bundle(
         trained_for: `slo` (a mapping), `loads` (a list of mappings).
         licence: SPDX identifier.
         forms: `npz`, and `onnx` and `c` if wanted.
+        target: `c` for a function in the shape of llm-d's UsageLimitPolicy beside the form `c`.
 
     Returns:
         The folder.
@@ -96,11 +97,12 @@ def write_parameters_bundle(
         "trained_for": {"slo": {}, "loads": [], **(trained_for or {})}, "licence": licence,
     }
     reference = {"cluster": vectors, "parameters": network(vectors)}
-    return write_bundle(directory, manifest, given.arrays(), reference, forms)
+    return write_bundle(directory, manifest, given.arrays(), reference, forms, None, target)
 
 
 def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None,
-                 reference: Mapping[str, np.ndarray] | None, forms: Sequence[str], graph: Writer | None = None) -> Path:
+                 reference: Mapping[str, np.ndarray] | None, forms: Sequence[str], graph: Writer | None = None,
+                 target: str | None = None) -> Path:
     """Writes a bundle's files, then the manifest with their digests, and reads all of it again.
 
     Args:
@@ -110,6 +112,7 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
         reference: of `reference.npz`.
         forms: among `onnx`, `npz`, `c`.
         graph: writes `policy.onnx` to a path; None: it is made of the arrays.
+        target: `c` for functions shaped as those of engines, too.
 
     Raises:
         UserError: a form that cannot be written, a manifest that is not as the schema says.
@@ -118,7 +121,7 @@ def write_bundle(directory: str | Path, manifest: Mapping[str, Any], arrays: Map
     from ooco_gym.runtime.forms import writers
 
     folder = Path(directory)
-    chosen = writers(manifest, arrays, reference, forms, graph)
+    chosen = writers(manifest, arrays, reference, forms, graph, target)
     chosen |= {} if reference is None else {REFERENCE_FILE: lambda path: write_arrays(path, reference)}
     whole: dict[str, Any] = {
         "schema": SCHEMA, **manifest, "forms": list(forms),

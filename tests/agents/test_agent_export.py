@@ -40,7 +40,7 @@ def test_export_agrees_on_a_thousand_random_observations(bundle, run_folder):
 def test_manifest_names_inputs_actions_versions_and_origin(bundle):
     out, _ = bundle
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["schema"] == "ooco-gym/policy-bundle/3" and manifest["decisions"] == []
+    assert manifest["schema"] == "ooco-gym/policy-bundle/4" and manifest["decisions"] == []
     assert manifest["inputs"]["cluster"]["shape"] == [FC] and manifest["inputs"]["candidates"]["shape"] == [K, F]
     assert manifest["inputs"]["decision"]["shape"] == [D] and manifest["inputs"]["action_mask"]["shape"] == [A]
     assert len(manifest["inputs"]["candidates"]["features"]) == F

@@ -11,7 +11,7 @@ from agents.environments import is_partner, make_env, windows
 from agents.evaluation import evaluate
 from agents.evaluation.heuristics import Heuristic
 from agents.evaluation.players import play
-from agents.learning.export import action_meanings, action_names
+from agents.learning.describing import action_meanings, action_names
 from ooco_gym.envs.features import DECISIONS
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml

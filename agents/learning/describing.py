@@ -1,0 +1,152 @@
+"""What the manifest of an exported network says: what its numbers mean, where it is from, what it was trained for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+
+from agents.environments import candidate_shape, decision_names, make_env, observed_shapes
+from agents.learning.algorithms import recipe_of
+from agents.learning.runs import LoadedRun
+from agents.settings import plain
+from ooco_gym.envs.buffers import FIXED
+from ooco_gym.envs.decision import PARTNER, kinds, meaning
+from ooco_gym.policy import policy_of
+from ooco_gym.runtime.scorers import FARTHEST
+
+OPSET = 18
+LICENCE = "Apache-2.0"
+_VERSIONS = ("ooco-gym", "torch", "stable-baselines3", "sb3-contrib", "onnx", "onnxscript", "onnxruntime", "numpy")
+
+
+def manifest(run: LoadedRun, agreement: Mapping[str, Any], name: str | None = None) -> dict[str, Any]:
+    """Describes what goes in and comes out of a run's network, and where it comes from, for `runtime.write_bundle`."""
+    space: Any = run.model.observation_space
+    shapes = observed_shapes(space)
+    places, actions = shapes["candidates"][0], shapes["action_mask"][0]
+    env = make_env(run.config["env"])
+    try:
+        decisions, parts = decision_names(env), action_parts(env)
+        inputs: dict[str, Any] = {
+            key: {"shape": list(shapes[key]), "dtype": "float32", "features": feature_table(env, space[key], key)}
+            for key in ("cluster", "candidates", "decision")
+        }
+    finally:
+        env.close()
+    inputs["action_mask"] = {"shape": [actions], "dtype": "int8", "meaning": "1 where the action is legal"}
+    encoder: Any = run.actor.encoder
+    with_seen(inputs, {key: (scale.mean.numpy(), scale.deviation.numpy())
+                       for key, scale in (("cluster", encoder.cluster), ("candidates", encoder.candidates))})
+    names = [f"{part['name']}={level}" for part in parts for level in part["levels"]]
+    return {
+        "kind": "candidates", "name": name or "-".join(decisions) or run.config["env"]["id"],
+        "decision_point": {"name": ", ".join(decisions) or "action", "meaning":
+                           "a level for each part" if parts else "one of the actions, of those that are legal"},
+        "rule": str(run.config["env"].get("partner", "")),
+        "environment": run.config["env"]["id"], "decisions": list(decisions),
+        "history": run.history, "inputs": inputs,
+        "outputs": {"action": {"shape": [len(parts)] if parts else [], "dtype": "int64", "meaning":
+                               "a level for each of parts" if parts else "index into actions; always a legal one"},
+                    "logits": {"shape": [actions], "dtype": "float32", "meaning": "preference; -1e8 where illegal"}},
+        "batch_axis": "the first axis of every input and output, any size",
+        "action_space": {"kind": "MultiDiscrete" if parts else "Discrete",
+                         "n": [len(part["levels"]) for part in parts] if parts else actions},
+        "parts": parts,
+        "actions": names or action_names(decisions, places, actions - places),
+        "actions_by_decision": {} if parts else action_meanings(decisions, places, actions - places),
+        "inside_the_graph": ["scaling of features", "mask", "arg-max"],
+        "versions": {name: _version(name) for name in _VERSIONS}, "opset": OPSET,
+        **origin(plain(run.config), int(run.model.num_timesteps)), "scores": [], "licence": LICENCE,
+        "agreement": dict(agreement),
+    }
+
+
+def origin(config: Mapping[str, Any], timesteps: int) -> dict[str, Any]:
+    """What a policy was trained on, and for: of a run's configuration."""
+    env = config["env"]
+    scenario = env.get("scenario") or {}
+    load = {key: value for key, value in scenario.items() if key != "slo"}
+    seeds = [config["seed"]] if isinstance(config.get("seed"), int) else []
+    return {
+        "training": {"data": {"environment": env["id"], "scenario": dict(scenario),
+                              "windows": (env.get("splits") or {}).get("train", [])},
+                     "seeds": seeds, "agent": recipe_of(config["agent"]), "seed": config.get("seed"),
+                     "timesteps": timesteps,
+                     "config": {key: value for key, value in config.items() if key not in ("out", "logger")}},
+        "trained_for": {"slo": dict(scenario.get("slo") or {}), "loads": [load] if load else []},
+    }
+
+
+def with_seen(inputs: dict[str, Any], scales: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+    """Notes the range of each feature in training, by mean and deviation of `cluster` and `candidates`: eight
+    deviations around the mean, beyond which the network sees no difference."""
+    for key, (mean, deviation) in scales.items():
+        for row, middle, wide in zip(inputs[key]["features"], mean.tolist(), deviation.tolist(), strict=True):
+            reach = float(FARTHEST) * wide
+            row["seen"] = [max(row["low"], middle - reach), min(row["high"], middle + reach)]
+
+
+def action_parts(env: Any) -> list[dict[str, Any]]:
+    """What each part of an action sets, where an action is a vector of levels: name, values, the level as tuned, and
+    the parameter's own words; else none."""
+    controls = getattr(getattr(env.unwrapped, "episodes", None), "controls", None)
+    if controls is None:
+        return []
+    partner = policy_of(env.unwrapped.config.partner)
+    params = {param.name: param for param in partner.params}
+    parts = []
+    for place, name in enumerate(controls.names):
+        values = controls.levels[place, : controls.counts[place]].tolist()
+        choices = params[name].choices
+        parts.append({"name": name, "levels": [choices[int(value)] for value in values] if choices else values,
+                      "tuned": int(controls.tuned[place]), "of": partner.name, "meaning": params[name].doc})
+    return parts
+
+
+def feature_table(env: Any, space: Any, key: str) -> list[dict[str, Any]]:
+    """Returns name, unit, bounds and meaning of each feature of observation `key`; of candidates, of each of them."""
+    width = candidate_shape(space)[1] if key == "candidates" else space.shape[-1]
+    low, high = space.low.reshape(-1, width).min(0), space.high.reshape(-1, width).max(0)
+    described = getattr(env.unwrapped, "feature_tables", None)
+    tables = {} if described is None else dict(described())
+    rows = tables.get(key) or [{"name": f"{key}_{i}"} for i in range(len(low))]
+    if len(rows) < len(low):  # the last vectors after the newest one
+        rows = [*rows, *({**row, "name": f"{row['name']}, {back} decision{'s' if back > 1 else ''} ago"}
+                         for back in range(1, len(low) // len(rows)) for row in rows)]
+    return [{**row, "low": float(low[i]), "high": float(high[i])} for i, row in enumerate(rows)]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+_ANY = ("the decision's own no", PARTNER)
+
+
+def action_meanings(decisions: Sequence[str], places: int, fixed: int) -> dict[str, list[str]]:
+    """What each action means, by decision: the decision's no, the partner's answer, then one for each candidate.
+
+    Args:
+        places: candidates (K).
+        fixed: actions before them.
+    """
+
+    def named(decision: str, action: int) -> str:
+        if decision in kinds() and fixed == FIXED:
+            return meaning(decision, action)
+        before = (*_ANY, *(f"action {i}" for i in range(len(_ANY), fixed)))[:fixed]
+        return before[action] if action < fixed else f"take candidate {action - fixed}"
+
+    return {decision: [named(decision, action) for action in range(fixed + places)] for decision in decisions}
+
+
+def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]:
+    """Names of the actions: those of the one decision there is, or words that hold for all of them."""
+    name = decisions[0] if len(decisions) == 1 else ""
+    return action_meanings([name], places, fixed)[name]
