@@ -21,6 +21,7 @@ from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
 from agents.evaluation.players import SWEEP_FILE, check_fit, environment_of, groups_of, load_learned, play, runs_of
 from agents.evaluation.scoring import score
 from agents.evaluation.tables import budget, markdown, show, write_figures
+from agents.search.kept import searched_policy
 from agents.settings import group, number, plain, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_whole, nearest, unknown
@@ -37,16 +38,20 @@ ALL_SHIFTS = "all"
 
 
 class Entrant(NamedTuple):
-    """A policy under evaluation: its label, and for a learned one its training runs (name → folder)."""
+    """A policy under evaluation: its label, and for a learned one its training runs (name → folder).
+
+    What a search over whole episodes found is learned, too, but plays by the name of a policy, as a heuristic does.
+    """
 
     label: str
     policy: str
     runs: dict[str, str]
+    searched: bool = False
 
     @property
     def learned(self) -> bool:
         """Whether it is the folder of a learned policy."""
-        return bool(self.runs)
+        return bool(self.runs) or self.searched
 
 
 class Job(NamedTuple):
@@ -120,13 +125,18 @@ def _environment(config: Mapping[str, Any]) -> dict[str, Any]:
 def notes_of(env: Mapping[str, Any], entrants: Sequence[Entrant], seeds: Sequence[int]) -> list[str]:
     """Says so where windows are of seeds that policies learn from: each of these policies, and the environment's own
     training split, from which tuned ones are."""
-    found = {one.label: [split for folder in one.runs.values() for split in _trained_on(environment_of(folder))]
+    found = {one.label: [split for folder in _folders(one) for split in _trained_on(environment_of(folder))]
              for one in entrants}
     notes = [f"policy '{label}' was trained on windows of {_listed(met)}: they are not held out for it"
              for label, trained in found.items() if (met := sorted(set(seeds) & set(trained)))]
     seen = sorted(set(seeds) & set(_trained_on(env)))
     return notes + ([f"{_listed(seen)} {'are' if len(seen) > 1 else 'is'} of the training split, whose windows learned "
                      "and tuned policies have met; seeds=null takes the held-out test split"] if seen else [])
+
+
+def _folders(entrant: Entrant) -> list[str]:
+    """Where it was learned."""
+    return [str(Path(entrant.policy).parent)] if entrant.searched else list(entrant.runs.values())
 
 
 def _trained_on(env: Mapping[str, Any]) -> list[int]:
@@ -176,6 +186,9 @@ def _of_one(label: str, policy: str) -> list[Entrant]:
     """One policy as given; of the folder of a training sweep each of its points, seeds of one together."""
     if not os.path.isdir(policy):
         return [Entrant(label, policy, {})]
+    found = searched_policy(policy)
+    if found is not None:
+        return [Entrant(label, found, {}, searched=True)]
     if not (Path(policy) / SWEEP_FILE).is_file():
         return [Entrant(label, policy, runs_of(policy))]
     return [Entrant(name, policy, runs) for name, runs in groups_of(policy).items()]
@@ -186,16 +199,18 @@ def _jobs(config: Mapping[str, Any], entrants: Sequence[Entrant], games: Sequenc
     jobs = []
     with closing(make_env(config)) as env:
         for entrant in entrants:
-            if entrant.learned:
+            if entrant.runs:
                 for folder in entrant.runs.values():
                     check_fit(entrant.label, folder, env)
                 players = [(dict(config), folder, name) for name, folder in entrant.runs.items()]
             elif function_of(entrant.policy) is not None:
                 players = [(dict(config), entrant.policy, None)]
             else:
-                check_heuristic(entrant.policy, env)
-                players = [(*seated(config, entrant.policy, env), None)]
-            jobs += [Job(entrant.label, where, policy, entrant.learned, run, list(games[i : i + SIDE_BY_SIDE]))
+                where, name = seated(config, entrant.policy, env)
+                if name == entrant.policy:  # in the partner's seat a file's policy has no rule that could be asked here
+                    check_heuristic(name, env)
+                players = [(where, name, None)]
+            jobs += [Job(entrant.label, where, policy, bool(entrant.runs), run, list(games[i : i + SIDE_BY_SIDE]))
                      for where, policy, run in players for i in range(0, len(games), SIDE_BY_SIDE)]
     return jobs
 

@@ -45,7 +45,7 @@ class Chart(NamedTuple):
 
 
 HELD_OUT, EARNED, PROMISED, PLAYED = "Held-out windows", "Reward", "Costs and the budget", "Training episodes"
-CHOSEN, LEARNING, SPEED = "What is chosen", "Learning", "Speed"
+CHOSEN, LEARNING, SEARCH, SPEED = "What is chosen", "Learning", "Search over whole episodes", "Speed"
 
 CHARTS = (
     Chart(HELD_OUT, "Reward of a validation window", "reward", ("validation/reward",), "max,last"),
@@ -72,6 +72,12 @@ CHARTS = (
     Chart(LEARNING, "Explained variance of the critic", "share", ("train/explained_variance",), "max,last"),
     Chart(LEARNING, "Distance of an update", "", ("train/approx_kl", "train/clip_fraction")),
     Chart(LEARNING, "Entropy", "nats, negative", ("train/entropy_loss",)),
+    Chart(SEARCH, "Score of a generation beside the reference, in training", "", ("search/best_score",
+          "search/median_score"), "max,last", only="halving"),
+    Chart(SEARCH, "Score of what is kept, in validation", "", ("search/kept_score",), "max,last", only="halving"),
+    Chart(SEARCH, "Candidates that keep the budget", "share", ("search/feasible_share",), only="halving"),
+    Chart(SEARCH, "Step size, and distance from the policy as it ships", "", ("search/sigma", "search/moved"),
+          only="halving"),
     Chart(SPEED, "Decisions per second of collecting", "1/s", ("time/decisions_per_s",), "max,last"),
 )
 

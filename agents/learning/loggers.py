@@ -20,6 +20,8 @@ from stable_baselines3.common.logger import (
 
 from agents.learning.dashboard import STEP, summaries
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, SCALE_FILE, read_config
+from agents.search.kept import FILES as SEARCHED_FILES
+from agents.search.kept import searched_policy
 from agents.settings import plain, require
 from ooco_gym import report
 from ooco_gym.errors import UserError, unknown
@@ -93,7 +95,8 @@ class WandbOutputFormat(KVWriter):
     def close(self) -> None:
         """Hands over the trained policy and ends the run, which writes it out."""
         failed = sys.exc_info()[0] is not None
-        if self._tracked and self._bundle and not failed and (self._folder / POLICY_FILE).is_file():
+        there = (self._folder / POLICY_FILE).is_file() or searched_policy(self._folder) is not None
+        if self._tracked and self._bundle and not failed and there:
             self.run.log_artifact(policy_artifact(self._folder))
         self.run.finish(exit_code=int(failed))
 
@@ -117,18 +120,25 @@ def policy_artifact(folder: Path) -> Any:
 
     The files stay where they are, and W&B's record of an offline run points there.
     """
-    import wandb
-
     from agents.learning.export import main as export
 
+    if searched_policy(folder) is not None:
+        return _artifact(folder, [folder / name for name in SEARCHED_FILES], "search")
     try:
         summary = export({"policy": str(folder), "out": str(folder / BUNDLE), "checks": 200})
         files, kind = [folder / BUNDLE / name for name in summary["files"]], "bundle"
     except UserError as error:  # no onnx, or a policy that no graph can hold
         print(f"no bundle of this run's policy, its own files are tracked instead: {error}", file=sys.stderr)
         files, kind = [folder / POLICY_FILE], "run"
+    return _artifact(folder, [*files, folder / SCALE_FILE], kind)
+
+
+def _artifact(folder: Path, files: Sequence[Path], kind: str) -> Any:
+    """Those of the files that there are, and the run's configuration."""
+    import wandb
+
     artifact = wandb.Artifact(f"policy-{_short(read_config(folder))}", type="model", metadata={"kind": kind})
-    for path in [*files, folder / CONFIG_FILE, folder / SCALE_FILE]:
+    for path in [*files, folder / CONFIG_FILE]:
         if path.is_file():
             artifact.add_file(str(path.resolve()), name=path.name, policy="immutable", skip_cache=True)
     return artifact
@@ -180,8 +190,11 @@ def checked_logger(options: Any) -> dict[str, Any]:
     return settings
 
 
-def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: int | None = None) -> Logger:
+def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: int | None = None,
+                 table: bool = True) -> Logger:
     """Returns Stable-Baselines3's logger for `options.name` (none, tensorboard or wandb), writing below `folder`.
+
+    Without `table` there is no progress.csv: what is logged keeps a table of its own.
 
     A run that is resumed `after` so many decisions goes on in its W&B run; TensorBoard forgets what it was shown of the
     decisions that come again.
@@ -191,7 +204,7 @@ def build_logger(folder: Path, options: Any, config: Mapping[str, Any], after: i
     """
     settings = checked_logger(options)
     name = settings["name"]
-    outputs: list[KVWriter] = [CSVOutputFormat(str(folder / "progress.csv"))]
+    outputs: list[KVWriter] = [CSVOutputFormat(str(folder / "progress.csv"))] if table else []
     if name == "tensorboard":
         outputs.append(_tensorboard(folder / "tensorboard", config, after))
     if name == "wandb":

@@ -24,6 +24,7 @@ import yaml
 
 from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
 from agents.learning.algorithms import algorithm_of, recipe_of
+from agents.search.kept import searched_policy
 from agents.search.optimisers import is_search
 from agents.settings import plain, require
 from ooco_gym.errors import UserError
@@ -83,6 +84,10 @@ def load_run(folder: str | Path) -> LoadedRun:
     path = Path(folder)
     if not path.is_dir():
         raise UserError(f"run folder '{folder}' does not exist; expected the 'out' of an 'ooco-gym train' run")
+    found = searched_policy(path)
+    if found is not None:
+        raise UserError(f"'{folder}' holds a search over whole episodes, whose policy needs no network: give {found} "
+                        "wherever a policy's name is accepted")
     for name in (POLICY_FILE, CONFIG_FILE):
         if not (path / name).is_file():
             raise UserError(f"'{folder}' is not a training run: {name} is missing; expected the 'out' of "

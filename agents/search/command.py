@@ -132,14 +132,14 @@ def logger(config: Mapping[str, Any], out: Path, resumed: bool, search: Search) 
     require("train")
     from agents.learning.loggers import build_logger
 
-    return Log(build_logger(out, settings, config, search.memory.candidates if resumed else None))
+    return Log(build_logger(out, settings, config, search.memory.candidates if resumed else None, table=False))
 
 
 class Log:
     """Sends each generation to a logger of training, against the number of candidates so far."""
 
     def __init__(self, logger: Any) -> None:
-        self._logger, self._told = logger, 0
+        self._logger = logger
 
     def __call__(self, search: Search) -> None:
         """Sends the last row of the table."""

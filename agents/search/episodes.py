@@ -242,7 +242,7 @@ class Search:
             outcome = more if outcome is None else np.concatenate([outcome, more], axis=1)
             if after == self.steps[-1]:
                 break
-            worth = self.judges[0].quick(outcome, places[:after])
+            worth = self.judges[0].quick(outcome, places[:after], len(places))
             values[left] = worth - UNPLAYED * (len(self.steps) - 1 - turn)
             ahead = np.sort(np.argsort(-worth, kind="stable")[: counts[turn + 1]])
             left, outcome = left[ahead], outcome[ahead]

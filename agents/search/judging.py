@@ -84,13 +84,14 @@ class Judge:
         ratio = (outcome["service"] + self._added[places]) / self._reference[places]
         return np.log(ratio) if self.kind == "log_ratio" else ratio - 1.0
 
-    def quick(self, outcome: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """What candidates are worth, from few windows: OUTCOME[candidates, windows] → float64[candidates].
+    def quick(self, outcome: np.ndarray, places: np.ndarray, windows: int) -> np.ndarray:
+        """What candidates are worth, from few windows: OUTCOME[candidates, few] → float64[candidates].
 
-        The violation rate itself is held against the limit: the upper limit of so few windows would say more of their
-        number than of the candidate.
+        What is held against the limit is the upper limit that is to be expected after all `windows`: that of so few
+        would say more of their number than of the candidate, and the rate itself would let those through that the
+        upper limit refuses in the end.
         """
-        return np.array([self._worth(float(score), self._excess(one, places, float(_rates(one).mean())))
+        return np.array([self._worth(float(score), self._excess(one, places, foreseen_limit(one, windows)))
                          for one, score in zip(outcome, self.scores(outcome, places).mean(axis=1), strict=True)])
 
     def worth(self, found: Judged) -> float:
@@ -121,6 +122,19 @@ class Judge:
         conditions = self.conditions[places]
         return max(upper - self.limit, *(_rate(outcome[conditions == one]) - float(self._limits[one])
                                          for one in np.unique(conditions)))
+
+
+def foreseen_limit(outcome: np.ndarray, windows: int) -> float:
+    """The upper 95 % limit of a violation rate that is to be expected after `windows`, from OUTCOME[few].
+
+    The rate, and 1.96 standard errors of so many windows, by how much the few differ or by the binomial distribution of
+    their requests, whichever is more.
+    """
+    rates, arrived = _rates(outcome), float(outcome["arrived"].mean())
+    rate = float(rates.mean())
+    spread = float(rates.std(ddof=1)) if len(rates) > 1 else 0.0
+    binomial = np.sqrt(rate * (1.0 - rate) / max(arrived, 1.0))
+    return rate + 1.96 * max(spread, float(binomial)) / float(np.sqrt(windows))
 
 
 def _rates(outcome: np.ndarray) -> np.ndarray:

@@ -23,6 +23,7 @@ from ooco_gym.policy import Policy, get_policy
 from ooco_gym.population import Candidate
 
 POLICY_FILE, WEIGHTS_FILE, TABLE_FILE = "policy.yaml", "weights.npz", "generations.csv"
+FILES = (POLICY_FILE, WEIGHTS_FILE, TABLE_FILE)
 STATE_FILE = Path("checkpoints") / "latest.state"
 _SCHEMA = "ooco-gym/search/1"
 _VALIDATED = [f"validation_{name}_{figure}" for name in ("best", "mean")
@@ -30,6 +31,14 @@ _VALIDATED = [f"validation_{name}_{figure}" for name in ("best", "mean")
 COLUMNS = ("generation", "restart", "candidates", "windows", "best_score", "best_service", "best_violation_rate",
            "best_violation_upper_limit", "best_feasible", "median_score", "feasible_share", "sigma", "moved",
            "training_best_score", "training_mean_score", *_VALIDATED, "kept_score", "kept_feasible")
+
+
+def searched_policy(folder: str | Path) -> str | None:
+    """The policy that a search over whole episodes left in a folder, by the name that commands take; None of another
+    folder, or no folder."""
+    path = Path(folder)
+    there = all((path / name).is_file() for name in (POLICY_FILE, TABLE_FILE))
+    return str(path / POLICY_FILE) if there else None
 
 
 def write(search: Any) -> bytes:

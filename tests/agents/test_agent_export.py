@@ -10,6 +10,7 @@ from agents.environments import OBSERVATION_KEYS, make_env, windows
 from agents.evaluation.players import check_fit, load_learned, play
 from agents.learning import export, train
 from agents.learning.runs import load_run
+from agents.search.optimisers import is_search
 from agents.zoo.command import composed
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml, names
@@ -111,7 +112,8 @@ def same_on_the_way(env_config, run, policy):
 
 
 # One configuration of each algorithm.
-AGENTS = {composed("train", f"agent={name}")["agent"]["name"]: name for name in names("agent")}
+AGENTS = {agent["name"]: name for name in names("agent")
+          if not is_search(agent := composed("train", f"agent={name}")["agent"])}
 
 
 @pytest.mark.parametrize("name", sorted(AGENTS.values()))

@@ -43,12 +43,13 @@ def test_who_starts_from_a_heuristic_sees_the_past_too(tmp_path):
 
 def test_every_agent_is_called_by_the_name_it_is_chosen_by():
     from agents.learning.algorithms import ALGORITHMS, recipe_of
+    from agents.search.optimisers import METHODS
     from agents.zoo.command import composed
     from ooco_gym.resources import names
 
     agents = {name: composed("train", f"agent={name}")["agent"] for name in names("agent")}
     assert {name: recipe_of(agent) for name, agent in agents.items()} == {name: name for name in agents}
-    assert {agent["name"] for agent in agents.values()} == set(ALGORITHMS)
+    assert {agent["name"] for agent in agents.values()} == {*ALGORITHMS, *METHODS}
 
 
 def test_what_the_agents_cannot_do_is_said_in_one_sentence(tmp_path):

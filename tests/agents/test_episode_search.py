@@ -18,7 +18,7 @@ from agents.environments import windows
 from agents.learning import train
 from agents.search import kept
 from agents.search.episodes import Search
-from agents.search.judging import Judge, rungs
+from agents.search.judging import Judge, foreseen_limit, rungs
 from agents.search.optimisers import build, centred_ranks
 from agents.search.space import space_of, value_at
 from agents.search.tune import Windows
@@ -28,8 +28,6 @@ from ooco_gym.population import OUTCOME, Candidate, Population, Window
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
-
-FILES = (kept.POLICY_FILE, kept.WEIGHTS_FILE, kept.TABLE_FILE)
 
 
 def agent(name="cma", **changes):
@@ -49,7 +47,7 @@ def config(out, name="cma", **changes):
 
 
 def bytes_in(folder):
-    return {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    return {name: (folder / name).read_bytes() for name in kept.FILES if (folder / name).is_file()}
 
 
 # --- Methods ------------------------------------------------------------------------------------------------------
@@ -235,10 +233,22 @@ def test_what_breaks_the_budget_is_behind_all_that_keeps_it():
     judge = Judge(reference, conditions, 0.03)
     good, bad = judge.judged(outcome([0.1] * 6)), judge.judged(outcome([5.0] * 6, violated=100))
     assert good.order > bad.order and judge.worth(good) > judge.worth(bad)
-    quick = judge.quick(np.stack([outcome([0.1] * 6), outcome([5.0] * 6, 100), outcome([5.0] * 6, 200)]), np.arange(6))
+    few = np.stack([outcome([0.1] * 6), outcome([5.0] * 6, 100), outcome([5.0] * 6, 200)])
+    quick = judge.quick(few, np.arange(6), 24)
     assert quick[0] > quick[1] > quick[2]
     priced = Judge(reference, conditions, 0.03, price=1.0)
     assert priced.worth(priced.judged(outcome([5.0] * 6, violated=100))) > priced.worth(priced.judged(reference))
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.02])
+def test_the_limit_foreseen_from_few_windows_is_about_that_of_all(spread):
+    random = np.random.default_rng(5)
+    rates = np.clip(random.normal(0.02, spread, (300, 24)), 0.0, 1.0)
+    played = [outcome([1.0] * 24, random.binomial(1000, row)) for row in rates]
+    judge = Judge(outcome([1.0] * 24), np.zeros(24, np.int64), 0.03)
+    whole = [judge.judged(one).violation_upper_limit for one in played[:25]]
+    few = [foreseen_limit(one[:6], 24) for one in played]
+    assert np.mean(few) == pytest.approx(np.mean(whole), rel=0.1)
 
 
 def test_one_condition_may_not_pay_for_another():
