@@ -1,0 +1,320 @@
+"""How the learned policy of `ooco-gym experiment generalist` comes about: settings, explained by context, refined.
+
+1. *One setting*: CMA-ES turns the constants of `adaptive_deadline` (a setting of `deadline`) over whole windows of all
+   training conditions. This is the opponent, and where the rest begins.
+2. *A setting for each condition*: the cross-entropy method, from the one setting on, in each condition by itself.
+3. *Context*: ridge regression of these settings on a few figures of the engine, sampled while the one setting plays. A
+   parameter counts by how narrowly the search has found it.
+4. *Refined*: CMA-ES turns the regression's coefficients over whole windows of all conditions.
+
+Meanwhile the one setting is searched on, until it has had as many windows as the learned policy in all. All candidates
+of a generation play the same windows (`ooco_gym.population`); the seed changes from one generation to the next. A
+candidate's worth is the mean over conditions of the logarithm of the ratio of its service to that of `deadline`, less
+`price` times the violations beyond `training_limit` (or beyond those of `deadline`) in each condition, summed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numba import types
+
+from baselines.adaptive_deadline import ADJUSTED, LAYOUT
+from ooco_gym.compile import jit
+from ooco_gym.errors import UserError, unknown
+from ooco_gym.policy import get_policy, spelled
+from ooco_gym.policy.engine_features import ROW, engine_row
+from ooco_gym.population import Candidate, Population
+from ooco_gym.report.terminal import progress
+from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.scenario import Scenario
+from ooco_gym.sim.state import state_at
+from ooco_gym.simulation import Simulation
+
+POLICY = "adaptive_deadline"
+ROWS, COLUMNS = LAYOUT
+SPREAD = np.array([0.6, 1.0, 1.0, 1.0, 1.5, 1.0, 0.5, 1.0, 0.3])  # of the first draws, steps of each parameter
+NARROWEST = 0.15  # steps: no setting is known better than that
+LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
+_NOTES = 8
+
+
+@jit(types.void(types.int64, types.int64, types.float64[::1], types.float64[::1]))
+def _row_of(handle, instance, notes, row):
+    engine_row(state_at(handle), instance, (0.03, 0.0, 0.0), notes, row)
+
+
+class Conditions:
+    """The training windows: each condition with each seed.
+
+    Args:
+        scenarios: of the conditions, without seeds.
+        seeds: one is played in a generation, in turn.
+        settings: `generalist.learn` of conf/experiment.yaml.
+    """
+
+    def __init__(self, scenarios: Sequence[Scenario], seeds: Sequence[int], settings: Mapping[str, Any]) -> None:
+        self.count, self.seeds, self.settings = len(scenarios), tuple(seeds), settings
+        resolved, latest = [], [None] * len(scenarios)
+        for seed in self.seeds:
+            for place, scenario in enumerate(scenarios):
+                known: Any = scenario.with_(seed=seed).resolve(like=latest[place])
+                latest[place] = known
+                resolved.append(known)
+        self.population = Population(resolved)
+        self.policy = get_policy(POLICY)
+        self.windows = 0
+        self._reference: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def play(self, weights: Sequence[np.ndarray], turn: int) -> tuple[np.ndarray, np.ndarray]:
+        """Log ratios to `deadline` and violations of candidates: float64[candidates, conditions] each."""
+        places = self._places(turn)
+        self.windows += len(weights) * len(places)
+        return self._ratios(self.population.play([Candidate(self.policy, one) for one in weights], places), turn)
+
+    def own(self, weights: Sequence[Sequence[np.ndarray]], turn: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same of candidates that each condition has for itself: weights[conditions][candidates]."""
+        service, violations = [], []
+        for condition, listed in enumerate(weights):
+            place = self._places(turn)[condition]
+            self.windows += len(listed)
+            played = self.population.play([Candidate(self.policy, one) for one in listed], [place])[:, 0]
+            base, _ = self.reference(turn)
+            service.append(np.log(np.maximum(LEAST, played["service"]) / base[condition]))
+            violations.append(played["violated"] / np.maximum(1, played["arrived"]))
+        return np.array(service).T, np.array(violations).T
+
+    def reference(self, turn: int) -> tuple[np.ndarray, np.ndarray]:
+        """Service and violations of `deadline` as it ships, in each condition."""
+        seed = turn % len(self.seeds)
+        if seed not in self._reference:
+            played = self.population.play([Candidate(self.policy, np.zeros(LAYOUT.size))], self._places(turn))[0]
+            self._reference[seed] = (np.maximum(LEAST, played["service"]),
+                                     played["violated"] / np.maximum(1, played["arrived"]))
+        return self._reference[seed]
+
+    def worth(self, ratios: np.ndarray, violations: np.ndarray, turn: int) -> np.ndarray:
+        """Of each candidate in each condition: float64[candidates, conditions]."""
+        allowed = np.maximum(float(self.settings["training_limit"]), self.reference(turn)[1])
+        excess = np.maximum(0.0, violations - allowed)
+        return ratios - float(self.settings["price"]) * self.count * excess
+
+    def _places(self, turn: int) -> list[int]:
+        first = self.count * (turn % len(self.seeds))
+        return list(range(first, first + self.count))
+
+    def _ratios(self, played: np.ndarray, turn: int) -> tuple[np.ndarray, np.ndarray]:
+        base, _ = self.reference(turn)
+        return (np.log(np.maximum(LEAST, played["service"]) / base),
+                played["violated"] / np.maximum(1, played["arrived"]))
+
+
+# --- Weights --------------------------------------------------------------------------------------------------------
+def within_reach(setting: np.ndarray) -> np.ndarray:
+    """A setting, in steps of each parameter, cut where its parameter meets its bounds."""
+    values, found = get_policy(POLICY).values, np.array(setting, float)
+    for place, one in enumerate(ADJUSTED):
+        base = float(values[one.name])  # type: ignore[arg-type]
+        low, high = ((np.log(bound / base) if one.scale == "log" else bound - base) / one.step
+                     for bound in (one.low, one.high))
+        found[place] = np.clip(found[place], low, high)
+    return found
+
+
+def constants(setting: np.ndarray) -> np.ndarray:
+    """The weights of a setting that knows no context: float64[LAYOUT.size]."""
+    weights = np.zeros((len(ROWS), len(COLUMNS)))
+    weights[:, -1] = setting
+    return weights.ravel()
+
+
+class Context:
+    """The figures that settings are explained by, as they are and scaled to mean 0 and deviation 1.
+
+    Args:
+        names: of figures of `ENGINE`.
+        sampled: float64[samples, figures of ENGINE].
+        condition: int64[samples].
+    """
+
+    def __init__(self, names: Sequence[str], sampled: np.ndarray, condition: np.ndarray) -> None:
+        self.places = [COLUMNS.index(name) for name in names]
+        chosen = sampled[:, self.places]
+        self.mean, self.deviation = chosen.mean(0), np.maximum(chosen.std(0), 0.02)
+        scaled = (chosen - self.mean) / self.deviation
+        self.by_condition = np.array([scaled[condition == one].mean(0) for one in range(condition.max() + 1)])
+
+    def weights(self, coefficients: np.ndarray) -> np.ndarray:
+        """Weights of coefficients on scaled figures, the constant last: float64[parameters, figures + 1] to [size]."""
+        weights = np.zeros((len(ROWS), len(COLUMNS)))
+        slopes = coefficients[:, :-1] / self.deviation
+        weights[:, self.places] = slopes
+        weights[:, -1] = coefficients[:, -1] - slopes @ self.mean
+        return weights.ravel()
+
+    def regress(self, settings: np.ndarray, spread: np.ndarray, ridge: float) -> np.ndarray:
+        """Coefficients that explain a setting for each condition: weighted ridge regression, a parameter at a time.
+
+        Args:
+            settings: float64[conditions, parameters].
+            spread: how narrowly each was found.
+            ridge: what is added to the sum of squares of each figure.
+        """
+        figures = np.c_[self.by_condition, np.ones(len(settings))]
+        penalty = ridge * np.eye(figures.shape[1])
+        penalty[-1, -1] = 1e-9
+        found = []
+        for place in range(settings.shape[1]):
+            weight = 1.0 / spread[:, place] ** 2
+            weighted = figures * (weight / weight.mean())[:, None]
+            found.append(np.linalg.solve(weighted.T @ figures + penalty, weighted.T @ settings[:, place]))
+        return np.array(found)
+
+
+def sample(scenarios: Sequence[Scenario], weights: np.ndarray, every_s: float) -> tuple[np.ndarray, np.ndarray]:
+    """The figures of all engines every few seconds, while a policy plays.
+
+    Returns:
+        (float64[samples, figures], the condition of each: int64[samples]).
+    """
+    rows, conditions = [], []
+    for place, scenario in enumerate(scenarios):
+        simulation = Simulation(scenario, POLICY)
+        simulation.state.weights[:] = weights
+        until_s, notes = every_s, np.zeros(_NOTES)
+        while until_s < simulation.window_s[1]:
+            simulation.advance(until_s)
+            for instance in range(len(simulation.state.instances)):
+                row = np.zeros(ROW)
+                _row_of(simulation.handle.address, instance, notes, row)
+                rows.append(row[: len(ENGINE)])
+                conditions.append(place)
+            until_s += every_s
+    return np.array(rows), np.array(conditions)
+
+
+def spelled_setting(setting: np.ndarray) -> str:
+    """A setting as `deadline` with its values, as every command takes it."""
+    values, shipped = {}, get_policy(POLICY).values
+    for one, z in zip(ADJUSTED, within_reach(setting), strict=True):
+        base = float(shipped[one.name])  # type: ignore[arg-type]
+        value = base * np.exp(one.step * z) if one.scale == "log" else base + one.step * z
+        whole = get_policy("deadline").params[[p.name for p in get_policy("deadline").params].index(one.name)].whole
+        values[one.name] = round(value) if whole else float(f"{value:.4g}")
+    return spelled("deadline", values)
+
+
+# --- The search -----------------------------------------------------------------------------------------------------
+class Evolution:
+    """CMA-ES over vectors that a function turns into weights; 0 is where it begins."""
+
+    def __init__(self, conditions: Conditions, weights_of: Any, scale: np.ndarray, sigma: float, population: int,
+                 seed: int) -> None:
+        from cmaes import CMA
+
+        self.conditions, self.weights_of, self.scale, self.generation = conditions, weights_of, scale, 0
+        self.method = CMA(mean=np.zeros(scale.size), sigma=sigma, seed=seed, population_size=population)
+        self.rows: list[dict[str, float]] = []
+
+    @property
+    def mean(self) -> np.ndarray:
+        """The middle of the distribution, in the units of `weights_of`."""
+        return self.scale * self.method.mean
+
+    def step(self) -> None:
+        """One generation; the middle of the distribution plays, too, and is written down."""
+        drawn = [self.method.ask() for _ in range(self.method.population_size)]
+        played = [self.weights_of(self.scale * one) for one in drawn] + [self.weights_of(self.mean)]
+        ratios, violations = self.conditions.play(played, self.generation)
+        worth = self.conditions.worth(ratios, violations, self.generation).mean(1)
+        self.rows.append({"windows": self.conditions.windows, "worth": float(worth[-1]),
+                          "log_ratio": float(ratios[-1].mean()), "most_violations": float(violations[-1].max())})
+        self.method.tell([(one, -float(value)) for one, value in zip(drawn, worth, strict=False)])
+        self.generation += 1
+
+
+def tune_each(conditions: Conditions, start: np.ndarray, settings: Mapping[str, Any], random: np.random.Generator
+              ) -> tuple[np.ndarray, np.ndarray]:
+    """A setting for each condition by the cross-entropy method: means and deviations, float64[conditions, parameters].
+    """
+    mean, deviation = np.tile(start, (conditions.count, 1)), np.tile(0.8 * SPREAD, (conditions.count, 1))
+    for turn in range(int(settings["each_generations"])):
+        drawn = [[mean[one]] + [within_reach(mean[one] + deviation[one] * random.normal(size=len(ROWS)))
+                                for _ in range(int(settings["each_population"]) - 1)]
+                 for one in range(conditions.count)]
+        ratios, violations = conditions.own([[constants(x) for x in listed] for listed in drawn], turn)
+        worth = conditions.worth(ratios, violations, turn)
+        for one in range(conditions.count):
+            best = np.argsort(-worth[:, one])[: int(settings["each_elite"])]
+            elite = np.array([drawn[one][place] for place in best])
+            mean[one] = 0.5 * (mean[one] + elite.mean(0))
+            deviation[one] = 0.5 * (deviation[one] + np.maximum(elite.std(0), 0.08))
+    return mean, np.maximum(deviation, NARROWEST)
+
+
+def settings_for_each(scenarios: Sequence[Scenario], start: np.ndarray, settings: Mapping[str, Any]) -> list[str]:
+    """`deadline` tuned for each condition by itself, on the training seeds: what is to be had, at most, by context.
+
+    Args:
+        scenarios: conditions, without seeds.
+        start: the one setting that the search begins with, steps of each parameter.
+        settings: `generalist.learn` of conf/experiment.yaml.
+    """
+    conditions = Conditions(scenarios, settings["seeds"], settings)
+    random = np.random.default_rng((int(settings["seed"]), 22))
+    return [spelled_setting(one) for one in tune_each(conditions, start, settings, random)[0]]
+
+
+def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Learns the policy and searches its opponent.
+
+    Args:
+        scenarios: the training conditions, without seeds.
+        settings: `generalist.learn` of conf/experiment.yaml.
+
+    Returns:
+        Weights by name (`single`, `regressed`, `learned`), the table of generations of both searches, the setting found
+        for each condition, and how many windows each side has had.
+
+    Raises:
+        UserError: an unknown figure, or a count that is none.
+    """
+    for name in settings["figures"]:
+        if name not in COLUMNS[:-1]:
+            raise unknown("generalist.learn.figures", name, COLUMNS[:-1])
+    for key in ("single_generations", "each_generations", "each_population", "each_elite", "refine_generations"):
+        if not isinstance(settings[key], int) or settings[key] < 1:
+            raise UserError(f"generalist.learn.{key}={settings[key]!r} must be a whole number of at least 1")
+    seed, random = int(settings["seed"]), np.random.default_rng((int(settings["seed"]), 21))
+    conditions = Conditions(scenarios, settings["seeds"], settings)
+    single = Evolution(conditions, lambda x: constants(within_reach(x)), SPREAD, 1.0, int(settings["population"]), seed)
+    with progress("one setting for all conditions", int(settings["single_generations"])) as bar:
+        for _ in range(int(settings["single_generations"])):
+            single.step()
+            bar.advance()
+    start = within_reach(single.mean)
+    with progress("a setting for each condition", None):
+        each, spread = tune_each(conditions, start, settings, random)
+    sampled = sample([one.with_(seed=settings["seeds"][0]) for one in scenarios], constants(start), 10.0)
+    context = Context(settings["figures"], *sampled)
+    coefficients = context.regress(each, spread, float(settings["ridge"]))
+    coefficients[ROWS.index("tpot_share"), -1] -= float(settings["margin"])
+    scale = np.repeat(np.maximum(spread.mean(0), 0.3), coefficients.shape[1])
+    refined = Evolution(conditions, lambda x: context.weights(coefficients + x.reshape(coefficients.shape)), scale,
+                        float(settings["sigma"]), int(settings["population"]), seed)
+    with progress("refining", int(settings["refine_generations"])) as bar:
+        for _ in range(int(settings["refine_generations"])):
+            refined.step()
+            bar.advance()
+    budget, had = conditions.windows, single.rows[-1]["windows"]
+    with progress("the one setting, with as many windows", None):
+        while had < budget:
+            before = conditions.windows
+            single.step()
+            had += conditions.windows - before
+    return {"weights": {"single": constants(within_reach(single.mean)), "regressed": context.weights(coefficients),
+                        "learned": context.weights(coefficients + refined.mean.reshape(coefficients.shape))},
+            "single": single.rows, "refined": refined.rows, "each": each, "spread": spread,
+            "windows": {"learned": budget, "single": int(had)}}

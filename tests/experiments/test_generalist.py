@@ -1,0 +1,94 @@
+"""The study of one policy for every condition: what it learns plays, and its claims are those of its windows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baselines.adaptive_deadline import ADJUSTED, LAYOUT
+from experiments.studies import generalist as study
+from experiments.studies.generalist_learn import Context, constants, spelled_setting, within_reach
+from ooco_gym.cli.main import main
+from ooco_gym.policy import get_policy
+
+SHORT = ("generalist.duration_s=30", "generalist.warmup_s=5")
+LEARN = ("generalist.part=learn", "generalist.learn.seeds=[1]", "generalist.learn.single_generations=1",
+         "generalist.learn.population=4", "generalist.learn.each_generations=1", "generalist.learn.each_population=3",
+         "generalist.learn.each_elite=2", "generalist.learn.refine_generations=1",
+         "generalist.learn.conditions=[{name: a, cluster: mixed_7b, workload: azure_conv, load: 0.3},"
+         "{name: b, cluster: mixed_7b, workload: ooc, load: 0.3}]")
+
+
+@pytest.fixture(scope="module")
+def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("generalist")
+    for name in ("first", "second"):
+        assert main(["experiment", "generalist", *SHORT, *LEARN, f"out={out / name}"]) == 0
+    return out
+
+
+def test_two_searches_with_the_same_seed_give_the_same_bytes(learned: Path) -> None:
+    for name in ("single.npz", "regressed.npz", "learned.npz", "learning.json"):
+        assert (learned / "first" / name).read_bytes() == (learned / "second" / name).read_bytes()
+
+
+def test_both_sides_have_as_many_windows(learned: Path) -> None:
+    had = json.loads((learned / "first" / "learning.json").read_text())["windows"]
+    assert 0 <= had["single"] - had["learned"] <= 2 * 5  # a generation more at most: 5 candidates, 2 conditions
+
+
+def test_the_one_setting_knows_no_context_and_the_learned_policy_does(learned: Path) -> None:
+    single, found = (get_policy(str(learned / "first" / f"{name}.yaml")).weights for name in ("single", "learned"))
+    assert single is not None and found is not None
+    assert not single.reshape(len(LAYOUT.rows), -1)[:, :-1].any()
+    assert found.reshape(len(LAYOUT.rows), -1)[:, :-1].any()
+
+
+def test_claims_are_those_of_the_windows(learned: Path, tmp_path: Path) -> None:
+    files = {name: learned / "first" / f"{name}.yaml" for name in ("single", "learned")}
+    policies = ",".join(f"{{title: {name}, policy: '{file}'}}" for name, file in files.items())
+    assert main(["experiment", "generalist", *SHORT, f"out={tmp_path}", "generalist.seeds=[5,6]",
+                 f"generalist.policies=[{{title: deadline, policy: deadline}},{policies}]",
+                 "generalist.cache=false", "generalist.workers=1",
+                 "generalist.conditions=[{name: c, cluster: mixed_7b, workload: azure_conv, online_rate: 2}]"]) == 0
+    found = json.loads((tmp_path / "learned.json").read_text())["claims"]
+    assert [one["opponent"] for one in found] == ["deadline", str(files["single"])]
+    for one in found:
+        assert one["kind"] == "generalist" and one["n_windows"] == 2 and one["window_s"] == 30.0
+        assert one["ci_low"] <= one["mean"] <= one["ci_high"]
+        assert one["relative"] == pytest.approx(np.expm1(one["mean"]), rel=1e-4, abs=1e-9)
+    assert "| c |" in (tmp_path / "generalist.md").read_text()
+
+
+def test_a_mean_over_conditions_counts_them_alike() -> None:
+    mean, low, high = study.over_conditions([np.array([0.1] * 40), np.array([0.3, 0.3])])
+    assert (mean, low, high) == (pytest.approx(0.2), pytest.approx(0.2), pytest.approx(0.2))
+
+
+def test_regression_finds_settings_that_follow_a_figure() -> None:
+    random = np.random.default_rng(1)
+    sampled = random.random((60, len(LAYOUT.columns) - 1))
+    condition = np.repeat(np.arange(6), 10)
+    context = Context(["kv_free", "offline_work"], sampled, condition)
+    truth = random.normal(size=(len(ADJUSTED), 3))
+    settings = np.c_[context.by_condition, np.ones(6)] @ truth.T
+    found = context.regress(settings, np.ones_like(settings), 1e-9)
+    assert np.allclose(found, truth, atol=1e-5)
+    weights = context.weights(found).reshape(len(ADJUSTED), -1)
+    figures = np.r_[sampled[0], 1.0]
+    scaled = (sampled[0, context.places] - context.mean) / context.deviation
+    assert np.allclose(weights @ figures, truth @ np.r_[scaled, 1.0], atol=1e-4)
+
+
+def test_a_setting_is_spelled_as_deadline_with_its_values() -> None:
+    setting = np.zeros(len(ADJUSTED))
+    assert get_policy(spelled_setting(setting)).values == get_policy("deadline").values
+    setting[0], setting[4] = 1.0, -1.0
+    found = get_policy(spelled_setting(setting)).values
+    assert found["tpot_share"] == pytest.approx(0.95) and found["online_chunk"] == round(4096 * np.exp(-0.7))
+    far = within_reach(np.full(len(ADJUSTED), 100.0))
+    assert get_policy(spelled_setting(far)).values["offline_share"] == 1.0
+    assert constants(setting).reshape(len(ADJUSTED), -1)[:, -1].tolist() == setting.tolist()
