@@ -11,8 +11,10 @@ from ooco_gym.errors import unknown
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-NAMES = ("bros", "deadline", "echo", "engine_chain", "generalist", "hygen", "information", "oracle_vllm", "replay")
-KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "oracle_vllm": ("engine",),
+NAMES = ("bros", "deadline", "echo", "engine_chain", "engine_live", "generalist", "hygen", "information", "oracle_vllm",
+         "replay")
+KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
+        "oracle_vllm": ("engine",),
         "replay": ("run", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
 """Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""
 

@@ -20,12 +20,13 @@ import yaml
 
 from experiments.common.served import Served, compare, read_requests, served, simulate_requests
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, write_json
 from ooco_gym.perf import load_model
 from ooco_gym.perf.specs import ModelSpec
 from ooco_gym.perf.timing.extended import fused_linears
 from ooco_gym.report import NONE, Table, layout, write_figure
 from ooco_gym.report.pages import COLOURS
+from ooco_gym.runtime.rules.beliefs import FITTED_FILE, FITTED_SCHEMA
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -207,7 +208,7 @@ def model_of(engine: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_chip(folder: Path, fitted: StepModel, engine: dict[str, Any], model: dict[str, Any]) -> Path:
-    """Writes `chip.yaml` and its `operators.parquet`; returns the path of the first.
+    """Writes `chip.yaml`, its `operators.parquet`, and the fit itself for `ooco_gym.runtime`; returns the first's path.
 
     What only the sum of an iteration tells is spread over its operators: linear layers in proportion to their
     operations. Element-wise operators are not told apart from them.
@@ -220,6 +221,7 @@ def write_chip(folder: Path, fitted: StepModel, engine: dict[str, Any], model: d
     with atomic_write(folder / "operators.parquet") as temporary:
         pq.write_table(pa.Table.from_pylist(rows), temporary)
     values = _chip(fitted, spec, engine)
+    write_json(folder / FITTED_FILE, {"schema": FITTED_SCHEMA, "engine": engine["engine"], **summary(fitted)})
     with atomic_write(folder / "chip.yaml") as temporary:
         temporary.write_text(yaml.safe_dump(values, sort_keys=False, width=110), encoding="utf-8")
     return folder / "chip.yaml"

@@ -20,7 +20,7 @@ class Misbehaving:
         if what == 0:
             raise RuntimeError("no idea")
         if what == 1:
-            time.sleep(0.2)  # beyond its budget
+            time.sleep(0.06)  # beyond its budget
         answers = (None, Plan({"nobody": 3}, [], []), Plan(dict.fromkeys(names, 10**7), [], []), Plan({}, [], []),
                    Plan(dict.fromkeys(names, -1), [], []), Plan({}, ["nobody"], ["nobody"]),
                    Plan(dict.fromkeys(names, 0.5), [], []), Plan(dict.fromkeys(names, 1), names, []))

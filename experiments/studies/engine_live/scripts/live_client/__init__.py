@@ -1,0 +1,1 @@
+"""Sends requests to an OpenAI-compatible server in real time; runs in the engine's own Python."""

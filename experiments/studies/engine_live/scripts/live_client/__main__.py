@@ -1,0 +1,74 @@
+"""Takes a cell as JSON on stdin (one line), sends its requests by the clock, and writes what each of them saw.
+
+A cell: `url`, `model`, `until_s` (how long requests are waited for after the last arrival that counts), `out`, `seed`,
+`vocab` and `requests`, a list of [arrival_s, prompt_tokens, output_tokens, online, priority]. Answers with one line.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import sys
+import time
+from typing import Any
+
+import aiohttp  # pyright: ignore[reportMissingImports]
+
+
+async def main() -> None:
+    """Serves the cell."""
+    cell = json.loads(sys.stdin.readline())
+    answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    timeout = aiohttp.ClientTimeout(total=None)
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
+        begun = time.perf_counter() + 0.5
+        tasks = [asyncio.create_task(_one(session, cell, i, row, begun)) for i, row in enumerate(cell["requests"])]
+        online = [task for task, row in zip(tasks, cell["requests"], strict=True) if row[3]]
+        await asyncio.sleep(max(0.0, begun + cell["window_s"] - time.perf_counter()))
+        if online:
+            await asyncio.wait(online, timeout=cell["until_s"])
+        took = time.perf_counter() - begun
+        for task in tasks:
+            task.cancel()
+        seen = [one if isinstance(one, dict) else None for one in await asyncio.gather(*tasks, return_exceptions=True)]
+    with open(cell["out"], "w", encoding="utf-8") as file:
+        json.dump(seen, file)
+    answer.write(json.dumps({"took_s": took, "failed": sum(one is None for one in seen)}) + "\n")
+    answer.flush()
+
+
+async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], begun: float) -> dict[str, Any]:
+    """One request: when it was sent, and how many tokens it had by when, in seconds from the beginning."""
+    arrival_s, prompt, output, _, priority = row
+    draws = random.Random(cell["seed"] * 1_000_003 + number)
+    body = {"model": cell["model"], "prompt": [draws.randrange(3, cell["vocab"]) for _ in range(prompt)],
+            "max_tokens": output, "temperature": 0.0, "ignore_eos": True, "stream": True, "priority": priority,
+            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
+            "vllm_xargs": {"slo_class": "online" if row[3] else "offline"}}
+    seen: dict[str, Any] = {"sent_s": None, "tokens": [], "error": None}
+    try:
+        await asyncio.sleep(max(0.0, begun + arrival_s - time.perf_counter()))
+        seen["sent_s"] = time.perf_counter() - begun
+        async with session.post(f"{cell['url']}/v1/completions", json=body) as response:
+            if response.status != 200:
+                seen["error"] = f"{response.status}: {(await response.text())[:200]}"
+                return seen
+            async for line in response.content:
+                if not line.startswith(b"data: {"):
+                    continue
+                usage = json.loads(line[6:]).get("usage") or {}
+                count = usage.get("completion_tokens", 0)
+                if count and (not seen["tokens"] or count > seen["tokens"][-1][1]):
+                    seen["tokens"].append([time.perf_counter() - begun, count])
+    except asyncio.CancelledError:
+        pass
+    except Exception as error:
+        seen["error"] = f"{type(error).__name__}: {error}"
+    return seen
+
+
+asyncio.run(main())

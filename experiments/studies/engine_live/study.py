@@ -1,0 +1,291 @@
+"""The study's order: measure the engine, choose promises, loads and settings in the simulator, then play every cell."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from experiments.studies.engine_chain import errors, fit_iterations, held_out, model_of, read_iterations, write_chip
+from experiments.studies.engine_live.cells import Promise, drawn_trace, figures, seen_by_client
+from experiments.studies.engine_live.predict import simulated
+from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
+from experiments.studies.engine_live.summing_up import ranking, ratios, table
+from ooco_gym.calibrate.measure.interpreter import find_python
+from ooco_gym.errors import UserError
+from ooco_gym.files import atomic_write, write_json
+from ooco_gym.runtime.rules import Fitted
+from ooco_gym.workload import Trace
+
+if TYPE_CHECKING:
+    from omegaconf import DictConfig
+
+SCHEMA = "ooco-gym/sim_to_real/1"
+SCHEDULERS = ("vllm_fcfs", "vllm_priority", "hygen", "deadline", "learned")
+PRIORITIES = {"online": 0, "offline": 1}
+
+
+class Engine(NamedTuple):
+    """A measured engine: `engine.json`, the cluster that stands for it, its chip's folder, errors of the fit."""
+
+    facts: dict[str, Any]
+    cluster: dict[str, Any]
+    chip: Path
+    fit: dict[str, Any]
+
+
+class Load(NamedTuple):
+    """A load: its name, rates of arrivals a second, and the trace that every scheduler gets."""
+
+    name: str
+    online_per_s: float
+    offline_per_s: float
+    trace: Trace
+
+
+def main(cfg: DictConfig) -> dict[str, Any]:
+    """Runs the study and writes `sim_to_real.json` and `sim_to_real.md` (its tables).
+
+    Raises:
+        UserError: no Python with the engine, or an engine that fails.
+    """
+    from omegaconf import OmegaConf
+
+    from ooco_gym.calibrate.measure import measure
+
+    plan: Any = OmegaConf.to_container(cfg.engine_live, resolve=True)
+    engine_plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
+    out = Path(cfg.out)
+    engine_plan = _merged(engine_plan, plan["engine"])
+    measured = Path(cfg.measured) if cfg.get("measured") else out / "measured"
+    if not (measured / "engine.json").is_file():
+        measure(engine_plan, measured)
+    engine = fitted_engine(measured, out)
+    python = find_python(engine_plan["python"])
+    found = Study(plan, engine, out).run(python, engine_plan, measured)
+    write_json(out / "sim_to_real.json", found)
+    with atomic_write(out / "sim_to_real.md") as temporary:
+        temporary.write_text(table(found), encoding="utf-8")
+    print(table(found))
+    return {"schema": SCHEMA, "runs": len(found["runs"]), "ranking": found["ranking"]}
+
+
+def fitted_engine(measured: Path, out: Path) -> Engine:
+    """Fits a measurement, and writes its chip with `latency.json`, which the scheduler inside vLLM reads."""
+    facts = json.loads((measured / "engine.json").read_text(encoding="utf-8"))
+    rows = read_iterations(measured / "iterations.parquet")
+    fitted, model = fit_iterations(rows), model_of(facts)
+    chip = write_chip(out / "chip", fitted, facts, model)
+    cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
+               "max_batch": facts["max_num_seqs"] + 1,
+               "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
+    return Engine(facts, cluster, chip.parent, {"all": errors(fitted, rows), "held_out": held_out(rows)})
+
+
+class Study:
+    """One run of the study.
+
+    Attributes:
+        promise: SLOs on this machine's clock.
+        loads: what arrives.
+        settings: parameters of each scheduler.
+    """
+
+    def __init__(self, plan: dict[str, Any], engine: Engine, out: Path) -> None:
+        self.plan, self.engine, self.out = plan, engine, out
+        belief, seats = Fitted.load(engine.chip), int(engine.facts["max_num_seqs"])
+        sums = belief.none
+        for _ in range(seats):
+            sums = belief.add(sums, 1, int(plan["trace"]["offline"]["prompt_tokens"]["median"]), True)
+        tpot_s = round(plan["tpot_steps"] * belief.latency(sums), 3)
+        self.promise = Promise(round(plan["ttft_tpots"] * tpot_s, 2), tpot_s, plan["violation_budget"])
+        self.limits = {"max_num_batched_tokens": int(engine.facts["max_num_batched_tokens"]), "max_num_seqs": seats}
+        self.settings: dict[str, dict[str, Any]] = {
+            "vllm_fcfs": {}, "vllm_priority": {},
+            "hygen": {"latency_budget_s": tpot_s / 2, "chunk_size": self.limits["max_num_batched_tokens"]},
+            "deadline": {**plan["deadline"], **self.limits}}
+        if plan["bundle"]:
+            self.settings["learned"] = dict(self.settings["deadline"])
+        self.schedulers = [name for name in plan["schedulers"] if name in self.settings]
+        most = self._most_online()
+        offline = self._most_offline()
+        self.loads = [Load(name, share * most, offline, self._trace(share * most, offline, int(plan["seed"])))
+                      for name, share in plan["loads"].items()]
+        self.by_load = {load.name: {"hygen": self._profiled(load)} for load in self.loads}
+
+    # --- The simulator's part ---
+    def _profiled(self, load: Load) -> dict[str, float]:
+        """HyGen's latency budget for a load, found as its profiler does, on another trace: the largest that keeps the
+        promise; where none does, a decode step's worth."""
+        trace = self._trace(load.online_per_s, load.offline_per_s, int(self.plan["seed"]) + 2000)
+        low, high = self.promise.tpot_s / 4.0, 2.0 * self.promise.tpot_s
+        for _ in range(8):
+            middle = (low + high) / 2.0
+            violations = self.predicted("hygen", trace, {"latency_budget_s": middle})["violation_rate"]
+            low, high = (middle, high) if violations <= self.plan["tuned_to"] else (low, middle)
+        return {"latency_budget_s": round(low, 5)}
+
+    def _trace(self, online_per_s: float, offline_per_s: float, seed: int, window_s: float | None = None) -> Trace:
+        shape = {**self.plan["trace"], "window_s": window_s or self.plan["window_s"],
+                 "longest": int(self.engine.facts["max_model_len"])}
+        if offline_per_s == 0.0:
+            shape["offline_first"] = 0
+        return drawn_trace(shape, online_per_s, offline_per_s, seed)
+
+    def predicted(self, name: str, trace: Trace, settings: Mapping[str, Any] | None = None,
+                  window_s: float | None = None) -> dict[str, float]:
+        """What the simulator says of a scheduler on a trace."""
+        window = window_s or float(self.plan["window_s"])
+        seen = simulated(trace, self.policy(name, settings), self.engine.cluster, self.promise, window,
+                         float(self.plan["until_s"]), self.out)
+        return figures(trace, seen, self.promise, window, float(self.plan["warm_s"]))
+
+    def policy(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """The simulator's policy that stands for a scheduler."""
+        values = {**self.settings[name], **(settings or {})}
+        if name.startswith("vllm"):
+            return {"name": name, **self.limits, "engine_version": self.plan["engine_version"]}
+        if name == "hygen":
+            return {"name": "hygen", **values, "max_num_seqs": self.limits["max_num_seqs"]}
+        if name == "learned":
+            return {"name": "adaptive_deadline", "route": "requests", **values, **self.plan["learned"]}
+        return {"name": "deadline", "route": "requests", **values}
+
+    def _most_online(self) -> float:
+        """Online requests a second at which vLLM alone keeps the promise, found by halving; offline work: none."""
+        low, high, window = 0.05, 200.0, 4.0 * float(self.plan["window_s"])
+        for _ in range(12):
+            middle = float(np.sqrt(low * high))
+            trace = self._trace(middle, 0.0, int(self.plan["seed"]) + 1000, window)
+            kept = self.predicted("vllm_priority", trace, window_s=window)["violation_rate"] <= self.promise.budget
+            low, high = (middle, high) if kept else (low, middle)
+        return low
+
+    def _most_offline(self) -> float:
+        """Offline requests a second beyond what the engine can serve without online ones."""
+        trace = self._trace(0.0, 100.0, int(self.plan["seed"]) + 1000)
+        served = self.predicted("vllm_priority", trace)["offline_tokens_per_s"]
+        return 1.2 * served / float(np.mean(trace.output_tokens))
+
+    # --- The engine's part ---
+    def values(self, name: str, load: Load) -> dict[str, Any]:
+        """A scheduler's parameters under a load."""
+        return {**self.settings[name], **self.by_load[load.name].get(name, {})}
+
+    def scheduler(self, name: str, load: Load) -> dict[str, Any]:
+        """The settings of the scheduler inside vLLM."""
+        found: dict[str, Any] = {
+            "rule": {"hygen": "hygen", "deadline": "deadline", "learned": "deadline"}.get(name, "vllm"),
+            "values": self.values(name, load), "field": "slo_class", "belief": str(self.engine.chip.absolute()),
+            "violation_budget": self.promise.budget,
+            "classes": {"online": {"priority": 0, "ttft_s": self.promise.ttft_s, "tpot_s": self.promise.tpot_s},
+                        "offline": {"priority": 1}}}
+        if name == "learned":
+            found["bundle"] = str(Path(self.plan["bundle"]).absolute())
+        return found
+
+    def run(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> dict[str, Any]:
+        """Plays every cell: schedulers and loads in random order, anew for each repeat."""
+        predicted = {(name, load.name): self.predicted(name, load.trace, self.values(name, load))
+                     for name in self.schedulers for load in self.loads}
+        model = engine_plan["model"]
+        if model is None:
+            model = str((measured / "model").absolute())
+            write_tokenizer(Path(model), int(self.engine.facts["model_config"]["vocab_size"]))
+        settings = {**engine_plan["settings"], **({"load_format": "dummy"} if engine_plan["model"] is None else {})}
+        settings = {key: value for key, value in settings.items() if key != "disable_log_stats"}
+        cells: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in predicted}
+        draws = np.random.default_rng(int(self.plan["seed"]))
+        server = Server(python, model, settings, engine_plan["environment"], self.out / "server",
+                        bool(engine_plan["priority"]))
+        server.use(self.scheduler(self.schedulers[0], self.loads[0]))
+        machine = []
+        with server:
+            self._warm_up(server)
+            for repeat in range(int(self.plan["repeats"])):
+                order = [(name, load) for load in self.loads for name in self.schedulers]
+                for place in draws.permutation(len(order)):
+                    name, load = order[place]
+                    cell = self._cell(server, name, load)
+                    cells[name, load.name].append(cell)
+                    machine.append(os.getloadavg()[0])
+                    self._say(repeat, name, load, cell, predicted[name, load.name])
+                    write_json(self.out / "cells.json", [{"scheduler": key[0], "load": key[1], "cells": value}
+                                                         for key, value in cells.items()])
+        return self._summary(cells, predicted, machine)
+
+    def _warm_up(self, server: Server) -> None:
+        busiest, seconds = self.loads[-1], float(self.plan["warm_up_s"])
+        trace = self._trace(busiest.online_per_s, busiest.offline_per_s, int(self.plan["seed"]) + 7, seconds)
+        for name in self.schedulers[:2]:
+            self._cell(server, name, busiest._replace(trace=trace), seconds)
+
+    def _cell(self, server: Server, name: str, load: Load, window_s: float | None = None) -> dict[str, Any]:
+        """One scheduler under one load."""
+        window, trace = window_s or float(self.plan["window_s"]), load.trace
+        server.wait_idle()
+        server.use(self.scheduler(name, load))
+        time.sleep(1.2)  # the file is looked at once a second
+        rows = [[float(at), int(prompt), int(output), bool(online),
+                 0 if online or name == "vllm_fcfs" else PRIORITIES["offline"]]
+                for at, prompt, output, online in zip(trace.arrival_s, trace.prompt_tokens, trace.output_tokens,
+                                                      trace.online, strict=True)]
+        path = self.out / "cell.json"
+        before = server.metrics()
+        answer = server.play({"url": server.url, "model": MODEL, "window_s": window, "until_s": self.plan["until_s"],
+                              "out": str(path.absolute()), "seed": self.plan["seed"],
+                              "vocab": int(self.engine.facts["model_config"]["vocab_size"]), "requests": rows})
+        after = server.metrics()
+        counted = {key: after[key] - before.get(key, 0.0) for key in after
+                   if key.startswith("vllm:ooco") or key == "vllm:num_preemptions_total"}
+        answers = json.loads(path.read_text(encoding="utf-8"))
+        wrong = [one["error"] for one in answers if one and one["error"]]
+        if wrong:
+            raise UserError(f"the server refused {len(wrong)} requests: {wrong[0]}")
+        preempted = counted.get("vllm:num_preemptions_total", 0.0)
+        seen = seen_by_client(trace, answers, window, preempted)
+        found = figures(trace, seen, self.promise, window, float(self.plan["warm_s"]))
+        lag = float(np.nanmax(seen.sent_s - trace.arrival_s))
+        return {**found, "took_s": answer["took_s"], "client_lag_s": lag,
+                "ooco": {key.removeprefix("vllm:ooco_"): value for key, value in counted.items()
+                         if "ooco" in key and "bucket" not in key and "created" not in key}}
+
+    def _say(self, repeat: int, name: str, load: Load, cell: dict[str, Any], predicted: dict[str, float]) -> None:
+        shown = ", ".join(f"{key} {cell[key]:.3g} ({predicted[key]:.3g})" for key in predicted)
+        print(f"{repeat + 1}: {load.name}, {name}: {shown}; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
+
+    def _summary(self, cells: dict[Any, list[dict[str, Any]]], predicted: dict[Any, dict[str, float]],
+                 machine: list[float]) -> dict[str, Any]:
+        runs = []
+        for (name, load), repeats in cells.items():
+            keys = list(predicted[name, load])
+            measured = {key: float(np.median([one[key] for one in repeats])) for key in keys}
+            spread = {key: [min(one[key] for one in repeats), max(one[key] for one in repeats)] for key in keys}
+            runs.append({"engine": self.engine.facts["engine"], "scheduler": name, "load": load, "measured": measured,
+                         "spread": spread, "predicted": predicted[name, load], "repeats": len(repeats)})
+        found = {"schema": SCHEMA, "engine": {key: self.engine.facts.get(key) for key in (
+                     "engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+                     "num_blocks", "block_tokens", "model_config")},
+                 "fit": self.engine.fit, "promise": self.promise._asdict(), "settings": self.settings,
+                 "by_load": self.by_load,
+                 "plan": {key: self.plan[key] for key in ("window_s", "warm_s", "until_s", "repeats", "seed", "trace")},
+                 "loads": {load.name: {"online_per_s": load.online_per_s, "offline_per_s": load.offline_per_s,
+                                       "online": int(load.trace.online.sum()),
+                                       "offline": int((~load.trace.online).sum())} for load in self.loads},
+                 "machine_load": {"median": float(np.median(machine)), "most": max(machine)}, "runs": runs}
+        return {**found, "ranking": ranking(found), "ratios": ratios(found)}
+
+
+def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Plain values with others over them, mapping by mapping."""
+    found = dict(base)
+    for key, value in over.items():
+        inside = isinstance(value, Mapping) and isinstance(found.get(key), dict)
+        found[key] = _merged(found[key], value) if inside else value
+    return found
