@@ -23,7 +23,7 @@ async def main() -> None:
     answer = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     timeout = aiohttp.ClientTimeout(total=None)
-    connector = aiohttp.TCPConnector(limit=0)
+    connector = aiohttp.TCPConnector(limit=0, force_close=True)  # a connection kept alive may be closed in its sleep
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
         begun = time.perf_counter() + 0.5
         tasks = [asyncio.create_task(_one(session, cell, i, row, begun)) for i, row in enumerate(cell["requests"])]

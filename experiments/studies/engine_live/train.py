@@ -1,0 +1,78 @@
+"""Learns the weights of `adaptive_deadline` in the simulator on the measured engine, and writes the bundle that runs.
+
+CMA-ES with a diagonal covariance over the weights of a few features (Hansen 2016; package cmaes): each candidate plays
+every load on traces of seeds that no measured cell has. Its score is the mean logarithm of its offline throughput over
+that of `deadline` as it is set, less a price for violations beyond the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baselines.adaptive_deadline import ADJUSTED, LAYOUT
+from ooco_gym.policy.weights import write_weights
+from ooco_gym.runtime import write_parameters_bundle
+from ooco_gym.runtime.batching_features import ENGINE
+
+FEATURES = ("constant", "online_rate_10s", "online_decodes", "online_prompt_tokens", "online_waiting_tokens",
+            "slack_least", "slack_50", "kv_free", "offline_decodes")
+_PRICE = 20.0  # of a share of violations beyond the limit, in units of the score
+_SCALE = 0.5
+
+
+def learn(score: Callable[[Path], Sequence[tuple[float, float, float]]], out: Path, plan: dict[str, Any]) -> Path:
+    """Searches, and returns the file of the best weights.
+
+    Args:
+        score: from a file of weights to (throughput, that of the rule, violations) of each cell.
+        out: folder.
+        plan: `generations`, `population`, `limit` (violations that cost nothing), `seed`.
+    """
+    from cmaes import SepCMA
+
+    places = [row * len(LAYOUT.columns) + LAYOUT.columns.index(name) for row in range(len(LAYOUT.rows))
+              for name in FEATURES]
+    search = SepCMA(mean=np.zeros(len(places)), sigma=0.5, seed=plan["seed"], population_size=plan["population"])
+    best, kept = 0.0, np.zeros(len(LAYOUT.rows) * len(LAYOUT.columns))
+    path, trial = out / "weights.npz", out / "trial.npz"
+    write_weights(path, LAYOUT, kept)
+    for generation in range(plan["generations"]):
+        told = []
+        for _ in range(search.population_size):
+            numbers = search.ask()
+            weights = np.zeros(kept.size)
+            weights[places] = _SCALE * numbers
+            write_weights(trial, LAYOUT, weights)
+            value = worth(score(trial), plan["limit"])
+            told.append((numbers, -value))
+            if value > best:
+                best, kept = value, weights
+                write_weights(path, LAYOUT, kept)
+        search.tell(told)
+        least = min(one[1] for one in told)
+        print(f"generation {generation + 1}: best {best:.4f}, of this one {-least:.4f}", flush=True)
+    return path
+
+
+def worth(cells: Sequence[tuple[float, float, float]], limit: float) -> float:
+    """Mean log ratio of the throughputs (a twentieth of the rule's mean added to both), less the price."""
+    added = 0.05 * float(np.mean([rule for _, rule, _ in cells]))
+    gain = np.mean([np.log((mine + added) / (rule + added)) for mine, rule, _ in cells])
+    return float(gain - _PRICE * np.mean([max(0.0, violated - limit) for _, _, violated in cells]))
+
+
+def write_bundle(folder: Path, weights: np.ndarray, base: dict[str, float], interval_s: float,
+                 facts: dict[str, Any]) -> Path:
+    """The bundle of these weights over a rule that is set to `base`."""
+    parameters = []
+    for one in ADJUSTED:
+        value = float(base[one.name])
+        parameters.append({"name": one.name, "base": value, "scale": one.scale, "step": one.step,
+                           "low": min(one.low, value), "high": max(one.high, value)})
+    return write_parameters_bundle(folder, parameters=parameters, features=ENGINE,
+                                   weights=weights.reshape(len(LAYOUT.rows), len(LAYOUT.columns)), rule="deadline",
+                                   interval_s=interval_s, training=facts)
