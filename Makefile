@@ -31,6 +31,9 @@ N ?= 2000
 SEED ?= 0
 PROCESSES ?= 2
 
+# For make engine-live: further words, such as engine_live.repeats=5.
+LIVE_FLAGS ?=
+
 # For make zoo: its working folder, and further words, such as 'envs=[gating]'.
 ZOO ?= zoo
 ZOO_FLAGS ?=
@@ -44,7 +47,7 @@ SERVEGEN ?=
 AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
 
-.PHONY: demo test test-oracle fuzz lint golden docs bench validity zoo wheel install engine engine-source clean distclean
+.PHONY: demo engine-live test test-oracle fuzz lint golden docs bench validity zoo wheel install engine engine-source clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -115,6 +118,12 @@ $(ENGINE_VENV)/.done:
 	$(ENGINE_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) $(ENGINE)
 	$(if $(ENGINE_UNUSED),$(ENGINE_VENV)/bin/python -m pip uninstall --quiet --yes $(ENGINE_UNUSED))
 	touch $@
+
+# Schedulers in a real vLLM server beside what the simulator said of them (docs/sim_to_real.md): about an hour. With a
+# GPU: make engine-live ENGINE=vllm ENGINE_UNUSED= LIVE_FLAGS='engine.model=MODEL …' as docs/sim_to_real.md has them.
+engine-live: engine $(VENV)/.all
+	OOCO_GYM_ENGINE_PYTHON=$(abspath $(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)) \
+	  $(BIN)/ooco-gym experiment engine_live $(LIVE_FLAGS)
 
 engine-source: engine $(VENV)/.all
 	$(BIN)/python -m experiments.studies.oracle_vllm.overlay $(ENGINE_SOURCE) $(ENGINE_VENV)-$(ENGINE_SOURCE) \

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import time
@@ -58,7 +59,8 @@ class Server:
         self.url = f"http://127.0.0.1:{self._port}"
         self._file = folder / "scheduler.yaml"
         metrics = folder / "metrics"
-        metrics.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(metrics, ignore_errors=True)  # files of a server that is gone would count on
+        metrics.mkdir(parents=True)
         self._environment = {
             **os.environ, **{key: str(value) for key, value in environment.items() if value is not None},
             "OOCO_GYM_VLLM": str(self._file.absolute()), "PROMETHEUS_MULTIPROC_DIR": str(metrics.absolute()),

@@ -230,7 +230,8 @@ class Study:
         if model is None:
             model = str((measured / "model").absolute())
             write_tokenizer(Path(model), int(self.engine.facts["model_config"]["vocab_size"]))
-        settings = {**engine_plan["settings"], **({"load_format": "dummy"} if engine_plan["model"] is None else {})}
+        settings = {**engine_plan["settings"], **self.plan["server"],
+                    **({"load_format": "dummy"} if engine_plan["model"] is None else {})}
         settings = {key: value for key, value in settings.items() if key != "disable_log_stats"}
         cells: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in predicted}
         draws = np.random.default_rng(int(self.plan["seed"]))

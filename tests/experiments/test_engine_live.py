@@ -1,0 +1,103 @@
+"""The study of a live engine without one: what a cell comes to, whose order agrees, what the simulator is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from experiments.studies.engine_live.cells import Promise, Seen, drawn_trace, figures, seen_by_client
+from experiments.studies.engine_live.server import _flags, write_tokenizer
+from experiments.studies.engine_live.summing_up import ranking, ratios, table
+from experiments.studies.engine_live.train import worth, write_bundle
+from ooco_gym.workload import Trace
+
+PROMISE = Promise(1.0, 0.1, 0.03)
+PLAN = {"window_s": 20.0, "longest": 512, "offline_first": 5,
+        "online": {"prompt_tokens": {"median": 90, "sigma": 0.5}, "output_tokens": {"median": 20, "sigma": 0.5}},
+        "offline": {"prompt_tokens": {"median": 150, "sigma": 0.5}, "output_tokens": {"median": 40, "sigma": 0.5}}}
+
+
+def test_a_trace_has_its_rates_and_is_its_seeds() -> None:
+    trace = drawn_trace(PLAN, 10.0, 4.0, 3)
+    assert abs(trace.online.sum() - 200) < 60 and (trace.arrival_s[~trace.online] == 0.0).sum() == 5
+    again = drawn_trace(PLAN, 10.0, 4.0, 3)
+    assert np.array_equal(trace.arrival_s, again.arrival_s) and np.array_equal(trace.prompt_tokens, again.prompt_tokens)
+    assert (trace.prompt_tokens + trace.output_tokens < 512).all()
+
+
+def test_violations_are_those_of_the_protocol() -> None:
+    """In time; late first token; slow tokens; few tokens that end late; unfinished; before the warm-up; offline."""
+    trace = Trace(arrival_s=np.array([1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0][::1])[np.argsort([1, 1, 1, 1, 1, 0, 1],
+                                                                                         kind="stable")],
+                  prompt_tokens=np.full(7, 10, np.int32), output_tokens=np.array([9, 21, 21, 21, 3, 21, 9], np.int32),
+                  online=np.array([True] * 6 + [False]))
+    sent = trace.arrival_s
+    first = sent + np.array([9.0, 0.5, 1.5, 0.5, 0.9, 0.5, 0.1])
+    last = first + np.array([9.0, 2.0, 2.0, 2.2, 0.4, np.nan, 1.0])
+    found = figures(trace, Seen(sent, first, last, 120, 7), PROMISE, 20.0, 0.5)
+    assert found["violation_rate"] == pytest.approx(4 / 5)
+    assert found["offline_tokens_per_s"] == 6.0 and found["preemptions"] == 7
+    assert found["ttft_p50_s"] == pytest.approx(0.5)
+
+
+def test_what_the_client_saw_is_counted_within_the_window() -> None:
+    trace = Trace(arrival_s=np.array([0.0, 0.0, 0.0]), prompt_tokens=np.full(3, 10, np.int32),
+                  output_tokens=np.array([2, 5, 5], np.int32), online=np.array([True, False, False]))
+    answers = [{"sent_s": 0.1, "tokens": [[0.5, 1], [0.7, 2]], "error": None},
+               {"sent_s": 0.0, "tokens": [[1.0, 1], [9.0, 3], [11.0, 4]], "error": None}, None]
+    seen = seen_by_client(trace, answers, 10.0, 2.0)
+    assert seen.offline_tokens == 3 and seen.last_s[0] == 0.7 and np.isnan(seen.last_s[1:]).all()
+
+
+def made_up() -> dict:
+    runs = []
+    for load, gain in (("light", 1.2), ("over", 0.9)):
+        for name, measured, predicted, violated in (("vllm_priority", 100.0, 110.0, 0.5), ("hygen", 60.0, 70.0, 0.0),
+                                                    ("deadline", 100.0 * gain, 121.0, 0.01)):
+            keys = dict.fromkeys(("ttft_p50_s", "ttft_p99_s", "tpot_p50_s", "preemptions"), 0.0)
+            both = {kind: {**keys, "offline_tokens_per_s": value, "violation_rate": violated}
+                    for kind, value in (("measured", measured), ("predicted", predicted))}
+            spread = {key: [value, value] for key, value in both["measured"].items()}
+            runs.append({"engine": "x", "scheduler": name, "load": load, **both, "spread": spread})
+    return {"promise": {"budget": 0.03}, "loads": {"light": {}, "over": {}}, "runs": runs}
+
+
+def test_schedulers_beyond_the_budget_rank_last() -> None:
+    found = made_up()
+    for one in ranking(found):
+        assert one["measured"] == one["predicted"] == ["deadline", "hygen", "vllm_priority"]
+        assert one["kendall_tau"] == pytest.approx(1.0) and one["same"]
+    near = {(one["load"], one["scheduler"]): one["gain_within_a_third"] for one in ratios(found)}
+    assert not near["light", "deadline"] and not near["over", "deadline"] and near["light", "hygen"]
+    shown = table({**found, "ranking": ranking(found), "ratios": ratios(found)})
+    assert "| light | deadline | 120 (120–120) | 121 | 1.0 %" in shown
+
+
+def test_violations_beyond_the_limit_cost_score() -> None:
+    assert worth([(100.0, 100.0, 0.0)], 0.01) == 0.0
+    assert worth([(130.0, 100.0, 0.0)], 0.01) > 0.2
+    assert worth([(130.0, 100.0, 0.05)], 0.01) < 0.0
+
+
+def test_a_bundle_of_weights_sets_what_they_say(tmp_path: Path) -> None:
+    from baselines.adaptive_deadline import LAYOUT
+    from ooco_gym.runtime import Policy
+    from ooco_gym.runtime.rules.deadline import DEFAULTS
+
+    weights = np.zeros((len(LAYOUT.rows), len(LAYOUT.columns)))
+    weights[LAYOUT.rows.index("offline_share"), -1] = 1.0
+    write_bundle(tmp_path / "bundle", weights.ravel(), DEFAULTS, 0.5, {"seeds": [1]})
+    policy = Policy.load(str(tmp_path / "bundle"))
+    answer = policy.decide(np.zeros(len(policy.features), np.float32))
+    assert answer["offline_share"] == pytest.approx(0.75) and answer["tpot_share"] == DEFAULTS["tpot_share"]
+    assert policy.interval_s == 0.5
+
+
+def test_settings_become_flags(tmp_path: Path) -> None:
+    assert _flags({"max_model_len": 8, "enforce_eager": True, "async_scheduling": False, "seed": None}) == [
+        "--max-model-len", "8", "--enforce-eager", "--no-async-scheduling"]
+    write_tokenizer(tmp_path, 40)
+    assert len(json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]) == 40
