@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.commands.bench_export import measure_export
 from ooco_gym.commands.bench_measures import (
     CROWD,
     CROWDS,
@@ -81,6 +82,16 @@ FIGURES = (
            "wrappers, three holds and a start in turn, resets left out; processor time"),
     Figure("vector_decisions_per_s", 500_000.0, True, "1/s", "the same of 64 episodes of Gating-v0 side by side, in "
            f"all, through gym.make_vec, over the first {VECTOR_STEPS:,} steps of each"),
+    Figure("numpy_us", None, False, "us", "a decision of an exported policy among 64 candidates in numpy, as an "
+           "engine asks for it: a deep set of the zoo's size; processor time"),
+    Figure("c_us", 20.0, False, "us", "the same in C, compiled with -O3"),
+    Figure("c_native_us", None, False, "us", "the same, compiled for this processor"),
+    Figure("onnx_us", 60.0, False, "us", "the same in onnxruntime"),
+    Figure("small_numpy_us", None, False, "us", "the same of two plain layers, as a search finds them, in numpy"),
+    Figure("small_c_us", 20.0, False, "us", "the same in C, compiled with -O3"),
+    Figure("small_onnx_us", 60.0, False, "us", "the same in onnxruntime"),
+    Figure("features_us", 150.0, False, "us", "what a policy sees of an engine with 64 requests running and 64 "
+           "answers, from plain descriptions of them; processor time"),
     Figure("warm_start_s", 2.0, False, "s", "a new process from its start to the first simulated event"),
     Figure("cold_compile_s", 60.0, False, "s", "the same with nothing compiled before"),
 )
@@ -89,9 +100,11 @@ FIGURES = (
 MEASUREMENTS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "decode": measure_decode, "timing": measure_timing, "pure": measure_pure, "day": measure_day,
     "fleet": measure_fleet, "mixed": measure_mixed, "decisions": measure_decisions, "envs": measure_envs,
+    "export": measure_export,
     "warm_start": measure_start, "cold_compile": measure_start,
 }
 ONCE = ("cold_compile",)
+WITHOUT_SIMULATOR = ("export",)
 STARTS = {"warm_start": "warm_start_s", "cold_compile": "cold_compile_s"}
 
 
@@ -143,7 +156,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             policy_of(name)
     options = {"fleet_requests": cfg.fleet_requests, "env_steps": cfg.env_steps, "decisions": list(cfg.decisions)}
     values: dict[str, list[float]] = {}
-    _measure("warm_start", options, 1)  # so that what is compiled already is on disk
+    if set(names) - set(WITHOUT_SIMULATOR):
+        _measure("warm_start", options, 1)  # so that what is compiled already is on disk
     for name in track(names, "measuring", total=len(names)):
         values |= _measure(name, options, cfg.repeats)
     figures = {figure.name: None for figure in FIGURES} | {key: statistics.median(v) for key, v in values.items()}

@@ -8,6 +8,7 @@ from dicts that an engine can fill before each iteration. Names of their keys ar
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -207,19 +208,24 @@ def observe(engine: Mapping[str, Any], actions: Sequence[tuple[float, float, flo
         KeyError: the description lacks a key.
     """
     found = Found(engine)
-    cluster = np.array([scaled(feature, found.values[feature.name]) for feature in ENGINE], np.float32)
-    return cluster, np.array([_action(found, *action) for action in actions], np.float32)
+    return found.cluster(), _actions(found, actions)
 
 
 def scaled(feature: Contracted, value: float) -> float:
     """A feature's figure as a policy sees it: scaled, and cut at its bounds."""
-    if feature.scale == "linear":
-        value /= feature.limit
-    elif feature.scale == "log":
-        value = math.log1p(max(0.0, value)) / math.log1p(feature.limit)
+    by = feature.limit if feature.scale == "linear" else math.log1p(feature.limit)
+    return _scaled(value, feature.scale, by, feature.low, feature.high)
+
+
+def _scaled(value: float, scale: str, by: float, low: float, high: float) -> float:
+    """As `scaled`; `by` is the limit, or on a logarithmic scale log1p of it."""
+    if scale == "linear":
+        value /= by
+    elif scale == "log":
+        value = math.log1p(max(0.0, value)) / by
     else:
-        value = math.copysign(math.log1p(abs(value)) / math.log1p(feature.limit), value)
-    return min(feature.high, max(feature.low, value))
+        value = math.copysign(math.log1p(abs(value)) / by, value)
+    return min(high, max(low, value))
 
 
 def deadline(request: Mapping[str, Any]) -> float:
@@ -244,10 +250,6 @@ def _missing(request: Mapping[str, Any]) -> int:
     return _tokens(request) - request["num_computed_tokens"]
 
 
-def _is_decode(request: Mapping[str, Any]) -> bool:
-    return request["num_output_tokens"] > 0 and _missing(request) == 1
-
-
 _NONE_MS = 1e9  # what counts as time without end: cut at the limit
 
 
@@ -264,32 +266,57 @@ class Found:
         self._offline(engine)
         self._kept(engine)
 
+    def cluster(self) -> np.ndarray:
+        """The features of `ENGINE`, scaled."""
+        values = self.values
+        return np.array([_scaled(values[name], scale, by, low, high) for name, scale, by, low, high in _ENGINE],
+                        np.float32)
+
     def _running(self, engine: Mapping[str, Any]) -> None:
-        values, running = self.values, engine["running"]
+        """One pass over what runs: an engine asks before each iteration."""
+        values, running, now = self.values, engine["running"], self.now
+        counts = {True: [0, 0, 0, 0], False: [0, 0, 0, 0]}  # decodes, their context, prompts, what these miss
+        self.prompts, self.slacks, gone, held = [], [], 0, 0
+        for request in running:
+            online, made = bool(request["online"]), request["num_output_tokens"]
+            tokens = request["num_prompt_tokens"] + made
+            missing = tokens - request["num_computed_tokens"]
+            count = counts[online]
+            if made > 0 and missing == 1:
+                count[0] += 1
+                count[1] += tokens
+            else:
+                count[2] += 1
+                count[3] += missing
+                if online:
+                    self.prompts.append(request)
+            if not online:
+                held += request["num_blocks"]
+                continue
+            first = request["first_token_time"]
+            if first is None:
+                continue
+            if first > request["arrival_time"] + request["ttft_slo"] + _TIE_S:
+                gone += 1
+            else:
+                self.slacks.append(request.get("tpot_from", first) + made * request["tpot_slo"] - now)
         for name, online in (("online", True), ("offline", False)):
-            mine = [request for request in running if bool(request["online"]) == online]
-            decodes = [request for request in mine if _is_decode(request)]
-            prompts = [request for request in mine if not _is_decode(request)]
-            values[f"{name}_decodes"], values[f"{name}_prompts"] = len(decodes), len(prompts)
-            values[f"{name}_context"] = sum(map(_tokens, decodes))
-            values[f"{name}_prompt_tokens"] = sum(map(_missing, prompts))
-        begun = [request for request in running if request["online"] and request["first_token_time"] is not None]
-        self.slacks = sorted(deadline(request) - self.now for request in begun if not lost(request, self.now))
-        for quantile, name in zip(QUANTILES, ("least", "10", "25", "50", "90"), strict=True):
+            (values[f"{name}_decodes"], values[f"{name}_context"], values[f"{name}_prompts"],
+             values[f"{name}_prompt_tokens"]) = counts[online]
+        self.slacks.sort()
+        for quantile, name in _SLACKS:
             place = int(quantile * (len(self.slacks) - 1))
-            values[f"slack_{name}"] = 1e3 * self.slacks[place] if self.slacks else _NONE_MS
-        values["behind"] = sum(slack < -_TIE_S for slack in self.slacks) / max(1, len(self.slacks))
-        values["lost"] = sum(lost(request, self.now) for request in begun)
+            values[name] = 1e3 * self.slacks[place] if self.slacks else _NONE_MS
+        values["behind"] = bisect_left(self.slacks, -_TIE_S) / max(1, len(self.slacks))
+        values["lost"] = gone
         values["kv_free"] = engine["num_free_blocks"] / engine["num_blocks"]
-        held = sum(request["num_blocks"] for request in running if not request["online"])
         values["kv_offline"] = held / engine["num_blocks"]
         values["seats_free"] = 1.0 - len(running) / engine["max_num_seqs"]
 
     def _prompts(self, engine: Mapping[str, Any]) -> None:
         """The online prompts that are still to be computed, in their order."""
         values, before, late, in_time = self.values, 0.0, 0, 0
-        listed = [request for request in engine["running"] if request["online"] and not _is_decode(request)]
-        listed += list(engine["waiting_online"])[:LOOK_ONLINE]
+        listed = [*self.prompts, *list(engine["waiting_online"])[:LOOK_ONLINE]]
         least, margin = _NONE_MS, _NONE_MS
         for request in listed:
             before += 1e3 * self.latency([(_missing(request), _tokens(request))])
@@ -352,12 +379,26 @@ def _decodes(count: float, context: float) -> list[tuple[int, int]]:
     return [(1, context // count + (place < context % count)) for place in range(count)]
 
 
-def _action(found: Found, time: float, online: float, offline: float) -> list[float]:
-    """The features of one answer."""
-    room = max(0.0, time * found.tpot - found.alone)
-    online_s = min(online * room, found.online_work)
-    offline_s = max(0.0, min(offline * room - online_s, found.offline_work))
+def _actions(found: Found, actions: Sequence[tuple[float, float, float]]) -> np.ndarray:
+    """The features of each answer, float32 (actions, features of `ACTION`)."""
+    if not len(actions):
+        return np.zeros((0,), np.float32)
+    time, online, offline = np.array(actions, np.float64).T
+    room = np.maximum(0.0, time * found.tpot - found.alone)
+    online_s = np.minimum(online * room, found.online_work)
+    offline_s = np.maximum(0.0, np.minimum(offline * room - online_s, found.offline_work))
     step = found.alone + online_s + offline_s
-    late = sum(slack < step - _TIE_S for slack in found.slacks) / max(1, len(found.slacks))
-    figures = (1.0, time, online, offline, step / found.tpot, late, online_s / found.tpot, offline_s / found.tpot)
-    return [scaled(feature, figure) for feature, figure in zip(ACTION, figures, strict=True)]
+    late = np.searchsorted(np.array(found.slacks), step - _TIE_S) / max(1, len(found.slacks))
+    figures = (np.ones(len(step)), time, online, offline, step / found.tpot, late, online_s / found.tpot,
+               offline_s / found.tpot)
+    return np.minimum(_ACTION_HIGH, np.maximum(_ACTION_LOW, np.stack(figures, axis=1) / _ACTION_LIMIT)).astype(
+        np.float32)
+
+
+# What scaling needs of each feature; the answers' are all linear.
+_ENGINE = tuple((one.name, one.scale, one.limit if one.scale == "linear" else math.log1p(one.limit), one.low, one.high)
+                for one in ENGINE)
+_SLACKS = tuple(zip(QUANTILES, ("slack_least", "slack_10", "slack_25", "slack_50", "slack_90"), strict=True))
+_ACTION_LIMIT, _ACTION_LOW, _ACTION_HIGH = (np.array([getattr(one, key) for one in ACTION])
+                                            for key in ("limit", "low", "high"))
+assert all(one.scale == "linear" for one in ACTION)

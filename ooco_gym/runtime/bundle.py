@@ -169,8 +169,9 @@ class Policy:
             policy = cls(read_scorer(path, ARRAYS_FILE, manifest), manifest, chosen)
         else:
             policy = cls(_graph(path / MODEL_FILE, threads), manifest, chosen)
-        policy._try(path / _FILES[chosen])
-        policy._replay(path)
+        with np.errstate(all="ignore"):  # damaged weights are named, not warned of
+            policy._try(path / _FILES[chosen])
+            policy._replay(path)
         return policy
 
     def _try(self, path: Path) -> None:

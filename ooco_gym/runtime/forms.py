@@ -32,9 +32,10 @@ def writers(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None
         found[ARRAYS_FILE] = lambda path: write_arrays(path, held)
     if "onnx" in forms:
         if graph is None:
-            from ooco_gym.runtime.onnx_source import parameter_graph
+            from ooco_gym.runtime.onnx_source import parameter_graph, scorer_graph
 
-            content = parameter_graph(manifest, _needed(arrays, "onnx"))
+            write_graph = parameter_graph if manifest["kind"] == "parameters" else scorer_graph
+            content = write_graph(manifest, _needed(arrays, "onnx"))
             found[MODEL_FILE] = lambda path: path.write_bytes(content)
         else:
             found[MODEL_FILE] = graph

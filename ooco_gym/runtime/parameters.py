@@ -83,7 +83,8 @@ class ParameterPolicy:
         else:
             values = _network(folder / ARRAYS_FILE, manifest)
         policy = cls(values, manifest, form)
-        policy._try(folder)
+        with np.errstate(all="ignore"):  # damaged weights are named, not warned of
+            policy._try(folder)
         return policy
 
     def decide(self, observation: Any, mask: Any = None) -> dict[str, float]:
