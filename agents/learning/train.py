@@ -11,7 +11,6 @@ from typing import Any
 from agents.environments import SPLITS, split_seeds
 from agents.learning.algorithms import check_agent
 from agents.learning.runs import POLICY_FILE, STATE_FILE, check_free, clear, holds_run, read_state, resumed_config
-from agents.search.command import run as run_search
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
 from ooco_gym.errors import UserError
@@ -40,6 +39,8 @@ def main(cfg: Any) -> dict[str, Any]:
     if is_search(group(config, "agent")):
         if not resumed:
             check_free(config)
+        from agents.search.command import run as run_search
+
         return run_search(config, resumed)
     agent = _checked(config)
     if not resumed:

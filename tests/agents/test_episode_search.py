@@ -369,6 +369,37 @@ def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
     assert "\n" not in str(error.value)
 
 
+def test_a_tracked_search_logs_the_series_of_its_charts(tmp_path, monkeypatch):
+    pytest.importorskip("wandb")
+    pytest.importorskip("sb3_contrib")
+    from wandb_log import offline_run
+
+    from agents.learning.dashboard import CHARTS
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    report = train.main(config(tmp_path / "run", logger={"name": "wandb"}, generations=2))
+    run = offline_run(tmp_path / "run")
+    assert {name for chart in CHARTS if chart.only == "halving" for name in chart.series} <= run.names
+    assert [step for step, _ in run.series("search/best_score")] == [7, 13] and run.ended
+    assert "progress.csv" not in report["files"]
+
+
+def test_what_a_search_found_is_evaluated_as_learned(searched, tmp_path):
+    from agents.evaluation import evaluate
+    from agents.learning.runs import load_run
+
+    out, _ = searched
+    env = {**load_yaml("env", "batching"), "window_s": 30.0, "warmup_s": 10.0}
+    report = evaluate.main({**load_yaml("", "evaluate"), "env": env, "policies": [str(out), "deadline"],
+                            "seeds": [3000, 3001], "episodes": 2, "workers": 1, "out": str(tmp_path)})
+    learned = {one["policy"]: one["learned"] for one in report["policies"]}
+    assert learned == {out.name: True, "deadline": False}
+    with pytest.raises(UserError, match="holds a search over whole episodes"):
+        load_run(out)
+
+
 def test_another_agent_cannot_go_on_with_a_search(searched):
     out, _ = searched
     with pytest.raises(UserError, match="goes on as it was begun"):
