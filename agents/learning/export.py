@@ -140,7 +140,7 @@ def summarised(out: Path, config: Mapping[str, Any], more: Mapping[str, Any]) ->
     written = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
     names = list(written["files"])
     summary = {"command": "export", "policy": str(config["policy"]), **more, "forms": written["forms"],
-               "bytes": sum((out / name).stat().st_size for name in names[:1]), "opset": OPSET,
+               "bytes": (out / (MODEL_FILE if MODEL_FILE in names else names[0])).stat().st_size, "opset": OPSET,
                "bundle_schema": SCHEMA, "files": [*names, MANIFEST_FILE]}
     _show(summary, out)
     return summary

@@ -120,7 +120,8 @@ def shipped_one(env: str, entry: Mapping[str, Any], runs: Path, measured: Mappin
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.") as temporary:
         new = Path(temporary) / folder.name
         with contextlib.redirect_stdout(io.StringIO()):
-            exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1})
+            exported = export.main({"policy": str(run), "out": str(new), "checks": CHECKS, "seed": 1,
+                                    "forms": ["onnx", "npz"], "name": entry["name"]})
         card = card_of(entry, env, read_config(run), measured, {
             "run": run.name, "chosen_by": "reward on validation windows, among the feasible", "validation": validation,
             "validation_of_all": all_runs}, scores_of(new, read_config(run), measured),

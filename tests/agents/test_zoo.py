@@ -229,7 +229,8 @@ def test_a_job_that_fails_is_named_and_the_others_are_made(tmp_path):
 # --- Shipping it --------------------------------------------------------------------------------------------------
 def test_the_best_on_validation_is_shipped_with_its_card(made, shipped):
     folder, summary = shipped
-    assert {path.name for path in folder.iterdir()} == {"manifest.json", "policy.onnx", "card.json", "card.md"}
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", "policy.onnx", "weights.npz", "reference.npz",
+                                                         "card.json", "card.md"}
     card = shelf.read_card(folder)
     runs = card["training"]["validation_of_all"]
     feasible = {name: one for name, one in runs.items() if one["violation_rate"] <= 0.03} or runs
