@@ -111,18 +111,18 @@ def ceilings(scenarios: Sequence[Scenario], policies: Mapping[str, str], options
     """A setting for each condition, tuned there on the training seeds; none where `each_from` names no policy.
 
     Raises:
-        UserError: `each_from` is none of the policies, or one without weights.
+        UserError: `each_from` is none of the policies, or no `deadline`.
     """
     title = options["each_from"]
     if title is None:
         return []
-    weights = get_policy(policies[title]).weights if title in policies else None
-    if weights is None:
-        raise UserError(f"generalist.each_from={title!r} must be the title of a policy with weights in "
+    policy = get_policy(policies[title]) if title in policies else None
+    if policy is None or policy.name != "deadline":
+        raise UserError(f"generalist.each_from={title!r} must be the title of a 'deadline' with or without values in "
                         "generalist.policies, or null")
-    from experiments.studies.generalist_learn import settings_for_each
+    from experiments.studies.generalist_learn import setting_of, settings_for_each
 
-    return settings_for_each(scenarios, weights.reshape(len(LAYOUT.rows), -1)[:, -1], options["learn"])
+    return settings_for_each(scenarios, setting_of(policy), options["learn"])
 
 
 # --- The page -------------------------------------------------------------------------------------------------------
@@ -173,7 +173,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
 def learned(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Learns a policy and searches its opponent; writes the weights of each, a policy that takes them, and the way."""
-    from experiments.studies.generalist_learn import learn
+    from experiments.studies.generalist_learn import learn, spelled_setting
 
     settings = options["learn"]
     found = learn([scenario_of(one, options) for one in settings["conditions"]], settings)
@@ -181,10 +181,11 @@ def learned(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     for name, weights in found["weights"].items():
         write_weights(out / f"{name}.npz", LAYOUT, weights)
         write_texts({out / f"{name}.yaml": f"extends: adaptive_deadline\nweights: {name}.npz\n"})
+    setting = spelled_setting(found["weights"]["single"].reshape(len(LAYOUT.rows), -1)[:, -1])
     way = {key: rounded(found[key]) for key in ("single", "refined", "each", "spread", "windows")}
     write_json(out / "learning.json", {**way, "settings": rounded(settings), "version": __version__})
     return {"policies": {name: str(out / f"{name}.yaml") for name in found["weights"]}, "windows": found["windows"],
-            "single": rounded(found["single"][-1]), "refined": rounded(found["refined"][-1])}
+            "one_setting": setting, "single": rounded(found["single"][-1]), "refined": rounded(found["refined"][-1])}
 
 
 def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:

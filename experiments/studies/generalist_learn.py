@@ -24,7 +24,7 @@ from numba import types
 from baselines.adaptive_deadline import ADJUSTED, LAYOUT
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.policy import get_policy, spelled
+from ooco_gym.policy import Policy, get_policy, spelled
 from ooco_gym.policy.engine_features import ROW, engine_row
 from ooco_gym.population import Candidate, Population
 from ooco_gym.report.terminal import progress
@@ -193,6 +193,15 @@ def sample(scenarios: Sequence[Scenario], weights: np.ndarray, every_s: float) -
                 conditions.append(place)
             until_s += every_s
     return np.array(rows), np.array(conditions)
+
+
+def setting_of(policy: Policy) -> np.ndarray:
+    """The parameters of a `deadline`, in steps of each from those that ship."""
+    shipped, found = get_policy(POLICY).values, np.zeros(len(ADJUSTED))
+    for place, one in enumerate(ADJUSTED):
+        base, value = float(shipped[one.name]), float(policy.values[one.name])  # type: ignore[arg-type]
+        found[place] = (np.log(value / base) if one.scale == "log" else value - base) / one.step
+    return found
 
 
 def spelled_setting(setting: np.ndarray) -> str:

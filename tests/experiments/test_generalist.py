@@ -10,7 +10,7 @@ import pytest
 
 from baselines.adaptive_deadline import ADJUSTED, LAYOUT
 from experiments.studies import generalist as study
-from experiments.studies.generalist_learn import Context, constants, spelled_setting, within_reach
+from experiments.studies.generalist_learn import Context, constants, setting_of, spelled_setting, within_reach
 from ooco_gym.cli.main import main
 from ooco_gym.policy import get_policy
 
@@ -87,6 +87,7 @@ def test_a_setting_is_spelled_as_deadline_with_its_values() -> None:
     setting = np.zeros(len(ADJUSTED))
     assert get_policy(spelled_setting(setting)).values == get_policy("deadline").values
     setting[0], setting[4] = 1.0, -1.0
+    assert setting_of(get_policy(spelled_setting(setting))) == pytest.approx(setting, abs=1e-3)
     found = get_policy(spelled_setting(setting)).values
     assert found["tpot_share"] == pytest.approx(0.95) and found["online_chunk"] == round(4096 * np.exp(-0.7))
     far = within_reach(np.full(len(ADJUSTED), 100.0))
