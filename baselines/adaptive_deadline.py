@@ -42,7 +42,7 @@ class Adjusted(NamedTuple):
 
 
 ADJUSTED = (
-    Adjusted("tpot_share", "linear", 0.05, 0.3, 1.5),
+    Adjusted("tpot_share", "linear", 0.05, 0.3, 1.0),
     Adjusted("ttft_share", "linear", 0.2, 0.0, 1.5),
     Adjusted("decode_share", "linear", 0.2, 0.0, 4.0),
     Adjusted("offline_share", "linear", 0.25, 0.0, 1.0),

@@ -36,6 +36,7 @@ from ooco_gym.simulation import Simulation
 POLICY = "adaptive_deadline"
 ROWS, COLUMNS = LAYOUT
 SPREAD = np.array([0.6, 1.0, 1.0, 1.0, 1.5, 1.0, 0.5, 1.0, 0.3])  # of the first draws, steps of each parameter
+WIDE = np.array([0.35, 2.0, 1.5, 1.0, 1.5, 1.0, 1.0, 1.0, 0.6])  # of those for a setting for each condition
 NARROWEST = 0.15  # steps: no setting is known better than that
 LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
 _NOTES = 8
@@ -95,11 +96,11 @@ class Conditions:
                                      played["violated"] / np.maximum(1, played["arrived"]))
         return self._reference[seed]
 
-    def worth(self, ratios: np.ndarray, violations: np.ndarray, turn: int) -> np.ndarray:
-        """Of each candidate in each condition: float64[candidates, conditions]."""
+    def worth(self, ratios: np.ndarray, violations: np.ndarray, turn: int, price: float) -> np.ndarray:
+        """Of each candidate in each condition: log ratio less the price of excess, float64[candidates, conditions]."""
         allowed = np.maximum(float(self.settings["training_limit"]), self.reference(turn)[1])
         excess = np.maximum(0.0, violations - allowed)
-        return ratios - float(self.settings["price"]) * self.count * excess
+        return ratios - price * excess
 
     def _places(self, turn: int) -> list[int]:
         first = self.count * (turn % len(self.seeds))
@@ -237,7 +238,8 @@ class Evolution:
         drawn = [self.method.ask() for _ in range(self.method.population_size)]
         played = [self.weights_of(self.scale * one) for one in drawn] + [self.weights_of(self.mean)]
         ratios, violations = self.conditions.play(played, self.generation)
-        worth = self.conditions.worth(ratios, violations, self.generation).mean(1)
+        price = float(self.conditions.settings["price"]) * self.conditions.count  # the mean below is over conditions
+        worth = self.conditions.worth(ratios, violations, self.generation, price).mean(1)
         self.rows.append({"windows": self.conditions.windows, "worth": float(worth[-1]),
                           "log_ratio": float(ratios[-1].mean()), "most_violations": float(violations[-1].max())})
         self.method.tell([(one, -float(value)) for one, value in zip(drawn, worth, strict=False)])
@@ -247,17 +249,23 @@ class Evolution:
 def tune_each(conditions: Conditions, start: np.ndarray, settings: Mapping[str, Any], random: np.random.Generator
               ) -> tuple[np.ndarray, np.ndarray]:
     """A setting for each condition by the cross-entropy method: means and deviations, float64[conditions, parameters].
+
+    The first draws are wide and the same for all conditions: what is best for one may be far from the one setting.
     """
-    mean, deviation = np.tile(start, (conditions.count, 1)), np.tile(0.8 * SPREAD, (conditions.count, 1))
-    for turn in range(int(settings["each_generations"])):
-        drawn = [[mean[one]] + [within_reach(mean[one] + deviation[one] * random.normal(size=len(ROWS)))
-                                for _ in range(int(settings["each_population"]) - 1)]
+    first = [start] + [within_reach(start + WIDE * random.normal(size=len(ROWS)))
+                       for _ in range(int(settings["each_first"]) - 1)]
+    price = float(settings["each_price"])
+    worth = conditions.worth(*conditions.play([constants(one) for one in first], 0), 0, price)
+    best = np.array(first)[np.argsort(-worth, axis=0)[: int(settings["each_first_elite"])]]
+    mean, deviation = best.mean(0), np.maximum(best.std(0), 0.1)
+    for turn in range(1, int(settings["each_generations"]) + 1):
+        drawn = [[start, mean[one]] + [within_reach(mean[one] + deviation[one] * random.normal(size=len(ROWS)))
+                                       for _ in range(int(settings["each_population"]) - 2)]
                  for one in range(conditions.count)]
         ratios, violations = conditions.own([[constants(x) for x in listed] for listed in drawn], turn)
-        worth = conditions.worth(ratios, violations, turn)
+        worth = conditions.worth(ratios, violations, turn, price)
         for one in range(conditions.count):
-            best = np.argsort(-worth[:, one])[: int(settings["each_elite"])]
-            elite = np.array([drawn[one][place] for place in best])
+            elite = np.array(drawn[one])[np.argsort(-worth[:, one])[: int(settings["each_elite"])]]
             mean[one] = 0.5 * (mean[one] + elite.mean(0))
             deviation[one] = 0.5 * (deviation[one] + np.maximum(elite.std(0), 0.08))
     return mean, np.maximum(deviation, NARROWEST)
@@ -293,7 +301,8 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[st
     for name in settings["figures"]:
         if name not in COLUMNS[:-1]:
             raise unknown("generalist.learn.figures", name, COLUMNS[:-1])
-    for key in ("single_generations", "each_generations", "each_population", "each_elite", "refine_generations"):
+    for key in ("single_generations", "each_first", "each_first_elite", "each_generations", "each_population",
+                "each_elite", "refine_generations"):
         if not isinstance(settings[key], int) or settings[key] < 1:
             raise UserError(f"generalist.learn.{key}={settings[key]!r} must be a whole number of at least 1")
     seed, random = int(settings["seed"]), np.random.default_rng((int(settings["seed"]), 21))
