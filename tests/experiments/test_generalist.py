@@ -15,11 +15,9 @@ from ooco_gym.cli.main import main
 from ooco_gym.policy import get_policy
 
 SHORT = ("generalist.duration_s=30", "generalist.warmup_s=5")
-LEARN = ("generalist.part=learn", "generalist.learn.seeds=[1]", "generalist.learn.single_generations=1",
-         "generalist.learn.population=4", "generalist.learn.each_generations=1",
-         "generalist.learn.each_population=3",
-         "generalist.learn.each_elite=2",
-         "generalist.learn.each_first=4", "generalist.learn.each_first_elite=2", "generalist.learn.refine_generations=1",
+SMALL = ("seeds=[1]", "single_generations=1", "population=4", "each_first=4", "each_first_elite=2",
+         "each_generations=1", "each_population=3", "each_elite=2", "refine_generations=1")
+LEARN = ("generalist.part=learn", *(f"generalist.learn.{one}" for one in SMALL),
          "generalist.learn.conditions=[{name: a, cluster: mixed_7b, workload: azure_conv, load: 0.3},"
          "{name: b, cluster: mixed_7b, workload: ooc, load: 0.3}]")
 

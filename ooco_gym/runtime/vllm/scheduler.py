@@ -391,7 +391,7 @@ def check_version(version: str, any_version: bool) -> None:
     """Whether the tests ran with this release of vLLM.
 
     Raises:
-        UserError: they did not, and nobody said to go on.
+        UserError: they did not, and `any_version` does not say to go on.
     """
     release = version.split("+", maxsplit=1)[0]
     if release not in TESTED and not any_version:
