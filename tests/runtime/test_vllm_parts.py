@@ -1,0 +1,179 @@
+"""What is around vLLM's scheduler, without vLLM: settings, the watch over a rule, a learned policy that sets it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ooco_gym.errors import UserError
+from ooco_gym.runtime import write_parameters_bundle
+from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.rules import Engine, Fitted, Learned, Line, Plan, Request, make_rule
+from ooco_gym.runtime.rules.beliefs import FITTED_SCHEMA
+from ooco_gym.runtime.vllm import deciding
+from ooco_gym.runtime.vllm.deciding import MOST_IN_A_ROW, Decider, Threaded
+from ooco_gym.runtime.vllm.learned import Adjuster
+from ooco_gym.runtime.vllm.settings import Settings, parse_settings, read_settings
+from ooco_gym.runtime.vllm.watching import Watch
+
+FIT = {"schema": FITTED_SCHEMA, "step": 4000.0, "pieces": 500.0, "sequence": 0.0, "prompt": 100.0, "work": 0.0,
+       "context": 0.0, "decode_context": 0.5, "dense": {"knots": [1, 2, 256], "values": [0.0, 100.0, 25_500.0]},
+       "decode": {"knots": [0, 1, 16], "values": [0.0, 0.0, 1500.0]}}
+
+
+def engine_of(decodes: int = 3, waiting: int = 2) -> Engine:
+    running = [Request(i, i % 2 == 0, (0.0, i), 0.0, 2.0, 0.05, 120, 20, 119, 8, 1.0) for i in range(decodes)]
+    line = Line(Request(100 + i, True, (9.0, i), 9.0, 2.0, 0.05, 64) for i in range(waiting))
+    return Engine(10.0, running, line, Line(), 200, 400, 16, 32, 256, 0.05, (waiting, 64 * waiting, 0, 0))
+
+
+# --- Settings ---------------------------------------------------------------------------------------------------------
+def test_settings_come_from_a_file_and_the_environment(tmp_path: Path) -> None:
+    path = tmp_path / "s.yaml"
+    path.write_text("rule: hygen\nvalues: {latency_budget_s: 0.03}\nfield: tier\nclasses:\n"
+                    "  fast: {priority: 0, ttft_s: 1, tpot_s: 0.02}\n  slow: {priority: 3, ttft_s: 9, tpot_s: 0.2}\n"
+                    "  batch: {priority: 5}\n", encoding="utf-8")
+    settings, where = read_settings({"OOCO_GYM_VLLM": str(path), "OOCO_GYM_VLLM_TPOT_S": "0.04",
+                                     "OOCO_GYM_VLLM_SHADOW": "1"})
+    assert where == path and settings.rule == "hygen" and settings.shadow
+    assert [settings.class_of(priority).name for priority in (-1, 0, 2, 3, 4, 5, 9)] == [
+        "fast", "fast", "fast", "slow", "slow", "batch", "batch"]
+    assert settings.class_of(0, "batch").name == "batch" and settings.class_of(5, "unknown").name == "batch"
+    assert settings.classes[0].tpot_s == 0.04 and not settings.class_of(5).online
+    assert read_settings({}) == (Settings(), None)
+
+
+@pytest.mark.parametrize("values,message", [
+    ({"rul": "deadline"}, "rule"), ({"rule": "dedline"}, "rule is 'dedline'"),
+    ({"values": {"tpot_shar": 1}}, "tpot_share"), ({"classes": {"a": {"priority": 1}}}, "at least one with a promise"),
+    ({"classes": {"a": {"priority": 0, "ttft_s": 1}}}, "ttft_s 1 and tpot_s None"),
+    ({"classes": []}, "expected a mapping"), ({"violation_budget": 0}, "above 0"),
+    ({"shadow": "maybe"}, "true or false"),
+    ({"bundle": "/nowhere"}, "does not exist"), ({"metrics_port": 99_999}, "expected a port"),
+])
+def test_a_wrong_setting_is_one_sentence(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        parse_settings(values)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_fitted_belief_is_what_was_fitted(tmp_path: Path) -> None:
+    import json
+
+    (tmp_path / "latency.json").write_text(json.dumps(FIT))
+    belief = Fitted.load(tmp_path / "chip.yaml")
+    sums = belief.add(belief.add(belief.none, 1, 100, True), 100, 100, False)
+    assert belief.latency(sums) == pytest.approx(1e-6 * (4000 + 500 + 100 + 50 + 100.0 * 100))
+    assert belief.latency(belief.none) == 0.0
+    (tmp_path / "latency.json").write_text(json.dumps({**FIT, "step": -1.0}))
+    with pytest.raises(UserError, match="at least 0"):
+        Fitted.load(tmp_path)
+    with pytest.raises(UserError, match=r"does not exist.*engine_chain"):
+        Fitted.load(tmp_path / "no" / "latency.json")
+
+
+# --- The watch over a rule ------------------------------------------------------------------------------------------
+class Bad:
+    """A rule that does what it is told."""
+
+    def __init__(self, what: Any) -> None:
+        self.what = what
+
+    def compose(self, engine: Engine, belief: Any) -> Any:
+        if isinstance(self.what, Exception):
+            raise self.what
+        return self.what(engine) if callable(self.what) else self.what
+
+
+def decider(rule: Any) -> Decider:
+    made = Decider(Settings())
+    made.rule = rule
+    return made
+
+
+@pytest.mark.parametrize("answer,reason", [
+    (RuntimeError("no"), "raised"), (None, "answered nonsense"), (Plan({}, [], []), "answered nonsense"),
+    (Plan({"x": 1}, [], []), "answered nonsense"), (Plan({0: 0}, [], []), "answered nonsense"),
+    (Plan({0: 10_000}, [], []), "answered nonsense"), (Plan({0: 1}, [0], []), "answered nonsense"),
+    (Plan({0: 1}, [], [0]), "answered nonsense"), (Plan({0: True}, [], []), "answered nonsense"),
+    (Plan({100: 4}, [100, 100], []), "answered nonsense"), (TimeoutError(), "stalled"),
+])
+def test_what_cannot_be_followed_is_left_to_vllm(answer: Any, reason: str) -> None:
+    made = decider(Bad(answer))
+    assert made.decide(engine_of) is None
+    assert made.watch.counts[f"fallbacks:{reason}"] == 1
+
+
+def test_a_rule_that_keeps_failing_rests_and_comes_back() -> None:
+    now = [0.0]
+    made = Decider(Settings(), clock=lambda: now[0])
+    made.rule = Bad(RuntimeError("no"))
+    for _ in range(MOST_IN_A_ROW + 5):
+        assert made.decide(engine_of) is None
+    assert made.watch.counts["fallbacks:raised"] == MOST_IN_A_ROW and made.watch.counts["rests"] == 1
+    now[0] = deciding.REST_S + 1.0
+    made.rule = make_rule("deadline", {"online_chunk": 1, "offline_chunk": 1})
+    assert made.decide(engine_of) is not None
+
+
+def test_shadow_counts_and_leaves_it_to_vllm() -> None:
+    made = Decider(Settings(shadow=True))
+    assert made.decide(engine_of) is None and made.watch.counts["decisions"] == 1
+
+
+def test_a_rule_that_stalls_is_not_waited_for() -> None:
+    slow = [True]
+
+    def answer(engine: Engine) -> Plan:
+        if slow[0]:
+            time.sleep(0.3)
+        return Plan({0: 1}, [], [])
+    rule = Threaded(Bad(answer), 0.05)
+    began = time.perf_counter()
+    for _ in range(3):
+        with pytest.raises(TimeoutError):
+            rule.compose(engine_of(), Learned())
+    assert time.perf_counter() - began < 0.25
+    slow[0] = False
+    time.sleep(0.4)
+    assert rule.compose(engine_of(), Learned()).tokens == {0: 1}
+
+
+# --- A learned policy -----------------------------------------------------------------------------------------------
+def bundle(folder: Path, name: str = "offline_share") -> str:
+    weights = np.zeros((1, len(ENGINE) + 1))
+    weights[0, [one.name for one in ENGINE].index("kv_free")] = 1.0
+    write_parameters_bundle(folder, features=ENGINE, weights=weights, interval_s=2.0, parameters=[
+        {"name": name, "base": 0.5, "scale": "linear", "step": 0.5, "low": 0.0, "high": 1.0}])
+    return str(folder)
+
+
+def test_a_learned_policy_sets_the_rule_at_its_interval(tmp_path: Path) -> None:
+    rule, watch = make_rule("deadline"), Watch("deadline")
+    one = Adjuster(Settings(bundle=bundle(tmp_path / "b")), rule, watch)
+    one.arrived(9.0)
+    engine = engine_of()
+    one.look(engine, Learned())
+    assert rule.values["offline_share"] == pytest.approx(0.75) and watch.counts["adjustments"] == 1
+    features = dict(zip((f.name for f in ENGINE), one.observe(engine, Learned()), strict=True))
+    assert features["kv_free"] == pytest.approx(0.5) and features["online_waiting"] > 0 and np.isfinite(
+        list(features.values())).all()
+    engine.free_blocks, engine.now_s = 0, 11.0
+    one.look(engine, Learned())
+    assert watch.counts["adjustments"] == 1, "not before its interval is over"
+    engine.now_s = 12.5
+    one.look(engine, Learned())
+    assert rule.values["offline_share"] == pytest.approx(0.5)
+    one._policy.decide = lambda _: {"offline_share": float("nan")}
+    engine.now_s = 20.0
+    one.look(engine, Learned())
+    assert rule.values["offline_share"] == 0.5 and watch.counts["fallbacks:could not be adjusted"] == 1
+
+
+def test_a_bundle_for_another_rule_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="'offline_share', which the rule 'hygen' has not"):
+        Adjuster(Settings(rule="hygen", bundle=bundle(tmp_path / "b")), make_rule("hygen"), Watch("hygen"))
