@@ -1,7 +1,8 @@
 """Takes a cell as JSON on stdin (one line), sends its requests by the clock, and writes what each of them saw.
 
-A cell: `url`, `model`, `until_s` (how long requests are waited for after the last arrival that counts), `out`, `seed`,
-`vocab` and `requests`, a list of [arrival_s, prompt_tokens, output_tokens, online, priority]. Answers with one line.
+A cell: `url`, `model`, `window_s` (of arrivals), `until_s` (how long online requests are waited for after it), `out`,
+`seed`, `vocab` and `requests`, a list of [arrival_s, prompt_tokens, output_tokens, online, priority] and, where the
+client leaves early, after how many tokens. Answers with one line.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ async def main() -> None:
 
 async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], begun: float) -> dict[str, Any]:
     """One request: when it was sent, and how many tokens it had by when, in seconds from the beginning."""
-    arrival_s, prompt, output, _, priority = row
+    arrival_s, prompt, output, _, priority, *more = row
+    enough = more[0] if more else None  # tokens after which the client is gone
     draws = random.Random(cell["seed"] * 1_000_003 + number)
     body = {"model": cell["model"], "prompt": [draws.randrange(3, cell["vocab"]) for _ in range(prompt)],
             "max_tokens": output, "temperature": 0.0, "ignore_eos": True, "stream": True, "priority": priority,
@@ -64,6 +66,8 @@ async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], 
                 count = usage.get("completion_tokens", 0)
                 if count and (not seen["tokens"] or count > seen["tokens"][-1][1]):
                     seen["tokens"].append([time.perf_counter() - begun, count])
+                if enough is not None and count >= enough:
+                    return seen
     except asyncio.CancelledError:
         pass
     except Exception as error:
