@@ -14,7 +14,9 @@ import yaml
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
 FOLDERS = "ooco_gym|baselines|agents|experiments|conf|tests|docs|examples|results"
-NOT_MODULES = ("ooco_gym.policies", "ooco_gym.commands", "baselines.shortest_first")  # entry points; an example
+# Entry points; an example; what is there only beside vLLM (tests/oracle/test_in_vllm.py).
+NOT_MODULES = ("ooco_gym.policies", "ooco_gym.commands", "baselines.shortest_first",
+               "ooco_gym.runtime.vllm.OocoScheduler")
 
 
 def pages_of(nav: object) -> list[str]:

@@ -21,8 +21,8 @@ class Misbehaving:
             raise RuntimeError("no idea")
         if what == 1:
             time.sleep(0.06)  # beyond its budget
-        answers = (None, Plan({"nobody": 3}, [], []), Plan(dict.fromkeys(names, 10**7), [], []), Plan({}, [], []),
-                   Plan(dict.fromkeys(names, -1), [], []), Plan({}, ["nobody"], ["nobody"]),
+        answers = (None, Plan({"unknown": 3}, [], []), Plan(dict.fromkeys(names, 10**7), [], []), Plan({}, [], []),
+                   Plan(dict.fromkeys(names, -1), [], []), Plan({}, ["unknown"], ["unknown"]),
                    Plan(dict.fromkeys(names, 0.5), [], []), Plan(dict.fromkeys(names, 1), names, []))
         if 2 <= what < 2 + len(answers):
             return answers[what - 2]
