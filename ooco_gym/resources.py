@@ -102,7 +102,7 @@ def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any
                         + " extends ".join(f"'{one}'" for one in (*chain[chain.index(path):], path)))
     files[path] = stamp_of(path)
     try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)
+        value = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # nosec B506
     except yaml.YAMLError as error:
         raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
     if not isinstance(value, dict):

@@ -21,6 +21,7 @@ from stable_baselines3.common.callbacks import BaseCallback
 
 from agents.evaluation.scoring import feasible_first
 from agents.learning.networks import Actor, ObservationEncoder
+from agents.learning.trust import sign_archive
 from agents.learning.vector import GymnasiumVecEnv
 from ooco_gym.envs.buffers import DECLINE_ACTION, PARTNER_ACTION
 from ooco_gym.files import atomic_write
@@ -432,3 +433,4 @@ def save(model: Any, path: Path) -> None:
     """Saves a Stable-Baselines3 model under `path` in one move."""
     with atomic_write(path) as temporary:
         model.save(temporary)
+        sign_archive(temporary)

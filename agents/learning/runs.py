@@ -2,7 +2,7 @@
 
 `checkpoints/latest.state` holds all that the rest of training depends on: parameters and optimiser, the scaling of
 observations and rewards, the random number generators, every episode under way, what callbacks keep, and what was
-logged. It is a pickle, which can carry code: resume only runs that you trust.
+logged. It is a pickle, which can carry code: what this user has not written is not resumed (`agents.learning.trust`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import yaml
 
 from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
 from agents.learning.algorithms import algorithm_of, recipe_of
+from agents.learning.trust import check_archive, sign, verify
 from agents.search.kept import searched_policy
 from agents.search.optimisers import is_search
 from agents.settings import plain, require
@@ -73,10 +74,11 @@ class LoadedRun:
         return self.actor.answer(*observation)[0]
 
 
-def load_run(folder: str | Path) -> LoadedRun:
+def load_run(folder: str | Path, trust: bool = False) -> LoadedRun:
     """Loads the policy kept in the folder of an `ooco-gym train` run, with the configuration it was trained under.
 
-    The folder's `policy.zip` is Stable-Baselines3's format, which can carry code: load only runs that you trust.
+    The folder's `policy.zip` is Stable-Baselines3's format, which can carry code: what this user has not trained
+    (`agents.learning.trust`) is read with `trust` alone.
 
     Raises:
         UserError: the folder or one of its files is missing or unreadable, or the `train` extra is not installed.
@@ -95,7 +97,7 @@ def load_run(folder: str | Path) -> LoadedRun:
     require("train")
     config = read_config(path)
     try:
-        model = load_model(config, path / POLICY_FILE)
+        model = load_model(config, path / POLICY_FILE, trust)
     except UserError:
         raise
     except Exception as error:  # SB3, zipfile and pickle raise many kinds; all mean that the file is no policy
@@ -104,12 +106,13 @@ def load_run(folder: str | Path) -> LoadedRun:
     return LoadedRun(path, model, config)
 
 
-def load_model(config: Mapping[str, Any], path: Path) -> Any:
+def load_model(config: Mapping[str, Any], path: Path, trust: bool = False) -> Any:
     """Reads a saved model of the algorithm that a run's configuration names.
 
     Raises:
-        UserError: an unknown algorithm.
+        UserError: an unknown algorithm, or a model that another has written.
     """
+    check_archive(path, trust)
     _know_old_names()
     return algorithm_of(plain(config["agent"])).classes()[0].load(path, device="cpu")
 
@@ -309,20 +312,22 @@ def write_state(trainer: Any) -> None:
         "trainer": {"imitation": trainer.imitation, "judged": trainer.judged},
     }
     with atomic_write(trainer.out / STATE_FILE) as temporary:
-        temporary.write_bytes(zlib.compress(cloudpickle.dumps(state), 1))
+        temporary.write_bytes(sign(zlib.compress(cloudpickle.dumps(state), 1)))
 
 
 def read_state(folder: Path) -> dict[str, Any]:
     """Reads what `write_state` wrote.
 
     Raises:
-        UserError: the file is damaged, or of another version of this package.
+        UserError: the file is damaged, of another version of this package, or another's.
     """
     import cloudpickle
 
     path = folder / STATE_FILE
     try:
-        state = cloudpickle.loads(zlib.decompress(path.read_bytes()))
+        state = cloudpickle.loads(zlib.decompress(verify(path, path.read_bytes())))
+    except UserError:
+        raise
     except (ImportError, AttributeError) as error:  # it names classes by the modules that they were in
         raise UserError(f"'{path}' is of another version of ooco-gym; expected schema {_SCHEMA}: train anew") from error
     except Exception as error:  # pickles fail in many ways; all mean that the file cannot be used
@@ -339,7 +344,7 @@ def restore(trainer: Any, state: Mapping[str, Any]) -> None:
 
     model, env = trainer.model, trainer.env
     env.returns, env.ret_rms = state["rewards"]["returns"], state["rewards"]["ret_rms"]
-    model.set_parameters(torch.load(io.BytesIO(state["parameters"]), weights_only=False), exact_match=True)
+    model.set_parameters(torch.load(io.BytesIO(state["parameters"]), weights_only=False), exact_match=True)  # nosec B614
     for key, value in state["model"].items():
         setattr(model, key, value)
     for name, callback in _stateful(trainer):

@@ -3,7 +3,7 @@
 After every generation: `policy.yaml` and, of a policy with weights, `weights.npz` (what is kept so far; the YAML is
 played wherever a policy's name is accepted), `generations.csv`, and `checkpoints/latest.state`, from which a search
 goes on to the bit. None of them holds a time, so that the same search leaves the same bytes. The state is a pickle,
-which can carry code: resume only runs that you trust.
+which can carry code: what this user has not written is not resumed (`agents.learning.trust`).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 
+from agents.learning.trust import sign, verify
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.policy import Policy, get_policy
@@ -48,7 +49,7 @@ def write(search: Any) -> bytes:
     write_table(out / TABLE_FILE, search.memory.rows)
     state = {"schema": _SCHEMA, "names": search.space.names, "memory": memory}
     with atomic_write(out / STATE_FILE) as temporary:  # last: what is resumed finds all else as it was
-        temporary.write_bytes(pickle.dumps(state))
+        temporary.write_bytes(sign(pickle.dumps(state)))
     return memory
 
 
@@ -60,7 +61,7 @@ def read(folder: Path, names: Sequence[str]) -> Any:
     """
     path = folder / STATE_FILE
     try:
-        state = pickle.loads(path.read_bytes())
+        state = pickle.loads(verify(path, path.read_bytes()))
         if not isinstance(state, dict) or state.get("schema") != _SCHEMA:
             raise UserError(f"'{path}' is of another version of ooco-gym, or no search; expected schema {_SCHEMA}: "
                             "train anew")

@@ -28,6 +28,7 @@ class Request:
     overrides: list[Override]
     out: str | None = None
     swept: list[str] = field(default_factory=list)
+    trust: bool | None = None  # whether runs that others trained may be read; None: as the environment says
 
     @property
     def words(self) -> list[str]:
@@ -41,17 +42,24 @@ class Request:
 
 
 def read(words: Iterable[str], multirun: bool) -> Request:
-    """Reads the words of a command line; `out` is taken out, it is no business of Hydra's.
+    """Reads the words of a command line; `out` and `trust` are taken out, they are no business of
+    Hydra's.
 
     Raises:
         UserError: a word that is not key=value, or several values where no sweep was asked for.
     """
-    parser, overrides, out, words = OverridesParser.create(), [], None, list(words)
+    parser, overrides, out, trust, words = OverridesParser.create(), [], None, None, list(words)
     for word in words:
         if word.startswith("out="):
             out = word[4:].strip().strip("'\"")
             if not out or out == "null":
                 raise UserError("out is empty; expected the folder for the results, such as out=results")
+            continue
+        if word.startswith("trust="):
+            if word[6:] not in ("true", "false"):
+                raise UserError(f"'{word}' must be trust=true (runs that others trained may be read: their files can "
+                                "carry code) or trust=false")
+            trust = word == "trust=true"
             continue
         if word.lstrip("+").startswith(("hydra.run.dir=", "hydra.sweep.dir=")):
             raise UserError(f"'{word}': say where results go with out=DIR")
@@ -69,7 +77,7 @@ def read(words: Iterable[str], multirun: bool) -> Request:
         key, _, value = word.partition("=")
         raise UserError(f"'{word}' gives {key} several values: add -m to run each, or write a list {key}=[{value}] "
                         "where a list is expected")
-    return Request(overrides, out, swept)
+    return Request(overrides, out, swept, trust)
 
 
 def name_words(command: Command, words: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from ooco_gym.cli.source import OocoSearchPath, OocoSource
 from ooco_gym.cli.task import BUG, COUNTER, MISTAKE, OK, Outcome, Task, one_line, unwrap
 from ooco_gym.errors import UserError
 
+TRUST = "OOCO_GYM_TRUST"  # as agents.learning.trust reads it
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
          "hydra.job.chdir=false")
 LONGEST_LABEL = 100     # characters of a sweep's folder name
@@ -75,7 +76,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
     Raises:
         UserError: a mistake in the command line; nothing has been written then.
     """
-    with session(command):
+    with session(command), _trusting(request.trust):
         _check(command, request)
         words = [*_folders(command, request, multirun), *request.words]
         folder = Path(words[0].partition("=")[2].strip("'"))
@@ -88,6 +89,20 @@ def run(command: Command, request: Request, multirun: bool) -> int:
             raise
         _tidy(folder, before, [Path(one.out) for one in outcomes if one.code == MISTAKE])
     return _report_sweep(command, request, folder, outcomes) if multirun else _report(outcomes[0])
+
+
+@contextmanager
+def _trusting(trust: bool | None) -> Iterator[None]:
+    """Says in the environment, which workers inherit, whether runs that others trained may be read."""
+    before = os.environ.get(TRUST)
+    if trust is not None:
+        os.environ[TRUST] = str(int(trust))
+    try:
+        yield
+    finally:
+        if trust is not None:
+            os.environ.pop(TRUST)
+            os.environ.update({} if before is None else {TRUST: before})
 
 
 def _check_writable(out: Path, given: str | None) -> None:
