@@ -11,6 +11,7 @@ from gating_double import train_config
 
 from agents.learning import callbacks, train, trainer
 from agents.learning.runs import STATE_FILE, load_run
+from agents.learning.trust import sign
 from ooco_gym.errors import UserError
 
 IMITATE = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 2}
@@ -152,9 +153,11 @@ def test_folders_without_a_state_say_what_is_missing(tmp_path, run_folder):
     with pytest.raises(UserError, match=r"has no checkpoints/latest.state to go on from"):
         train.main({"resume": str(tmp_path)})
     (tmp_path / "checkpoints").mkdir()
-    (tmp_path / STATE_FILE).write_bytes(b"nonsense")
-    with pytest.raises(UserError, match=r"latest.state' cannot be resumed from"):
-        train.main({"resume": str(tmp_path)})
+    for content, said in ((b"nonsense", "latest.state' was not written by a training of this user"),
+                          (sign(b"nonsense"), "latest.state' cannot be resumed from")):
+        (tmp_path / STATE_FILE).write_bytes(content)
+        with pytest.raises(UserError, match=said):
+            train.main({"resume": str(tmp_path)})
 
 
 def test_the_state_is_left_out_where_nobody_wants_it(tmp_path):
