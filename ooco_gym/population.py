@@ -18,6 +18,7 @@ import numpy as np
 from numba import types
 
 from ooco_gym.compile import address_of, jit
+from ooco_gym.errors import UserError
 from ooco_gym.jobs import cores
 from ooco_gym.policy import Policy
 from ooco_gym.policy.decisions import addresses
@@ -35,6 +36,9 @@ TEMPLATES = 4  # first states that are kept of a window: for so many combination
 # Settings that are numbers in State.config and nothing else: policies that differ in these share a first state.
 PLAIN_SETTINGS = ("max_num_batched_tokens", "prefill_tokens", "layer_resume", "kv_priority", "preempt")
 _GIVEN = ("arrival_ps", "prompt_tokens", "output_tokens", "online", "ttft_slo_ps", "tpot_slo_ps")
+
+
+REFUSED = (0.0, 1, 1, 0.0, 0.0)  # what comes of a policy that cannot play a window
 
 
 class Candidate(NamedTuple):
@@ -159,7 +163,8 @@ class Population:
         self.threads, self.simulated_s = threads or cores(), 0.0
 
     def play(self, candidates: Sequence[Candidate], windows: Sequence[int] | None = None,
-             played: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False) -> np.ndarray:
+             played: Callable[[], None] = lambda: None, stop: Callable[[], bool] = lambda: False,
+             refuse: bool = False) -> np.ndarray:
         """Plays windows with each of some candidates.
 
         Args:
@@ -167,6 +172,8 @@ class Population:
             windows: places of those to play; None: all.
             played: called after each window.
             stop: asked before each window; True ends all.
+            refuse: whether a candidate that cannot play, such as one whose settings the cluster has no room for, has
+                no service there and only violations, rather than ending all.
 
         Returns:
             OUTCOME[candidates, windows], the same whatever the number of threads.
@@ -184,7 +191,12 @@ class Population:
             if stop():
                 raise Stopped
             row, column = job
-            found[row, column] = self.windows[places[column]].play(candidates[row])
+            try:
+                found[row, column] = self.windows[places[column]].play(candidates[row])
+            except UserError:
+                if not refuse:
+                    raise
+                found[row, column] = REFUSED
             played()
 
         if self.threads == 1:

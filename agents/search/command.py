@@ -34,6 +34,8 @@ def run(config: dict[str, Any], resumed: bool) -> dict[str, Any]:
     Raises:
         UserError: a value out of range, or a policy that has nothing to turn or cannot play here.
     """
+    from agents.learning.runs import clear
+
     started = time.monotonic()
     agent = checked(config)
     require("search")
@@ -46,14 +48,16 @@ def run(config: dict[str, Any], resumed: bool) -> dict[str, Any]:
     search = Search(config, agent, out, memory)
     if not resumed:
         if config.get("overwrite"):
-            from agents.learning.runs import clear
-
             clear(out)
         with atomic_write(out / CONFIG_FILE) as temporary:
             temporary.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
     log = logger(config, out, resumed, search)
     try:
         search.run(log)
+    except UserError:
+        if not resumed and not search.memory.generation:
+            clear(out)  # refused before it began: this is no run that another would have to spare
+        raise
     finally:
         if log is not None:
             log.close()

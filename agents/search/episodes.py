@@ -114,12 +114,13 @@ class Search:
     # --- Playing ---------------------------------------------------------------------------------------------------
     def play(self, field_: Field, numbers: np.ndarray, places: np.ndarray | None = None, limited: bool = True
              ) -> np.ndarray:
-        """Plays windows with candidates (c, n): OUTCOME[c, windows]."""
+        """Plays windows with candidates (c, n): OUTCOME[c, windows]; one that cannot play violates everywhere."""
         started = time.monotonic()
         found = field_.population.play([self.space.candidate(one) for one in numbers],
                                        None if places is None else places.tolist(),
                                        lambda: self._bar.advance(self._share),
-                                       (lambda: time.monotonic() > self.until) if limited else (lambda: False))
+                                       (lambda: time.monotonic() > self.until) if limited else (lambda: False),
+                                       refuse=bool(numbers.any()))
         taken_s = time.monotonic() - started
         self.playing_s, self.played = self.playing_s + taken_s, self.played + found.size
         self.window_s = taken_s / found.size if self.window_s == 0.0 else 0.5 * (self.window_s + taken_s / found.size)
@@ -301,10 +302,9 @@ class Search:
         with progress(f"{self.agent['name']}: {self.policy.name} as it ships", total) as bar:
             self._bar = bar
             bar.advance(float(self.memory.generation))
-            saved = pickle.dumps(self.memory)
+            self.begin()
+            saved = kept.write(self)
             try:
-                self.begin()
-                saved = kept.write(self)
                 while not self.stopped_by:
                     if total is not None and self.memory.generation >= int(total):
                         self.stopped_by = "generations"

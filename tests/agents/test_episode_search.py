@@ -24,7 +24,7 @@ from agents.search.space import space_of, value_at
 from agents.search.tune import Windows
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
-from ooco_gym.population import OUTCOME, Candidate, Population, Window
+from ooco_gym.population import OUTCOME, REFUSED, Candidate, Population, Window
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import simulate
@@ -212,6 +212,15 @@ def test_a_window_whose_requests_change_under_way_is_refused(monkeypatch):
         window.play(Candidate(get_policy("deadline")))
 
 
+def test_a_candidate_that_cannot_play_is_behind_all_others_and_ends_nothing():
+    population, name = Population([scenario()], threads=2), "deadline:max_num_seqs=5000"
+    candidates = [Candidate(get_policy(one)) for one in ("deadline", name)]
+    with pytest.raises(UserError, match="max_num_seqs"):
+        population.play(candidates)
+    played, refused = population.play(candidates, refuse=True)
+    assert played["service"][0] > 0.0 and tuple(refused[0]) == REFUSED
+
+
 # --- Judging ------------------------------------------------------------------------------------------------------
 def outcome(service, violated=0, arrived=1000):
     found = np.zeros(len(service), OUTCOME)
@@ -367,6 +376,7 @@ def test_mistakes_are_named_in_one_sentence(tmp_path, wrong, words):
     with pytest.raises(UserError, match=words) as error:
         train.main(config(tmp_path / "out", **wrong))
     assert "\n" not in str(error.value)
+    assert not (tmp_path / "out" / "config.yaml").exists()
 
 
 def test_a_tracked_search_logs_the_series_of_its_charts(tmp_path, monkeypatch):
