@@ -38,8 +38,10 @@ def test_nothing_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         output = draws.randint(1, 30)
         rows.append([i / 40.0, draws.randint(1, 300), output, True, draws.randrange(2),
                      *([draws.randint(1, output)] if draws.random() < 0.3 else [])])
-    with Server(pythons(os.environ[VARIABLE].split(",")[0])[0], str(model), SETTINGS, ENVIRONMENT,
-                tmp_path / "server") as server:
+    server = Server(pythons(os.environ[VARIABLE].split(",")[0])[0], str(model), SETTINGS, ENVIRONMENT,
+                    tmp_path / "server")
+    server.use({"rule": "vllm", "classes": CLASSES})
+    with server:
         for rule in ("in_vllm.misbehaving:Misbehaving", "deadline"):
             server.use({"rule": rule, "classes": CLASSES})
             out = tmp_path / "cell.json"

@@ -26,6 +26,10 @@ class NonsenseError(ValueError):
     """An answer that cannot be followed."""
 
 
+class StillBusyError(TimeoutError):
+    """A rule is still at an iteration that it was too late for; that counted once."""
+
+
 class Decider:
     """A rule with its belief, watched over.
 
@@ -85,6 +89,9 @@ class Decider:
                 self.learned.look(engine, self.belief)
             plan = self.rule.compose(engine, self.belief)
             check(plan, engine, running)
+        except StillBusyError:
+            self.watch.fell_back("was still busy", "with an iteration that it was too late for")
+            return None
         except TimeoutError:
             return self._failed("stalled", f"more than {self.settings.time_budget_s:g} s")
         except NonsenseError as error:
@@ -151,13 +158,14 @@ class Threaded:
         """The rule's answer.
 
         Raises:
-            TimeoutError: it does not come in time, or is still at an earlier question.
+            TimeoutError: it does not come in time.
+            StillBusyError: it is still at an earlier question.
         """
         while self._done < self._number:  # answers that came too late
             try:
                 self._done = self._answered.get_nowait()[0]
             except queue.Empty:
-                raise TimeoutError from None
+                raise StillBusyError from None
         self._number += 1
         self._asked.put((self._number, engine, belief))
         try:

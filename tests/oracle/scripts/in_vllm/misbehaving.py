@@ -15,7 +15,7 @@ class Misbehaving:
         self._draws = random.Random(values.get("seed", 1))
 
     def compose(self, engine: Any, belief: Any) -> Any:
-        what = self._draws.randrange(14)
+        what = self._draws.randrange(20)
         names = [request.id for request in engine.running]
         if what == 0:
             raise RuntimeError("no idea")
