@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from scipy.stats import kendalltau
 
 BASE = "vllm_priority"
@@ -28,9 +29,9 @@ def ranking(found: dict[str, Any]) -> list[dict[str, Any]]:
         names = list(scores["measured"])
         tau = kendalltau([scores["measured"][name] for name in names], [scores["predicted"][name] for name in names])
         plain = kendalltau(*([run[kind]["offline_tokens_per_s"] for run in runs] for kind in scores))
-        rows.append({"load": load, "kendall_tau": float(tau[0]),
+        rows.append({"load": load, "kendall_tau": float(np.asarray(tau)[0]),
                      "same": orders["measured"] == orders["predicted"],
-                     "kendall_tau_throughput": float(plain[0]), **orders})
+                     "kendall_tau_throughput": float(np.asarray(plain)[0]), **orders})
     return rows
 
 
