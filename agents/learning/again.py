@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from agents.learning.arrays import arrays_of_graph
-from agents.learning.describing import LICENCE, origin, with_seen
+from agents.learning.describing import LICENCE, forms_of, origin, summarised, with_seen
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import ARRAYS_FILE, MODEL_FILE, SCHEMA, Policy, write_bundle
 from ooco_gym.runtime.arrays import read_arrays
@@ -30,7 +30,6 @@ def export_again(folder: str, config: Mapping[str, Any], wanted: Sequence[str] |
     Raises:
         UserError: the bundle is broken, or cannot be written in a form that is asked for.
     """
-    from agents.learning.export import forms_of, summarised
 
     manifest, path, out = read_manifest(folder), Path(folder), Path(config["out"])
     if out.resolve() == path.resolve():
@@ -129,7 +128,6 @@ def _scores(card: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _parameters(path: Path, manifest: Mapping[str, Any], out: Path, config: Mapping[str, Any],
                 wanted: Sequence[str] | None, checks: int) -> dict[str, Any]:
     """A bundle of kind `parameters` anew."""
-    from agents.learning.export import forms_of, summarised
     from ooco_gym.runtime.manifest import REFERENCE_FILE
 
     policy = Policy.load(path, form="npz")

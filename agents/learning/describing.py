@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,10 @@ from agents.learning.runs import LoadedRun
 from agents.settings import plain
 from ooco_gym.envs.buffers import FIXED
 from ooco_gym.envs.decision import PARTNER, kinds, meaning
+from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of
+from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, SCHEMA
+from ooco_gym.runtime.forms import FORMS
 from ooco_gym.runtime.scorers import FARTHEST
 
 OPSET = 18
@@ -150,3 +155,37 @@ def action_names(decisions: Sequence[str], places: int, fixed: int) -> list[str]
     """Names of the actions: those of the one decision there is, or words that hold for all of them."""
     name = decisions[0] if len(decisions) == 1 else ""
     return action_meanings([name], places, fixed)[name]
+
+
+# --- What is said of an export ----------------------------------------------------------------------------------------
+def forms_of(wanted: Sequence[str] | None, arrays: bool, policy: str) -> list[str]:
+    """The forms to write, of a network that can be written as arrays, or as a graph alone.
+
+    Raises:
+        UserError: one is asked for that cannot be written.
+    """
+    can: list[str] = list(FORMS) if arrays else ["onnx"]
+    if wanted is None:
+        return can
+    if not set(wanted) <= set(can):
+        raise UserError(f"the network of '{policy}' can be exported as onnx alone: attention over candidates has no "
+                        "form in arrays or C; leave forms out, or train agent.network=candidate_scorer")
+    return list(wanted)
+
+
+def summarised(out: Path, config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """The summary of a bundle that was written, which is shown too."""
+    written = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
+    names = list(written["files"])
+    summary = {"command": "export", "policy": str(config["policy"]), **more, "forms": written["forms"],
+               "bytes": (out / (MODEL_FILE if MODEL_FILE in names else names[0])).stat().st_size, "opset": OPSET,
+               "bundle_schema": SCHEMA, "files": [*names, MANIFEST_FILE]}
+    _show(summary, out)
+    return summary
+
+
+def _show(summary: Mapping[str, Any], out: Path) -> None:
+    ties = "" if summary["action_agreement"] == 1.0 else ", the others are ties within rounding"
+    print(f"exported as {', '.join(summary['forms'])}; {summary['action_agreement']:.2%} of {summary['checks']:,} "
+          f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
+    print(f"policy: {out}")

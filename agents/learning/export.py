@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -17,11 +16,11 @@ import numpy as np
 from agents.environments import OBSERVATION_KEYS, candidate_shape
 from agents.learning.algorithms import imitated
 from agents.learning.arrays import arrays_of_run
-from agents.learning.describing import OPSET, manifest
+from agents.learning.describing import OPSET, forms_of, manifest, summarised
 from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, MODEL_FILE, SCHEMA, write_bundle
+from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, MODEL_FILE, write_bundle
 from ooco_gym.runtime.forms import FORMS
 from ooco_gym.runtime.onnx_form import open_graph, run_graph
 from ooco_gym.runtime.scorers import Sizes, built
@@ -91,21 +90,6 @@ def forms_wanted(config: Mapping[str, Any]) -> list[str] | None:
     return [form for form in FORMS if form in wanted or (form == "c" and target == "c")]
 
 
-def forms_of(wanted: Sequence[str] | None, arrays: bool, policy: str) -> list[str]:
-    """The forms to write, of a network that can be written as arrays, or as a graph alone.
-
-    Raises:
-        UserError: one is asked for that cannot be written.
-    """
-    can: list[str] = list(FORMS) if arrays else ["onnx"]
-    if wanted is None:
-        return can
-    if not set(wanted) <= set(can):
-        raise UserError(f"the network of '{policy}' can be exported as onnx alone: attention over candidates has no "
-                        "form in arrays or C; leave forms out, or train agent.network=candidate_scorer")
-    return list(wanted)
-
-
 def agreeing(run: LoadedRun, forms: Sequence[str], graph: Path, found: Any, observations: tuple[np.ndarray, ...],
              policy: str) -> dict[str, Any]:
     """How far the forms agree with the trained policy; the graph's figures, and those of the arrays with their name.
@@ -133,17 +117,6 @@ def sizes_of_run(run: LoadedRun) -> Sizes:
     """The sizes of what a run's network takes and gives."""
     layout: Any = run.actor.encoder.layout
     return Sizes(layout.cluster, layout.decisions, layout.places, layout.features, layout.actions, layout.levels)
-
-
-def summarised(out: Path, config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary of a bundle that was written, which is shown too."""
-    written = json.loads((out / MANIFEST_FILE).read_text(encoding="utf-8"))
-    names = list(written["files"])
-    summary = {"command": "export", "policy": str(config["policy"]), **more, "forms": written["forms"],
-               "bytes": (out / (MODEL_FILE if MODEL_FILE in names else names[0])).stat().st_size, "opset": OPSET,
-               "bundle_schema": SCHEMA, "files": [*names, MANIFEST_FILE]}
-    _show(summary, out)
-    return summary
 
 
 def learned_decisions(run: LoadedRun) -> int:
@@ -286,10 +259,3 @@ def _scores(run: LoadedRun, observation: Mapping[str, np.ndarray]) -> tuple[np.n
             return torch.cat([one.logits for one in each], dim=1).double().numpy(), True
         values = policy.quantile_net(tensors).mean(1) if hasattr(policy, "quantile_net") else policy.q_net(tensors)
         return values.double().numpy(), False
-
-
-def _show(summary: Mapping[str, Any], out: Path) -> None:
-    ties = "" if summary["action_agreement"] == 1.0 else ", the others are ties within rounding"
-    print(f"exported as {', '.join(summary['forms'])}; {summary['action_agreement']:.2%} of {summary['checks']:,} "
-          f"actions agree with the trained policy{ties}; largest logit error {summary['max_logit_error']:.1e}")
-    print(f"policy: {out}")
