@@ -84,11 +84,12 @@ FIGURES = (
            f"all, through gym.make_vec, over the first {VECTOR_STEPS:,} steps of each"),
     Figure("numpy_us", None, False, "us", "a decision of an exported policy among 64 candidates in numpy, as an "
            "engine asks for it: a deep set of the zoo's size; processor time"),
-    Figure("c_us", 20.0, False, "us", "the same in C, compiled with -O3"),
-    Figure("c_native_us", None, False, "us", "the same, compiled for this processor"),
+    Figure("c_us", 20.0, False, "us", "the same in C, compiled for this processor: -O3 -march=native"),
+    Figure("c_portable_us", None, False, "us", "the same, compiled with -O3 alone"),
     Figure("onnx_us", 60.0, False, "us", "the same in onnxruntime"),
     Figure("small_numpy_us", None, False, "us", "the same of two plain layers, as a search finds them, in numpy"),
-    Figure("small_c_us", 20.0, False, "us", "the same in C, compiled with -O3"),
+    Figure("small_c_us", 20.0, False, "us", "the same in C, compiled for this processor"),
+    Figure("small_c_portable_us", None, False, "us", "the same, compiled with -O3 alone"),
     Figure("small_onnx_us", 60.0, False, "us", "the same in onnxruntime"),
     Figure("features_us", 150.0, False, "us", "what a policy sees of an engine with 64 requests running and 64 "
            "answers, from plain descriptions of them; processor time"),

@@ -41,7 +41,8 @@ def measure_export(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _decisions(folder: Path, network: dict[str, Any]) -> dict[str, float]:
-    """Microseconds of a decision: `numpy_us`, `onnx_us` with onnxruntime, `c_us` and `c_native_us` with a compiler."""
+    """Microseconds of a decision: `numpy_us`, `onnx_us` with onnxruntime, `c_us` (compiled for this processor)
+    and `c_portable_us` with a compiler."""
     forms = ["npz", "c", *(["onnx"] if _imports("onnx") and _imports("onnxruntime") else [])]
     write_bundle(folder, *_policy(network), forms)
     asked = dict(zip(("cluster", "candidates", "action_mask", "decision"), (part[0] for part in _asked(_sizes())),
@@ -53,8 +54,8 @@ def _decisions(folder: Path, network: dict[str, Any]) -> dict[str, float]:
             figures[key] = _best(lambda policy=policy: policy.decide(asked))
     compiler = next((name for name in ("gcc", "clang", "cc") if shutil.which(name)), None)
     if compiler is not None:
-        figures["c_us"] = _in_c(folder, compiler, ["-O3"])
-        figures["c_native_us"] = _in_c(folder, compiler, ["-O3", "-march=native"])
+        figures["c_us"] = _in_c(folder, compiler, ["-O3", "-march=native"])
+        figures["c_portable_us"] = _in_c(folder, compiler, ["-O3"])
     return figures
 
 

@@ -255,8 +255,9 @@ static int finite_all(const float *x, int n)
 static void score(const float *cluster, const float *candidates, int n, const signed char *mask, const float *decision,
                   float *scores)
 {
-    double x[@inputs@], y[1];
+    double x[FEATURES], y[1], beside[@first@];
     (void)decision;
+    memcpy(beside, layer0_bias, sizeof beside);
     for (int action = 0; action < FIXED; action++) {
         double sum = fixed_bias[action];
         for (int i = 0; i < CLUSTER; i++) {
@@ -272,7 +273,7 @@ static void score(const float *cluster, const float *candidates, int n, const si
         for (int i = 0; i < FEATURES; i++) {
             x[i] = candidates[candidate * FEATURES + i];
         }
-        layers(x, y);
+        layers(beside, x, y);
         scores[FIXED + candidate] = (float)y[0];
     }
 }
@@ -370,7 +371,7 @@ PARAMETERS = """int @name@_decide(const float *features, double *values)
         }
         x[i] = features[i];
     }
-    layers(x, z);
+    layers(layer0_bias, x, z);
     for (int i = 0; i < PARAMETERS; i++) {
         if (!isfinite(z[i])) {
             return @NAME@_BROKEN;
