@@ -106,7 +106,7 @@ wheel: $(VENV)/.all sbom
 
 # requirements.lock anew, from pyproject.toml and constraints.txt.
 lock: $(AUDIT_VENV)/.done
-	$(AUDIT_VENV)/bin/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 -c constraints.txt \
+	$(AUDIT_VENV)/bin/uv pip compile pyproject.toml --extra all --universal --python-version 3.11 -c constraints.txt \
 	  --generate-hashes --upgrade --quiet --custom-compile-command 'make lock' -o requirements.lock \
 	  $(addprefix --no-emit-package ,$(UNLOCKED))
 

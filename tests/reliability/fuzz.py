@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 KEPT = Path(__file__).with_name("kept.jsonl")
 OK, REFUSED, FAILED = "ok", "refused", "failed"
 SHRINK_S = 90.0  # spent on making one failure smaller
-MOST_WALL = 20  # times the processor time that a case may take, where other work has the cores
+MOST_WALL = 100  # times the processor time that a case may take, where other work has the cores
 EVERY_S = 60.0  # between two lines of progress
 
 
