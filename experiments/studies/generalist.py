@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BEGIN = "<!-- results: written by ooco-gym experiment generalist; what stands outside is not touched -->"
-KIND = "generalist"
+KIND, ALL = "generalist", "all"
 EACH = "a setting for each"  # a ceiling, not an opponent: it was tuned on the condition itself
 RESAMPLES = 10_000
 LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
@@ -51,7 +51,7 @@ def scenario_of(condition: Mapping[str, Any], options: Mapping[str, Any]) -> Sce
     Raises:
         UserError: a field that no scenario has.
     """
-    fields = {key: value for key, value in condition.items() if key not in ("name", "load")}
+    fields = {key: value for key, value in condition.items() if key not in ("name", "load", "group")}
     scenario = Scenario.from_config({"duration_s": options["duration_s"], "warmup_s": options["warmup_s"],
                                      "offline": {"mode": "backlog"}, **fields})
     if "load" not in condition:
@@ -85,8 +85,8 @@ def allowed(reference: Figures, limit: float) -> float:
     return max(limit, float(reference["violations"].mean()))
 
 
-def claim(learned: str, opponent: str, played: Mapping[str, Mapping[str, Figures]], options: Mapping[str, Any]
-          ) -> dict[str, Any]:
+def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[str, Figures]],
+          options: Mapping[str, Any]) -> dict[str, Any]:
     """A row of `results/learned.json`: the geometric mean over conditions of what a policy has over another."""
     ratios = [log_ratio(figures[learned], figures[opponent]) for figures in played.values()]
     mean, low, high = over_conditions(ratios)
@@ -98,8 +98,8 @@ def claim(learned: str, opponent: str, played: Mapping[str, Mapping[str, Figures
     tested: Any = wilcoxon(means) if np.any(means) else None
     p_value = float(tested.pvalue) if tested else 1.0
     return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": KIND, "learned": learned,
-            "opponent": opponent, "unit": "log ratio of offline reference GPU-s/s", "mean": mean, "ci_low": low,
-            "ci_high": high, "relative": float(np.expm1(mean)), "p_wilcoxon": p_value,
+            "opponent": opponent, "group": group, "unit": "log ratio of offline reference GPU-s/s",
+            "mean": mean, "ci_low": low, "ci_high": high, "relative": float(np.expm1(mean)), "p_wilcoxon": p_value,
             "violation_rate": float(rates.mean()), "opponent_violation_rate": float(theirs.mean()),
             "conditions": len(ratios), "conditions_ahead": int(sum(one > 0 for one in means)),
             "conditions_over_the_limit": over, "worst_condition": min(means),
@@ -148,9 +148,10 @@ def claims_table(claims: Sequence[Mapping[str, Any]], titles: Mapping[str, str])
         mean, low, high = (float(np.expm1(one[key])) for key in ("mean", "ci_low", "ci_high"))
         return with_interval(mean, low, high, lambda value: percent(value, 1, "+"))
 
-    columns = [Column("policy", lambda one: titles[one["learned"]], align="l"),
+    columns = [Column("conditions", "group", align="l"),
+               Column("policy", lambda one: titles[one["learned"]], align="l"),
                Column("over", lambda one: titles[one["opponent"]], align="l"), Column("gain", gain),
-               Column("conditions ahead", lambda one: f"{one['conditions_ahead']} of {one['conditions']}"),
+               Column("ahead in", lambda one: f"{one['conditions_ahead']} of {one['conditions']}"),
                Column("Wilcoxon p", lambda one: f"{one['p_wilcoxon']:.2g}"),
                Column("violations", lambda one: percent(one["violation_rate"])),
                Column("of the opponent", lambda one: percent(one["opponent_violation_rate"]))]
@@ -214,7 +215,12 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     if each:
         policies = {**policies, EACH: EACH}
     ours, titles = policies[options["learned"]], {policy: title for title, policy in policies.items()}
-    claims = [claim(ours, policy, played, options) for policy in policies.values() if policy != ours]
+    groups = {ALL: list(played)}
+    for one in options["conditions"]:
+        if "group" in one:
+            groups.setdefault(str(one["group"]), []).append(str(one["name"]))
+    claims = [claim(ours, policy, group, {name: played[name] for name in members}, options)
+              for group, members in groups.items() for policy in policies.values() if policy != ours]
     rows = rows_of(played, policies, float(options["violations"]))
     table, verdict = Table.of([Column(key, key) for key in rows[0]], rows), claims_table(claims, titles)
     page = Path(options["page"] or out / "generalist.md")

@@ -53,9 +53,11 @@ def test_claims_are_those_of_the_windows(learned: Path, tmp_path: Path) -> None:
     assert main(["experiment", "generalist", *SHORT, f"out={tmp_path}", "generalist.seeds=[5,6]",
                  f"generalist.policies=[{{title: deadline, policy: deadline}},{policies}]",
                  "generalist.cache=false", "generalist.workers=1",
-                 "generalist.conditions=[{name: c, cluster: mixed_7b, workload: azure_conv, online_rate: 2}]"]) == 0
+                 "generalist.conditions=[{name: c, group: g, cluster: mixed_7b, workload: azure_conv, online_rate: 2}]",
+                 "generalist.each_from=null"]) == 0
     found = json.loads((tmp_path / "learned.json").read_text())["claims"]
-    assert [one["opponent"] for one in found] == ["deadline", str(files["single"])]
+    assert [(one["group"], one["opponent"]) for one in found] == [
+        (group, opponent) for group in ("all", "g") for opponent in ("deadline", str(files["single"]))]
     for one in found:
         assert one["kind"] == "generalist" and one["n_windows"] == 2 and one["window_s"] == 30.0
         assert one["ci_low"] <= one["mean"] <= one["ci_high"]
