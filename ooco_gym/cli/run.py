@@ -82,7 +82,8 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         folder = Path(words[0].partition("=")[2].strip("'"))
         before = _seen(folder)
         try:
-            task = Task(command.name, command.function, os.getcwd(), *(_sweep(folder, request) if multirun else ()))
+            sweep, points = _sweep(folder, request) if multirun else ("", None)
+            task = Task(command.name, command.function, os.getcwd(), sweep, points)
             outcomes = _outcomes(command, task, words, multirun)
         except BaseException:
             _tidy(folder, before, [])
