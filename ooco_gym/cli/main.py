@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -64,6 +65,7 @@ def _dispatch(words: list[str]) -> int:
         raise UserError(f"unknown option '{name}'; usage: {USAGE}")
     if "=" in name:
         raise UserError(f"'{name}' is no command; expected one first: {', '.join(commands())}")
+    _check_here()
     options = _parse(rest)
     command = find(name, options.config_dir)
     if options.help:
@@ -77,6 +79,14 @@ def _dispatch(words: list[str]) -> int:
         run.show(command, request, options.cfg)
         return 0
     return run.run(command, request, multirun)
+
+
+def _check_here() -> None:
+    """Refuses to run in a folder that is gone: all relative paths would fail, each in its own way."""
+    try:
+        os.getcwd()
+    except OSError:
+        raise UserError("the working directory has been deleted; change to one that exists (cd)") from None
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

@@ -28,6 +28,8 @@ from ooco_gym.errors import UserError
 TRUST = "OOCO_GYM_TRUST"  # as agents.learning.trust reads it
 QUIET = ("hydra/job_logging=disabled", "hydra/hydra_logging=disabled", "hydra.output_subdir=null",
          "hydra.job.chdir=false")
+LONGEST_NAME = 255      # bytes of a folder's name, on the file systems in use
+FIRST_PRINTABLE, DELETE = 32, 127
 LONGEST_LABEL = 100     # characters of a sweep's folder name
 
 
@@ -88,6 +90,8 @@ def run(command: Command, request: Request, multirun: bool) -> int:
         except BaseException:
             _tidy(folder, before, [])
             raise
+        if multirun:
+            (folder / "multirun.yaml").unlink(missing_ok=True)  # Hydra's, also of a start that was killed
         _tidy(folder, before, [Path(one.out) for one in outcomes if one.code == MISTAKE])
     return _report_sweep(command, request, folder, outcomes) if multirun else _report(outcomes[0])
 
@@ -108,12 +112,27 @@ def _trusting(trust: bool | None) -> Iterator[None]:
 
 def _check_writable(out: Path, given: str | None) -> None:
     """The nearest folder that exists must be one that may be written; nothing is made before that is known."""
+    _check_name(out, given)
     there = next(path for path in (out, *out.parents) if _exists(path))
     if not there.is_dir():
         raise UserError(f"out={given} is a file; expected a folder" if there == out else
                         f"out={given} cannot be used: '{there}' is a file; expected a folder")
+    nowhere = next((path for path in (out, *out.parents) if path.is_symlink() and not _exists(path)), None)
+    if nowhere is not None:
+        raise UserError(f"out={given} cannot be used: '{nowhere}' is a symbolic link that leads nowhere, or in a "
+                        "circle")
     if not os.access(there, os.W_OK | os.X_OK) or there.is_relative_to("/proc"):
         raise UserError(f"out={given} cannot be used: the folder '{there}' cannot be written")
+
+
+def _check_name(out: Path, given: str | None) -> None:
+    """Refuses what is no name of a folder."""
+    if any(ord(letter) < FIRST_PRINTABLE or ord(letter) == DELETE for letter in str(out)):
+        raise UserError(f"out={given!r} has a control character in it; expected the name of a folder")
+    longest = max(out.parts, key=lambda part: len(os.fsencode(part)))
+    if len(os.fsencode(longest)) > LONGEST_NAME:
+        raise UserError(f"out={longest[:20]}… cannot be used: a name of {len(os.fsencode(longest))} bytes; folders "
+                        f"have at most {LONGEST_NAME}")
 
 
 def _exists(path: Path) -> bool:

@@ -121,7 +121,10 @@ def finished(command: str, cfg: DictConfig, out: str) -> tuple[str, ...]:
 
 
 def announce(outcome: Outcome, sweep: str, points: int | None, took_s: float) -> None:
-    """Says on stderr which point of a sweep has ended, and how many have; workers count in a folder of the sweep."""
+    """Says on stderr which point of a sweep has ended, and how many have; workers count in a folder of the sweep.
+
+    Of a point that is refused the sentence is all that is said, at the end.
+    """
     counter, number = Path(sweep, COUNTER), 1
     with suppress(OSError):
         counter.mkdir(parents=True, exist_ok=True)
@@ -132,7 +135,9 @@ def announce(outcome: Outcome, sweep: str, points: int | None, took_s: float) ->
                 break
             except FileExistsError:  # another worker's
                 number += 1
-    how = "was there" if outcome.kept else {OK: "done", MISTAKE: "refused", BUG: "failed"}[outcome.code]
+    if outcome.code == MISTAKE:
+        return
+    how = "was there" if outcome.kept else {OK: "done", BUG: "failed"}[outcome.code]
     seconds = "" if outcome.kept else f" in {took_s:.0f} s"
     of = f"/{points}" if points else ""
     print(f"point {number}{of}: {Path(outcome.out).name}: {how}{seconds}", file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""`python -m tests.reliability.fuzz [N=1000] [seed=0] [begin=0] [processes=1] [limit_s=60]`: N random cases of a seed.
+"""`python -m tests.reliability.fuzz [N=1000] [seed=0] [begin=0] [processes=1] [limit_s=300]`: N random cases of a seed.
 
 Each is drawn from its seed and number alone, played by a worker process, and held against every invariant that we
 know (`playing`). Where one fails, ends its process or takes more processor time than `limit_s`, it is made smaller and
@@ -192,7 +192,7 @@ def main(words: list[str]) -> int:
         given = json.loads(words[0])
         print(play(given.get("case", given)))
         return 0
-    known = {"N": 1000, "seed": 0, "begin": 0, "processes": 1, "limit_s": 60}
+    known = {"N": 1000, "seed": 0, "begin": 0, "processes": 1, "limit_s": 300}
     given = dict(word.partition("=")[::2] for word in words)
     if {*given} - {*known} or not all(value.isdigit() for value in given.values()):
         print(__doc__, file=sys.stderr)
