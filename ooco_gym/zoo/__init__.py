@@ -1,10 +1,10 @@
 """The trained policies that come with the package: one folder each, found and loaded by name.
 
-A folder is a bundle (`manifest.json`, `policy.onnx`) with its card (`card.json`, and `card.md` for people): what it was
-trained on, how it scores on held-out windows with intervals, what distribution shifts do to it, where not to use it,
-and the commands that make it anew. Nothing in it is code. `ooco-gym zoo` makes them (docs/zoo.md).
+A folder is a bundle (`manifest.json`, `weights.npz`, `policy.onnx`) with its card (`card.json`, and `card.md` for
+people): what it was trained on, how it scores on held-out windows with intervals, what distribution shifts do to it,
+where not to use it, and the commands that make it anew. Nothing in it is code. `ooco-gym zoo` makes them (docs/zoo.md).
 
-Listing needs nothing but the core installation; loading needs onnxruntime.
+Listing and loading need nothing but the core installation.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def load_policy(name: str | Path, threads: int = 1) -> Policy:
 
     Args:
         name: of a policy of the package, or the `out` folder of `ooco-gym export`.
-        threads: of onnxruntime.
+        threads: of onnxruntime, where a bundle is a graph alone.
 
     Raises:
         UserError: neither a name nor a folder, nothing of that name, a broken bundle, or onnxruntime is not installed.
