@@ -82,7 +82,7 @@ class Bench:
         return "" if process.returncode == 0 else f"exit code {process.returncode}: {said.strip()[-300:]}"
 
     def contents(self) -> dict[str, str]:
-        """Digest of each file, of each figure of a JSON file; hidden files are nobody's results."""
+        """Digest of each file, of each figure of a JSON file; hidden files are no results."""
         found: dict[str, str] = {}
         for path in sorted(self.out.rglob("*")):
             name = str(path.relative_to(self.out))
