@@ -82,7 +82,8 @@ def test_partners_that_leave_nothing_to_decide_are_refused(name, policy):
 @pytest.mark.parametrize("name", IDS)
 def test_every_policys_rule_is_a_legal_action_everywhere(name):
     env, random = make(name), at_random(8)
-    policies = [policy for policy in list_policies() if policy != "hygen_star"]
+    # Those with weights need them in the episode's state: they play as the partner alone.
+    policies = [policy for policy in list_policies() if policy != "hygen_star" and policy_of(policy).layout is None]
 
     def ask_all(one):
         mask = one.action_masks()

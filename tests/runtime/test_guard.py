@@ -21,6 +21,12 @@ MANIFEST = {"kind": "candidates", "actions": ["no", "partner", "a", "b"], "input
 RULE = "the rule's"
 
 
+@pytest.fixture(autouse=True)
+def logging_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra, which other tests run in this process, disables the loggers that it finds."""
+    monkeypatch.setattr(logging.getLogger("ooco_gym.runtime"), "disabled", False)
+
+
 class Scripted:
     """A policy that does what it is told."""
 
