@@ -22,9 +22,11 @@ RULE = "the rule's"
 
 
 @pytest.fixture(autouse=True)
-def logging_is_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra, which other tests run in this process, disables the loggers that it finds."""
+def logging_is_on(caplog, monkeypatch):
+    """What other tests run in this process, such as Hydra, turns loggers off or raises their level."""
     monkeypatch.setattr(logging.getLogger("ooco_gym.runtime"), "disabled", False)
+    with caplog.at_level(logging.WARNING, "ooco_gym.runtime"):
+        yield
 
 
 class Scripted:
