@@ -60,14 +60,14 @@ def read_weights(value: str, layout: Layout) -> np.ndarray:
         UserError: no such file, it is none of weights, a row or column that the rule has not, or no finite number.
     """
     path = find_weights(value)
+    if not path.is_file():
+        raise UserError(f"weights file '{value}' does not exist; expected a {SUFFIX} as 'ooco-gym train agent=cma' "
+                        "writes")
     return _read(path, stamp_of(path), layout).copy()
 
 
 @lru_cache(maxsize=64)
-def _read(path: Path, stamp: Stamp, layout: Layout) -> np.ndarray:
-    if stamp is None:
-        raise UserError(f"weights file '{path}' does not exist; expected a {SUFFIX} as 'ooco-gym train agent=cma' "
-                        "writes")
+def _read(path: Path, stamp: Stamp, layout: Layout) -> np.ndarray:  # of this stamp: a file that changes is read anew
     try:
         with np.load(path, allow_pickle=False) as file:
             lacking = [key for key in _KEYS if key not in file]
