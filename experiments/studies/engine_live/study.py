@@ -23,6 +23,7 @@ from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.policy.weights import read_weights
+from ooco_gym.resources import merged
 from ooco_gym.runtime.rules import Fitted
 from ooco_gym.runtime.rules.deadline import DEFAULTS
 from ooco_gym.workload import Trace
@@ -34,6 +35,8 @@ SCHEMA = "ooco-gym/sim_to_real/1"
 SCHEDULERS = ("vllm_fcfs", "vllm_priority", "hygen", "deadline", "learned")
 TRAIN = "train"
 PRIORITIES = {"online": 0, "offline": 1}
+_PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
+              "num_blocks", "block_tokens", "model_config")
 
 
 class Engine(NamedTuple):
@@ -67,7 +70,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     plan: Any = OmegaConf.to_container(cfg.engine_live, resolve=True)
     engine_plan: Any = OmegaConf.to_container(cfg.engine, resolve=True)
     out = Path(cfg.out)
-    engine_plan = _merged(engine_plan, plan["engine"])
+    engine_plan = merged(engine_plan, plan["engine"])
     measured = Path(cfg.measured) if cfg.get("measured") else out / "measured"
     if not (measured / "engine.json").is_file():
         measure(engine_plan, measured)
@@ -302,10 +305,9 @@ class Study:
             spread = {key: [min(one[key] for one in repeats), max(one[key] for one in repeats)] for key in keys}
             runs.append({"engine": self.engine.facts["engine"], "scheduler": name, "load": load, "measured": measured,
                          "spread": spread, "predicted": predicted[name, load], "repeats": len(repeats)})
-        found = {"schema": SCHEMA, "engine": {key: self.engine.facts.get(key) for key in (
-                     "engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
-                     "num_blocks", "block_tokens", "model_config")},
-                 "fit": self.engine.fit, "promise": self.promise._asdict(), "settings": self.settings,
+        engine = {key: self.engine.facts.get(key) for key in _PUBLISHED}
+        found = {"schema": SCHEMA, "engine": without_folders(engine),
+                 "fit": self.engine.fit, "promise": self.promise._asdict(), "settings": without_folders(self.settings),
                  "by_load": self.by_load,
                  "plan": {key: self.plan[key] for key in ("window_s", "warm_s", "until_s", "repeats", "seed", "trace")},
                  "loads": {load.name: {"online_per_s": load.online_per_s, "offline_per_s": load.offline_per_s,
@@ -315,10 +317,10 @@ class Study:
         return {**found, "ranking": ranking(found), "ratios": ratios(found)}
 
 
-def _merged(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Plain values with others over them, mapping by mapping."""
-    found = dict(base)
-    for key, value in over.items():
-        inside = isinstance(value, Mapping) and isinstance(found.get(key), dict)
-        found[key] = _merged(found[key], value) if inside else value
-    return found
+def without_folders(value: Any) -> Any:
+    """Plain values in which each absolute path is its last part: a published file names no folder of one machine."""
+    if isinstance(value, Mapping):
+        return {key: without_folders(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_folders(one) for one in value]
+    return Path(value).name if isinstance(value, str) and Path(value).is_absolute() else value
