@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ _FACTORS = ("step", "pieces", "sequence", "prompt", "work", "context", "decode_c
 _LONGEST_TABLE = 65_536
 
 
-class _Sums:
+class _Sums(ABC):
     """Sums of an iteration: tokens, requests that make one, decodes, their contexts; prompts, their contexts, and the
     sum of new tokens times context. A single new token is a decode."""
 
@@ -39,9 +40,9 @@ class _Sums:
         return (tokens + new, sampled + whole, decodes, decode_context, prompts + 1, context + reach,
                 work + new * reach)
 
+    @abstractmethod
     def latency(self, sums: Sums) -> float:
         """Seconds that an iteration takes."""
-        raise NotImplementedError
 
     def prefill(self, tokens: int) -> float:
         """Seconds that computing so many tokens of one prompt takes, alone."""
