@@ -87,8 +87,8 @@ def look(state, instance):
     spent = (state.params[Q.violation_budget], memory[ARRIVED], memory[VIOLATED])
     engine_row(state, instance, spent, memory[NOTES:], row)
     for j in range(_COUNT):
-        z = weights[j * _WIDTH + _WIDTH - 1] if weights.size > 0 else 0.0
-        for k in range(min(_WIDTH - 1, weights.size)):
+        z = weights[j * _WIDTH + _WIDTH - 1]
+        for k in range(_WIDTH - 1):
             z += weights[j * _WIDTH + k] * np.float64(np.float32(row[k]))
         z, base = min(_MOST_Z, max(-_MOST_Z, z)), state.params[_INDEX[j]]
         value = base * math.exp(_STEP[j] * z) if _LOG[j] else base + _STEP[j] * z

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,36 +27,13 @@ from torch.nn import functional
 from agents.environments import OBSERVATION_KEYS, candidate_shape
 from agents.settings import ATTENTION_HEADS
 from ooco_gym.errors import UserError
+from ooco_gym.runtime.scorers import Sizes
 
 MASKED = -1e8  # as sb3-contrib masks
 
 
-class Layout(NamedTuple):
-    """How an observation lies in the flat features, and what is answered.
-
-    Attributes:
-        cluster, decisions: features of the cluster, and of the one-hot decision after it.
-        places, features: candidates (K), and features of each.
-        actions: length of the mask (A).
-        levels: number of levels of each parameter, where a vector of them is the action; else none.
-    """
-
-    cluster: int
-    decisions: int
-    places: int
-    features: int
-    actions: int
-    levels: tuple[int, ...] = ()
-
-    @property
-    def context(self) -> int:
-        """Features that are not of a candidate."""
-        return self.cluster + self.decisions
-
-    @property
-    def fixed(self) -> int:
-        """Actions before those of the candidates."""
-        return self.actions - self.places
+class Layout(Sizes):
+    """How an observation lies in the flat features: cluster, one-hot decision, candidates, mask."""
 
     def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Context (batch, C), candidates (batch, K, F), their legality (batch, K), mask (batch, A) of flat features."""

@@ -107,6 +107,6 @@ def shared(case: Case) -> tuple[Case, dict]:
                                           block_tokens=case.block_tokens, known_kv_blocks=case.kv_blocks))
     rules = Rules(1e6, 1e3, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, 1e6), params=policy.vector(),
-                        settings=policy.settings(), class_blind=policy.class_blind)
+                        settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     assert state.tables["together"].all()
     return case, tables_of(state)

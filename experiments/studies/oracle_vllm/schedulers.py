@@ -123,7 +123,7 @@ def episode(case: Case, tables: dict[str, Any] | None = None) -> tuple[s.State, 
     longest = float(case.trace.output_tokens.max()) if len(case.trace) else 1.0
     rules = Rules(_FOREVER_S, _FOREVER_S / longest, 2, False, case.max_num_seqs + 1, case.block_tokens, 25e9, 0.1, 64.0)
     state = build_state([machine], case.trace, rules, seed=1, window_s=(0.0, _FOREVER_S), params=policy.vector(),
-                        settings=policy.settings(), class_blind=policy.class_blind)
+                        settings=policy.settings(), class_blind=policy.class_blind, weights=policy.weights)
     if tables is not None:
         set_tables(state, tables)
     return state, addresses(policy.hooks())
