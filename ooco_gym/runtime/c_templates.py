@@ -395,6 +395,11 @@ int @name@_outside(const float *features)
 }
 """
 
+_REPORT = """    printf("@name@: %d of %d reference vectors are answered as they should be, largest difference %.1e\\n",
+           COUNT - wrong, (int)COUNT, largest);
+    long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 0;
+"""
+
 _MEASURE = """#include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
@@ -432,10 +437,7 @@ int main(int argc, char **argv)
         }
         wrong += bad;
     }
-    printf("@name@: %d of %d reference vectors are answered as they should be, largest difference %.1e\\n",
-           COUNT - wrong, (int)COUNT, largest);
-    long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 0;
-    if (repeats > 0) {
+""" + _REPORT + """    if (repeats > 0) {
         int actions[@NAME@_PARTS];
         double begun = seconds();
         for (long i = 0; i < repeats; i++) {
@@ -470,10 +472,7 @@ int main(int argc, char **argv)
         }
         wrong += bad;
     }
-    printf("@name@: %d of %d reference vectors are answered as they should be, largest difference %.1e\\n",
-           COUNT - wrong, (int)COUNT, largest);
-    long repeats = argc > 1 ? strtol(argv[1], NULL, 10) : 0;
-    if (repeats > 0) {
+""" + _REPORT + """    if (repeats > 0) {
         double begun = seconds();
         for (long i = 0; i < repeats; i++) {
             wrong += @name@_decide(cluster + i % COUNT * @NAME@_FEATURES, values) != @NAME@_OK;
