@@ -77,22 +77,44 @@ BLOCK_S = float(BLOCKS_S[0])
 
 
 @inner
-def look(state, instance):
-    """Sets the parameters of an instance by the figures of its engine."""
+def figures(state, instance, row):
+    """The figures of an instance's engine: `row` (of `engine_stack`) is filled."""
     memory, now_s = state.memory[instance], state.clock.now_ps / PS_PER_S
     if math.floor(now_s / BLOCK_S) != memory[BLOCK] - 1.0:
         memory[BLOCK] = math.floor(now_s / BLOCK_S) + 1.0
         memory[ARRIVED], memory[VIOLATED] = state.totals.online_arrived, state.totals.violations
-    row, weights = engine_stack(), state.weights
     spent = (state.params[Q.violation_budget], memory[ARRIVED], memory[VIOLATED])
     engine_row(state, instance, spent, memory[NOTES:], row)
+
+
+@inner
+def look(state, instance):
+    """Sets the parameters of an instance by the figures of its engine."""
+    row, weights = engine_stack(), state.weights
+    figures(state, instance, row)
     for j in range(_COUNT):
         z = weights[j * _WIDTH + _WIDTH - 1]
         for k in range(_WIDTH - 1):
             z += weights[j * _WIDTH + k] * np.float64(np.float32(row[k]))
-        z, base = min(_MOST_Z, max(-_MOST_Z, z)), state.params[_INDEX[j]]
-        value = base * math.exp(_STEP[j] * z) if _LOG[j] else base + _STEP[j] * z
-        memory[SET + j] = min(max(_HIGH[j], base), max(min(_LOW[j], base), value))
+        set_parameter(state, instance, j, z)
+
+
+@inner
+def set_parameter(state, instance, j, z):
+    """Sets parameter j of an instance: z steps away from its value in conf, cut at its bounds."""
+    z, base = min(_MOST_Z, max(-_MOST_Z, z)), state.params[_INDEX[j]]
+    value = base * math.exp(_STEP[j] * z) if _LOG[j] else base + _STEP[j] * z
+    state.memory[instance, SET + j] = min(max(_HIGH[j], base), max(min(_LOW[j], base), value))
+
+
+@inner
+def turn(state, instance, j, steps, until_s):
+    """Looks, moves parameter j by so many steps, and keeps what is set until a time."""
+    look(state, instance)
+    value, base = state.memory[instance, SET + j], state.params[_INDEX[j]]
+    z = math.log(max(value, 1e-9) / base) / _STEP[j] if _LOG[j] else (value - base) / _STEP[j]
+    set_parameter(state, instance, j, z + steps)
+    state.memory[instance, DUE_S] = until_s
 
 
 @inlined

@@ -30,6 +30,7 @@ from ooco_gym.files import write_json
 from ooco_gym.policy import get_policy
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.report import Column, Table, console, percent, with_interval
+from ooco_gym.report.terminal import progress
 from ooco_gym.scenario import Scenario
 from ooco_gym.version import __version__
 
@@ -46,17 +47,59 @@ Figures = dict[str, np.ndarray]
 
 def scenario_of(condition: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
     """The scenario of a condition: its own fields over those that all share; `load` is a share of the
-    stored peak factor.
+    stored peak factor; `chip` and `model` (`tp`) instead of a cluster are two mixed instances.
 
     Raises:
         UserError: a field that no scenario has.
     """
-    fields = {key: value for key, value in condition.items() if key not in ("name", "load", "group")}
+    own = ("name", "load", "group", "chip", "model", "tp", "share")
+    fields = {key: value for key, value in condition.items() if key not in own}
+    if "chip" in condition:
+        fields["cluster"] = instances_of(condition)
     scenario = Scenario.from_config({"duration_s": options["duration_s"], "warmup_s": options["warmup_s"],
                                      "offline": {"mode": "backlog"}, **fields})
     if "load" not in condition:
         return scenario
     return scenario.with_(rate_scale=float(condition["load"]) * scenario.online_scale())
+
+
+def name_of(condition: Mapping[str, Any]) -> str:
+    """What a condition is called: its own name, or its chip and workload."""
+    return str(condition.get("name") or f"{condition['chip']}, {condition['workload']}")
+
+
+def instances_of(condition: Mapping[str, Any]) -> dict[str, Any]:
+    """A cluster of two mixed instances of a condition's chip and model."""
+    tp = int(condition.get("tp", 1))
+    return {"name": f"{condition['chip']}_{condition['model']}", "model": condition["model"], "block_tokens": 16,
+            "mixed": [{"chip": condition["chip"], "tp": tp, "pp": 1, "count": 2}], "max_batch": 1024, "slo": "chat"}
+
+
+def carried(condition: Mapping[str, Any], options: Mapping[str, Any]) -> float:
+    """Online requests a second that a condition's instances carry by themselves.
+
+    That is the largest rate at which `vllm_priority` violates at most 1 % without offline work (`loads` of
+    conf/experiment.yaml), found by halving to within 1 %.
+    """
+    from ooco_gym.simulation import Simulation
+
+    rule = options["loads"]
+    base = scenario_of({**condition, "online_rate": 1.0}, options).with_(
+        seed=rule["seed"], duration_s=rule["duration_s"], offline={"mode": "rate", "rate": 0.0})
+
+    def keeps(rate: float) -> bool:
+        simulation = Simulation(base.with_(online_rate=rate), "vllm_priority")
+        simulation.advance(simulation.window_s[1])
+        totals = simulation.state.totals
+        return totals.violations <= rule["violations"] * max(1, totals.online_arrived)
+
+    low, high = 0.01, 0.02
+    while keeps(high):
+        low, high = high, 2.0 * high
+    while high > 1.01 * low:
+        middle = float(np.sqrt(low * high))
+        low, high = (middle, high) if keeps(middle) else (low, middle)
+    return low
 
 
 def play(jobs: Jobs, scenario: Scenario, policy: str, seeds: Sequence[int]) -> Figures:
@@ -97,7 +140,8 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
             if figures[learned]["violations"].mean() > allowed(figures[opponent], options["violations"])]
     tested: Any = wilcoxon(means) if np.any(means) else None
     p_value = float(tested.pvalue) if tested else 1.0
-    return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": KIND, "learned": learned,
+    return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": KIND, "attempt": int(options["attempt"]),
+            "learned": learned,
             "opponent": opponent, "group": group, "unit": "log ratio of offline reference GPU-s/s",
             "mean": mean, "ci_low": low, "ci_high": high, "relative": float(np.expm1(mean)), "p_wilcoxon": p_value,
             "violation_rate": float(rates.mean()), "opponent_violation_rate": float(theirs.mean()),
@@ -167,9 +211,22 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from agents.settings import plain
 
     options = plain(cfg.generalist)
-    if options["part"] not in ("learn", "compare"):
-        raise UserError(f"generalist.part={options['part']!r} must be learn or compare")
-    return learned(options, Path(cfg.out)) if options["part"] == "learn" else compared(options, Path(cfg.out))
+    parts = {"learn": learned, "compare": compared, "loads": loads}
+    if options["part"] not in parts:
+        raise UserError(f"generalist.part={options['part']!r} must be {', '.join(parts)}")
+    return parts[options["part"]](options, Path(cfg.out))
+
+
+def loads(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
+    """The online rate of each condition that has a `share` of what its instances carry; writes `loads.json`."""
+    found: dict[str, float] = {}
+    listed = [one for one in [*options["learn"]["conditions"], *options["conditions"]] if "share" in one]
+    with progress("loads", len(listed)) as bar:
+        for one in listed:
+            found[name_of(one)] = float(f"{one['share'] * carried(one, options):.3g}")
+            bar.advance()
+    write_json(out / "loads.json", found)
+    return {"online_rates": found}
 
 
 def learned(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
@@ -183,7 +240,7 @@ def learned(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
         write_weights(out / f"{name}.npz", LAYOUT, weights)
         write_texts({out / f"{name}.yaml": f"extends: adaptive_deadline\nweights: {name}.npz\n"})
     setting = spelled_setting(found["weights"]["single"].reshape(len(LAYOUT.rows), -1)[:, -1])
-    way = {key: rounded(found[key]) for key in ("single", "refined", "each", "spread", "windows")}
+    way = {key: rounded(found[key]) for key in ("figures", "single", "refined", "ascent", "each", "spread", "windows")}
     write_json(out / "learning.json", {**way, "settings": rounded(settings), "version": __version__})
     return {"policies": {name: str(out / f"{name}.yaml") for name in found["weights"]}, "windows": found["windows"],
             "one_setting": setting, "single": rounded(found["single"][-1]), "refined": rounded(found["refined"][-1])}
@@ -202,7 +259,7 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     seeds = seeds_of(options["seeds"], "generalist.seeds")
     played: dict[str, dict[str, Figures]] = {}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment generalist"):
-        scenarios = {str(one["name"]): scenario_of(one, options) for one in options["conditions"]}
+        scenarios = {name_of(one): scenario_of(one, options) for one in options["conditions"]}
         each = dict(zip(scenarios, ceilings(list(scenarios.values()), policies, options), strict=False))
         lists = {name: {policy: policy for policy in policies.values()} | ({EACH: each[name]} if each else {})
                  for name in scenarios}
@@ -218,7 +275,7 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     groups = {ALL: list(played)}
     for one in options["conditions"]:
         if "group" in one:
-            groups.setdefault(str(one["group"]), []).append(str(one["name"]))
+            groups.setdefault(str(one["group"]), []).append(name_of(one))
     claims = [claim(ours, policy, group, {name: played[name] for name in members}, options)
               for group, members in groups.items() for policy in policies.values() if policy != ours]
     rows = rows_of(played, policies, float(options["violations"]))
@@ -231,7 +288,8 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     write_texts({page: merged(page, "One policy for every condition", text, BEGIN)})
     figures = Path(options["figures"] or out / "learned.json")
     kept = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
-    others = [one for one in kept.get("claims", []) if one["kind"] != KIND]
+    own = (KIND, int(options["attempt"]))
+    others = [one for one in kept.get("claims", []) if (one["kind"], one.get("attempt", 1)) != own]
     write_json(figures, {**kept, "claims": [*others, *rounded(claims)], "sustained": kept.get("sustained", [])})
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rows, "page": str(page), "figures": str(figures)}

@@ -7,7 +7,11 @@
    parameter counts by how narrowly the search has found it.
 4. *Refined*: CMA-ES turns the regression's coefficients over whole windows of all conditions.
 
-Meanwhile the one setting is searched on, until it has had as many windows as the learned policy in all. All candidates
+5. *Ascent*, where `ascent` is set (`experiments.studies.generalist_ascent`): from the one setting and from 4 on, every
+   parameter is tried up and down while the policy plays. What is worth most on validation seeds is the learned policy.
+
+Meanwhile the one setting is searched on, until it has had as many windows as the learned policy in all, by CMA-ES and,
+with 5, by ascent of constants alone. All candidates
 of a generation play the same windows (`ooco_gym.population`); the seed changes from one generation to the next. A
 candidate's worth is the mean over conditions of the logarithm of the ratio of its service to that of `deadline`, less
 `price` times the violations beyond `training_limit` (or beyond those of `deadline`) in each condition, summed.
@@ -39,6 +43,7 @@ SPREAD = np.array([0.6, 1.0, 1.0, 1.0, 1.5, 1.0, 0.5, 1.0, 0.3])  # of the first
 WIDE = np.array([0.35, 2.0, 1.5, 1.0, 1.5, 1.0, 1.0, 1.0, 0.6])  # of those for a setting for each condition
 NARROWEST = 0.15  # steps: no setting is known better than that
 LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
+AUTO = "auto"  # the figures are chosen, too
 _NOTES = 8
 
 
@@ -135,7 +140,7 @@ class Context:
     """The figures that settings are explained by, as they are and scaled to mean 0 and deviation 1.
 
     Args:
-        names: of figures of `ENGINE`.
+        names: of figures of `ENGINE`, or none.
         sampled: float64[samples, figures of ENGINE].
         condition: int64[samples].
     """
@@ -155,15 +160,18 @@ class Context:
         weights[:, -1] = coefficients[:, -1] - slopes @ self.mean
         return weights.ravel()
 
-    def regress(self, settings: np.ndarray, spread: np.ndarray, ridge: float) -> np.ndarray:
+    def regress(self, settings: np.ndarray, spread: np.ndarray, ridge: float, figures: np.ndarray | None = None
+                ) -> np.ndarray:
         """Coefficients that explain a setting for each condition: weighted ridge regression, a parameter at a time.
 
         Args:
             settings: float64[conditions, parameters].
             spread: how narrowly each was found.
             ridge: what is added to the sum of squares of each figure.
+            figures: float64[conditions, figures + 1], scaled, a column of ones last; None: those of all conditions.
         """
-        figures = np.c_[self.by_condition, np.ones(len(settings))]
+        if figures is None:
+            figures = np.c_[self.by_condition, np.ones(len(settings))]
         penalty = ridge * np.eye(figures.shape[1])
         penalty[-1, -1] = 1e-9
         found = []
@@ -172,6 +180,43 @@ class Context:
             weighted = figures * (weight / weight.mean())[:, None]
             found.append(np.linalg.solve(weighted.T @ figures + penalty, weighted.T @ settings[:, place]))
         return np.array(found)
+
+
+def choose_figures(sampled: np.ndarray, condition: np.ndarray, groups: Sequence[str], settings: np.ndarray,
+                   spread: np.ndarray, ridge: float, most: int) -> list[str]:
+    """The figures that explain the settings of hardware left out best, found one by one.
+
+    Each step adds the figure with which the regression on all other groups comes nearest to the settings of the group
+    left out (squared steps over how narrowly each was found), as long as one brings it nearer.
+
+    Args:
+        sampled: float64[samples, figures of ENGINE].
+        condition: int64[samples].
+        groups: the hardware of each condition.
+        settings: float64[conditions, parameters].
+        spread: how narrowly each was found.
+        ridge: of the regression.
+        most: figures.
+    """
+    def left_out(names: Sequence[str]) -> float:
+        context, error = Context(names, sampled, condition), 0.0
+        figures = np.c_[context.by_condition, np.ones(len(settings))]
+        for group in sorted(set(groups)):
+            out = np.array([one == group for one in groups])
+            coefficients = context.regress(settings[~out], spread[~out], ridge, figures[~out])
+            error += float((((figures[out] @ coefficients.T - settings[out]) / spread[out]) ** 2).sum())
+        return error
+
+    chosen: list[str] = []
+    least = left_out(chosen)
+    while len(chosen) < most:
+        trials = {name: left_out([*chosen, name]) for name in COLUMNS[:-1] if name not in chosen}
+        name = min(trials, key=trials.__getitem__)
+        if trials[name] >= least:
+            break
+        least = trials[name]
+        chosen.append(name)
+    return chosen
 
 
 def sample(scenarios: Sequence[Scenario], weights: np.ndarray, every_s: float) -> tuple[np.ndarray, np.ndarray]:
@@ -298,9 +343,9 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[st
     Raises:
         UserError: an unknown figure, or a count that is none.
     """
-    for name in settings["figures"]:
+    for name in () if settings["figures"] == AUTO else settings["figures"]:
         if name not in COLUMNS[:-1]:
-            raise unknown("generalist.learn.figures", name, COLUMNS[:-1])
+            raise unknown("generalist.learn.figures", name, (AUTO, *COLUMNS[:-1]))
     for key in ("single_generations", "each_first", "each_first_elite", "each_generations", "each_population",
                 "each_elite", "refine_generations"):
         if not isinstance(settings[key], int) or settings[key] < 1:
@@ -316,7 +361,11 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[st
     with progress("a setting for each condition", None):
         each, spread = tune_each(conditions, start, settings, random)
     sampled = sample([one.with_(seed=settings["seeds"][0]) for one in scenarios], constants(start), 10.0)
-    context = Context(settings["figures"], *sampled)
+    names = settings["figures"]
+    if names == AUTO:
+        groups = [one.load_cluster().name for one in scenarios]
+        names = choose_figures(*sampled, groups, each, spread, float(settings["ridge"]), int(settings["most_figures"]))
+    context = Context(names, *sampled)
     coefficients = context.regress(each, spread, float(settings["ridge"]))
     coefficients[ROWS.index("tpot_share"), -1] -= float(settings["margin"])
     scale = np.repeat(np.maximum(spread.mean(0), 0.3), coefficients.shape[1])
@@ -326,13 +375,23 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[st
         for _ in range(int(settings["refine_generations"])):
             refined.step()
             bar.advance()
+    found = {"single": constants(within_reach(single.mean)), "regressed": context.weights(coefficients),
+             "learned": context.weights(coefficients + refined.mean.reshape(coefficients.shape))}
+    climbed: dict[str, Any] = {}
+    if settings.get("ascent"):
+        from experiments.studies.generalist_ascent import climb
+
+        climbed, spent_s = climb(scenarios, found, settings)
+        conditions.windows += round(spent_s / float(scenarios[0].duration_s + scenarios[0].warmup_s))
     budget, had = conditions.windows, single.rows[-1]["windows"]
     with progress("the one setting, with as many windows", None):
         while had < budget:
             before = conditions.windows
             single.step()
             had += conditions.windows - before
-    return {"weights": {"single": constants(within_reach(single.mean)), "regressed": context.weights(coefficients),
-                        "learned": context.weights(coefficients + refined.mean.reshape(coefficients.shape))},
-            "single": single.rows, "refined": refined.rows, "each": each, "spread": spread,
+    weights = {**found, **{name: one["weights"] for name, one in climbed.items()},
+               "single": constants(within_reach(single.mean))}
+    return {"weights": weights, "ascent": {name: {key: value for key, value in one.items() if key != "weights"}
+                                           for name, one in climbed.items()},
+            "figures": list(names), "single": single.rows, "refined": refined.rows, "each": each, "spread": spread,
             "windows": {"learned": budget, "single": int(had)}}

@@ -335,7 +335,7 @@ def _set_back(state, buffers, i, kind):
 
 
 @inner
-def _done(state):
+def work_done(state):
     """Reference GPU-seconds of what has been computed, and not been lost, for unfinished offline requests."""
     total, table = 0.0, state.instances[0].table
     for slot in range(state.clock.next_arrival):
@@ -463,7 +463,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         if until_ps >= window_end_ps:
             play_down(state, buffers, i, run_address, min(until_ps, end_ps))
         elif progress > 0.0:
-            buffers.account[i, SCORE] += progress * buffers.weights[0] * _done(state)
+            buffers.account[i, SCORE] += progress * buffers.weights[0] * work_done(state)
 
 
 @jit(types.void(types.int64))

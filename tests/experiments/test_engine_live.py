@@ -10,6 +10,7 @@ import pytest
 
 from experiments.studies.engine_live.cells import Promise, Seen, drawn_trace, figures, seen_by_client
 from experiments.studies.engine_live.server import _flags, write_tokenizer
+from experiments.studies.engine_live.study import without_folders
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
 from experiments.studies.engine_live.train import worth, write_bundle
 from ooco_gym.workload import Trace
@@ -101,3 +102,9 @@ def test_settings_become_flags(tmp_path: Path) -> None:
         "--max-model-len", "8", "--enforce-eager", "--no-async-scheduling"]
     write_tokenizer(tmp_path, 40)
     assert len(json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]) == 40
+
+
+def test_published_values_name_no_folder() -> None:
+    given = {"weights": "/a/b/weights.npz", "plain": "hygen", "deep": [{"_name_or_path": "/m/model"}, 3, None, "x/y"]}
+    assert without_folders(given) == {"weights": "weights.npz", "plain": "hygen",
+                                      "deep": [{"_name_or_path": "model"}, 3, None, "x/y"]}

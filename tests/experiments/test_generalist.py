@@ -10,13 +10,22 @@ import pytest
 
 from baselines.adaptive_deadline import ADJUSTED, LAYOUT
 from experiments.studies import generalist as study
-from experiments.studies.generalist_learn import Context, constants, setting_of, spelled_setting, within_reach
+from experiments.studies.generalist_learn import (
+    Context,
+    choose_figures,
+    constants,
+    setting_of,
+    spelled_setting,
+    within_reach,
+)
 from ooco_gym.cli.main import main
 from ooco_gym.policy import get_policy
+from ooco_gym.simulation import simulate
 
 SHORT = ("generalist.duration_s=30", "generalist.warmup_s=5")
 SMALL = ("seeds=[1]", "single_generations=1", "population=4", "each_first=4", "each_first_elite=2",
-         "each_generations=1", "each_population=3", "each_elite=2", "refine_generations=1")
+         "each_generations=1", "each_population=3", "each_elite=2", "refine_generations=1", "ascent.steps=1",
+         "ascent.validation_seeds=[2]", "ascent.every_s=12", "ascent.horizon_s=8")
 LEARN = ("generalist.part=learn", *(f"generalist.learn.{one}" for one in SMALL),
          "generalist.learn.conditions=[{name: a, cluster: mixed_7b, workload: azure_conv, load: 0.3},"
          "{name: b, cluster: mixed_7b, workload: ooc, load: 0.3}]")
@@ -31,7 +40,8 @@ def learned(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_two_searches_with_the_same_seed_give_the_same_bytes(learned: Path) -> None:
-    for name in ("single.npz", "regressed.npz", "learned.npz", "learning.json"):
+    for name in ("single.npz", "regressed.npz", "settings.npz", "ascent.npz", "both.npz", "single_ascent.npz",
+                 "learned.npz", "learning.json"):
         assert (learned / "first" / name).read_bytes() == (learned / "second" / name).read_bytes()
 
 
@@ -83,6 +93,31 @@ def test_regression_finds_settings_that_follow_a_figure() -> None:
     figures = np.r_[sampled[0], 1.0]
     scaled = (sampled[0, context.places] - context.mean) / context.deviation
     assert np.allclose(weights @ figures, truth @ np.r_[scaled, 1.0], atol=1e-4)
+
+
+def test_figures_are_chosen_that_explain_hardware_left_out() -> None:
+    """Settings follow two figures; all others are noise."""
+    random = np.random.default_rng(4)
+    by_condition = random.random((24, len(LAYOUT.columns) - 1))
+    sampled, condition = np.repeat(by_condition, 3, axis=0), np.repeat(np.arange(24), 3)
+    truth = random.normal(size=(2, len(ADJUSTED)))
+    places = [LAYOUT.columns.index(name) for name in ("offline_work", "kv_free")]
+    settings = 10.0 * by_condition[:, places] @ truth + 0.05 * random.normal(size=(24, len(ADJUSTED)))
+    groups = [f"chip {one // 3}" for one in range(24)]
+    chosen = choose_figures(sampled, condition, groups, settings, np.full_like(settings, 0.15), 0.1, 5)
+    assert set(chosen[:2]) == {"offline_work", "kv_free"}
+    assert len(choose_figures(sampled, condition, groups, settings, np.full_like(settings, 0.15), 0.1, 1)) == 1
+
+
+def test_the_load_that_instances_carry_is_where_the_engine_alone_begins_to_violate() -> None:
+    options = {"duration_s": 60.0, "warmup_s": 0.0, "loads": {"seed": 3, "duration_s": 60.0, "violations": 0.01}}
+    condition = {"chip": "l40s", "model": "llama_3_1_8b", "workload": "azure_conv"}
+    rate = study.carried(condition, options)
+    scenario = study.scenario_of({**condition, "online_rate": rate}, options).with_(
+        seed=3, offline={"mode": "rate", "rate": 0.0})
+    violations = [simulate(scenario.with_(online_rate=factor * rate), "vllm_priority")["online"]["violation_rate"]
+                  for factor in (1.0, 1.5)]
+    assert violations[0] <= 0.01 < violations[1]
 
 
 def test_a_setting_is_spelled_as_deadline_with_its_values() -> None:

@@ -1,0 +1,138 @@
+"""Play-outs of a moved parameter: copies go on as the episode would, and a move does what its parameter does."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from agents.lookahead.probing import PARAMETERS, Probes, both_ways, slopes
+from agents.lookahead.turning import turned
+from baselines.adaptive_deadline import SET
+from experiments.studies.generalist_ascent import Walk, step_of, walk
+from experiments.studies.generalist_learn import COLUMNS, Context, constants
+from ooco_gym.cli.main import main
+from ooco_gym.errors import UserError
+from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.scenario import Scenario
+from ooco_gym.simulation import Simulation, simulate
+
+SCENARIO = Scenario(cluster="mixed_7b", workload="azure_conv", rate_scale=0.3, duration_s=60.0, warmup_s=10.0, seed=5,
+                    offline={"mode": "backlog"})
+CHUNK = PARAMETERS.index("offline_chunk")
+
+
+def running(interval_s: float = 1.0) -> Simulation:
+    simulation = Simulation(SCENARIO, {"name": "adaptive_deadline", "interval_s": interval_s})
+    simulation.advance(20.0)
+    return simulation
+
+
+def test_what_is_not_moved_goes_on_as_the_episode_does() -> None:
+    """A policy of constants has the same settings whenever it looks: the copy ends where the episode ends."""
+    simulation = running()
+    before = simulation.state.totals.service_ps, simulation.state.clock.now_ps
+    probes = Probes(simulation, 3, threads=2)
+    found = probes.play([(0, 0, 0.0), (1, CHUNK, 0.0), (0, CHUNK, -3.0)], 10.0, 10.0)
+    assert (simulation.state.totals.service_ps, simulation.state.clock.now_ps) == before
+    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
+    simulation.advance(30.0)
+    again = Probes(simulation, 1).play([(0, 0, 0.0)], 0.0, 0.0)
+    assert found[0] == pytest.approx(again[0], rel=1e-12)
+
+
+def test_a_move_is_in_steps_of_its_parameter_and_ends() -> None:
+    simulation = running()
+    probes = Probes(simulation, 1)
+    probes.play([(1, CHUNK, -1.0)], 5.0, 1.0)
+    moved, own = probes._copies[0].memory[:, SET + CHUNK], simulation.state.memory[:, SET + CHUNK]
+    assert moved[0] == own[0] and moved[1] == pytest.approx(own[1] * np.exp(-0.7))
+    probes.play([(1, CHUNK, -1.0)], 5.0, 8.0)
+    assert probes._copies[0].memory[1, SET + CHUNK] == own[1]
+
+
+def test_looking_at_the_figures_leaves_the_episode_alone() -> None:
+    simulation = running()
+    memory = simulation.state.memory.copy()
+    figures = Probes(simulation, 1).figures(0)
+    assert figures.shape == (len(ENGINE),) and np.isfinite(figures).all() and figures.any()
+    assert np.array_equal(memory, simulation.state.memory)
+
+
+def test_slopes_are_differences_of_what_moves_are_worth() -> None:
+    played = np.zeros((1 + 2 * len(PARAMETERS), 2))
+    assert len(both_ways(0, range(len(PARAMETERS)), 1.0)) == len(played)
+    played[:, 0] = 5.0
+    played[1:3, 0], played[1, 1] = (7.0, 4.0), 2.0
+    first, second, violated = slopes(played, lambda service, violations: service - 0.25 * violations)
+    assert first[0] == pytest.approx((6.5 - 4.0) / 2) and second[0] == pytest.approx(6.5 + 4.0 - 10.0)
+    assert violated[0] == 1.0 and not first[1:].any() and not second[1:].any()
+
+
+def test_a_step_goes_up_the_slope_at_these_figures() -> None:
+    """Worth is a parabola in one parameter, whose top follows one figure: an undamped step reaches it."""
+    random = np.random.default_rng(0)
+    figures = random.random((400, len(COLUMNS) - 1))
+    place = COLUMNS.index("kv_free")
+    top = 2.0 * (figures[:, place] - 0.5)
+    played = np.full((400, 1 + 2 * len(PARAMETERS), 2), 10.0)
+    played[:, :, 1] = 0.0
+    played[:, 0, 0] = 10.0 - top**2
+    played[:, 1, 0], played[:, 2, 0] = 10.0 - (1.0 - top) ** 2, 10.0 - (1.0 + top) ** 2
+    walks = [Walk(figures[:200], played[:200], 100.0, 0, 50, 0.0), Walk(figures[200:], played[200:], 100.0, 0, 50, 0.0)]
+    context = Context(COLUMNS[:-1], figures, np.zeros(400, int))
+    settings = {"ridge": 1e-6, "damping": 1.0, "reach": 100.0}
+    weights = context.weights(step_of(walks, np.array([8.0, 8.0]), context, settings)).reshape(len(PARAMETERS), -1)
+    assert np.allclose(np.c_[figures, np.ones(400)] @ weights[0], top, atol=0.02)
+    assert np.allclose(weights[1:], 0.0)
+
+
+def test_a_walk_samples_every_engine_and_prices_are_of_its_window() -> None:
+    settings = {"every_s": 15.0, "hold_s": 4.0, "horizon_s": 10.0, "step": 1.0}
+    one = walk(SCENARIO, constants(np.zeros(len(PARAMETERS))), settings)
+    assert one.figures.shape == (4, len(ENGINE)) and one.played.shape == (4, 1 + 2 * len(PARAMETERS), 2)
+    assert one.arrived > 0 and one.service > 0.0
+    assert one.simulated_s == pytest.approx(4 * 10.0 * one.played.shape[1] + Simulation(SCENARIO).window_s[1])
+    again = walk(SCENARIO, constants(np.zeros(len(PARAMETERS))), settings)
+    assert np.array_equal(one.played, again.played) and np.array_equal(one.figures, again.figures)
+
+
+SMALL = {"every_s": 10.0, "horizon_s": 8.0, "steps": [-1.5, 1.5]}
+
+
+def test_turning_nothing_is_the_partner() -> None:
+    plain = simulate(SCENARIO, "deadline")
+    found = turned(SCENARIO, "deadline", {**SMALL, "steps": [0.0]}, 1.0)
+    assert found["offline_reference_gpu_s_per_s"] == pytest.approx(plain["offline"]["reference_gpu_s_per_s"])
+    assert found["violation_rate"] == plain["online"]["violation_rate"] and found["moves"] == 0
+    assert found["looks"] == 2 * 6  # instances, times
+
+
+@pytest.mark.parametrize("samples", [0, 2])
+def test_turning_moves_parameters_and_is_its_seeds(samples: int) -> None:
+    found = turned(SCENARIO, "deadline", SMALL, 1.0, samples, 3)
+    assert found["moves"] > 0 and found == turned(SCENARIO, "deadline", SMALL, 1.0, samples, 3)
+
+
+def test_only_deadline_is_turned() -> None:
+    with pytest.raises(UserError, match="over the parameters of 'deadline'; this environment's partner is 'hygen'"):
+        turned(SCENARIO, "hygen:latency_budget_s=0.05", SMALL, 1.0)
+
+
+@pytest.mark.parametrize("wrong", ["3", "{every_s: 1}",
+                                   "{every_s: 0, horizon_s: 1, steps: [1], prices: [1], samples: 0}",
+                                   "{every_s: 1, horizon_s: 1, steps: [], prices: [1], samples: 0}"])
+def test_a_turning_that_is_none_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["headroom", "env=batching", f"turning={wrong}"]) == 2
+    assert "turning" in capsys.readouterr().err
+
+
+def test_headroom_has_a_row_for_each_price(tmp_path: Path) -> None:
+    assert main(["headroom", "env=batching", "episodes=2", "window_s=30", "warmup_s=5", "samples=0", "every=100000",
+                 "horizon_s=1", "bound=false", "rules=deadline", f"out={tmp_path}",
+                 "turning={every_s: 15, horizon_s: 5, steps: [1.0], prices: [1.0, 4.0], samples: 1}"]) == 0
+    rows = {row["policy"] for row in json.loads((tmp_path / "headroom.json").read_text())["rows"]}
+    assert {f"parameters turned, {kind} future{'s' * (kind == 'drawn')}, price {price}" for kind in ("true", "drawn")
+            for price in (1, 4)} <= rows
