@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from agents.search.tune import Range, ranges_of
+from agents.search.ranges import Range, ranges_of
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.policy import Policy
 from ooco_gym.population import Candidate

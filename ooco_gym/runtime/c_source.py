@@ -15,16 +15,14 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.runtime.c_engines import engine_sources
+from ooco_gym.runtime.c_selftests import CMAKE, SELF_TEST_CANDIDATES, SELF_TEST_PARAMETERS
 from ooco_gym.runtime.c_templates import (
-    CMAKE,
     FLAT,
     HEADER_CANDIDATES,
     HEADER_PARAMETERS,
     PARAMETERS,
     PRELUDE,
     SCORER,
-    SELF_TEST_CANDIDATES,
-    SELF_TEST_PARAMETERS,
     SET,
     TAIL_CANDIDATES,
 )
