@@ -58,7 +58,7 @@ def walk(scenario: Scenario | ResolvedScenario, weights: np.ndarray, settings: M
     simulation.state.weights[:] = weights
     places = range(len(PARAMETERS))
     probes = Probes(simulation, 1 + 2 * len(PARAMETERS))
-    now_s, end_s = float(simulation.scenario.warmup_s), simulation.window_s[1]
+    now_s, end_s = simulation.window_s
     horizon_s, instances = float(settings["horizon_s"]), len(simulation.state.instances)
     rows, played = [], []
     while now_s + horizon_s <= end_s:
@@ -91,7 +91,10 @@ def step_of(walks: Sequence[Walk], prices: np.ndarray, context: Context, setting
     figures = np.clip(np.concatenate(scaled), -4.0, 4.0)
     figures = np.c_[figures, np.ones(len(figures))]
     slope, bend = np.array(first), np.array(second)
-    curvature = np.maximum(-bend.mean(0), 0.25 * np.abs(bend).mean(0)) + 1e-12
+    typical = np.abs(bend).mean(0)
+    # Where worth is flat, or noise hides how it bends, a step is no longer than the other parameters' bends allow.
+    curvature = np.maximum.reduce([-bend.mean(0), 0.25 * typical, np.full(len(typical), 0.25 * np.median(typical))])
+    curvature = np.maximum(curvature, 1e-12)
     penalty = float(settings["ridge"]) * np.eye(figures.shape[1])
     penalty[-1, -1] = 0.0
     moments = figures.T @ figures / len(figures) + penalty

@@ -19,7 +19,7 @@ from ooco_gym.runtime.batching_features import ENGINE
 from ooco_gym.scenario import Scenario
 from ooco_gym.simulation import Simulation, simulate
 
-SCENARIO = Scenario(cluster="mixed_7b", workload="azure_conv", rate_scale=0.3, duration_s=60.0, warmup_s=10.0, seed=5,
+SCENARIO = Scenario(cluster="mixed_7b", workload="azure_conv", online_rate=3.0, duration_s=60.0, warmup_s=10.0, seed=5,
                     offline={"mode": "backlog"})
 CHUNK = PARAMETERS.index("offline_chunk")
 
@@ -94,7 +94,7 @@ def test_a_walk_samples_every_engine_and_prices_are_of_its_window() -> None:
     one = walk(SCENARIO, constants(np.zeros(len(PARAMETERS))), settings)
     assert one.figures.shape == (4, len(ENGINE)) and one.played.shape == (4, 1 + 2 * len(PARAMETERS), 2)
     assert one.arrived > 0 and one.service > 0.0
-    assert one.simulated_s == pytest.approx(4 * 10.0 * one.played.shape[1] + Simulation(SCENARIO).window_s[1])
+    assert one.simulated_s == pytest.approx(4 * 10.0 * one.played.shape[1] + 10.0 + 60.0)
     again = walk(SCENARIO, constants(np.zeros(len(PARAMETERS))), settings)
     assert np.array_equal(one.played, again.played) and np.array_equal(one.figures, again.figures)
 
@@ -103,7 +103,7 @@ SMALL = {"every_s": 10.0, "horizon_s": 8.0, "steps": [-1.5, 1.5]}
 
 
 def test_turning_nothing_is_the_partner() -> None:
-    plain = simulate(SCENARIO, "deadline")
+    plain = simulate(SCENARIO, "deadline").summary
     found = turned(SCENARIO, "deadline", {**SMALL, "steps": [0.0]}, 1.0)
     assert found["offline_reference_gpu_s_per_s"] == pytest.approx(plain["offline"]["reference_gpu_s_per_s"])
     assert found["violation_rate"] == plain["online"]["violation_rate"] and found["moves"] == 0
@@ -131,7 +131,7 @@ def test_a_turning_that_is_none_is_refused(wrong: str, capsys: pytest.CaptureFix
 
 def test_headroom_has_a_row_for_each_price(tmp_path: Path) -> None:
     assert main(["headroom", "env=batching", "episodes=2", "window_s=30", "warmup_s=5", "samples=0", "every=100000",
-                 "horizon_s=1", "bound=false", "rules=deadline", f"out={tmp_path}",
+                 "horizon_s=1", "bound=false", f"out={tmp_path}",
                  "turning={every_s: 15, horizon_s: 5, steps: [1.0], prices: [1.0, 4.0], samples: 1}"]) == 0
     rows = {row["policy"] for row in json.loads((tmp_path / "headroom.json").read_text())["rows"]}
     assert {f"parameters turned, {kind} future{'s' * (kind == 'drawn')}, price {price}" for kind in ("true", "drawn")
