@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from agents.search.optimisers import Cma
 from baselines.adaptive_deadline import ADJUSTED, LAYOUT
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError, unknown
@@ -267,10 +268,8 @@ class Evolution:
 
     def __init__(self, conditions: Conditions, weights_of: Any, scale: np.ndarray, sigma: float, population: int,
                  seed: int) -> None:
-        from cmaes import CMA
-
         self.conditions, self.weights_of, self.scale, self.generation = conditions, weights_of, scale, 0
-        self.method = CMA(mean=np.zeros(scale.size), sigma=sigma, seed=seed, population_size=population)
+        self.method = Cma(np.zeros(scale.size), sigma, None, population, seed)
         self.rows: list[dict[str, float]] = []
 
     @property
@@ -280,14 +279,14 @@ class Evolution:
 
     def step(self) -> None:
         """One generation; the middle of the distribution plays, too, and is written down."""
-        drawn = [self.method.ask() for _ in range(self.method.population_size)]
+        drawn = self.method.ask()
         played = [self.weights_of(self.scale * one) for one in drawn] + [self.weights_of(self.mean)]
         ratios, violations = self.conditions.play(played, self.generation)
         price = float(self.conditions.settings["price"]) * self.conditions.count  # the mean below is over conditions
         worth = self.conditions.worth(ratios, violations, self.generation, price).mean(1)
         self.rows.append({"windows": self.conditions.windows, "worth": float(worth[-1]),
                           "log_ratio": float(ratios[-1].mean()), "most_violations": float(violations[-1].max())})
-        self.method.tell([(one, -float(value)) for one, value in zip(drawn, worth, strict=False)])
+        self.method.tell(drawn, worth[:-1])
         self.generation += 1
 
 

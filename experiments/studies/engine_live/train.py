@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from agents.search.optimisers import Cma
 from baselines.adaptive_deadline import ADJUSTED, LAYOUT
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.runtime import write_parameters_bundle
@@ -32,29 +33,24 @@ def learn(score: Callable[[Path], Sequence[tuple[float, float, float]]], out: Pa
         out: folder.
         plan: `generations`, `population`, `limit` (violations that cost nothing), `seed`.
     """
-    from cmaes import SepCMA
-
     places = [row * len(LAYOUT.columns) + LAYOUT.columns.index(name) for row in range(len(LAYOUT.rows))
               for name in FEATURES]
-    search = SepCMA(mean=np.zeros(len(places)), sigma=0.5, seed=plan["seed"], population_size=plan["population"])
+    search = Cma(np.zeros(len(places)), 0.5, None, plan["population"], plan["seed"], separable=True)
     best, kept = 0.0, np.zeros(len(LAYOUT.rows) * len(LAYOUT.columns))
     path, trial = out / "weights.npz", out / "trial.npz"
     write_weights(path, LAYOUT, kept)
     for generation in range(plan["generations"]):
-        told = []
-        for _ in range(search.population_size):
-            numbers = search.ask()
+        drawn, values = search.ask(), []
+        for numbers in drawn:
             weights = np.zeros(kept.size)
             weights[places] = _SCALE * numbers
             write_weights(trial, LAYOUT, weights)
-            value = worth(score(trial), plan["limit"])
-            told.append((numbers, -value))
-            if value > best:
-                best, kept = value, weights
+            values.append(worth(score(trial), plan["limit"]))
+            if values[-1] > best:
+                best, kept = values[-1], weights
                 write_weights(path, LAYOUT, kept)
-        search.tell(told)
-        least = min(one[1] for one in told)
-        print(f"generation {generation + 1}: best {best:.4f}, of this one {-least:.4f}", flush=True)
+        search.tell(drawn, np.array(values))
+        print(f"generation {generation + 1}: best {best:.4f}, of this one {max(values):.4f}", flush=True)
     return path
 
 
