@@ -73,6 +73,11 @@ class StepModel(NamedTuple):
     dense: Curve
     decode: Curve
 
+    def slower(self, factor: float) -> StepModel:
+        """The same engine where everything takes `factor` times as long."""
+        return StepModel(*(Curve(one.knots, factor * one.values) if isinstance(one, Curve) else factor * one
+                           for one in self))
+
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Predicted times of iterations, from the columns of `iterations.parquet`."""
         factors = (self.sequence, self.prompt, self.work, self.context, self.decode_context)

@@ -8,11 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiments.studies.engine_chain import Curve, StepModel
 from experiments.studies.engine_live.cells import Promise, Seen, drawn_trace, figures, seen_by_client
 from experiments.studies.engine_live.server import _flags, write_tokenizer
-from experiments.studies.engine_live.study import without_folders
+from experiments.studies.engine_live.study import read_cells, slowness_of, without_folders
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
 from experiments.studies.engine_live.train import worth, write_bundle
+from ooco_gym.errors import UserError
 from ooco_gym.workload import Trace
 
 PROMISE = Promise(1.0, 0.1, 0.03)
@@ -62,7 +64,9 @@ def made_up() -> dict:
             both = {kind: {**keys, "offline_tokens_per_s": value, "violation_rate": violated}
                     for kind, value in (("measured", measured), ("predicted", predicted))}
             spread = {key: [value, value] for key, value in both["measured"].items()}
-            runs.append({"engine": "x", "scheduler": name, "load": load, **both, "spread": spread})
+            slow = {**both["measured"], "offline_tokens_per_s": measured + (name == "hygen") * 60.0}
+            runs.append({"engine": "x", "scheduler": name, "load": load, **both, "spread": spread,
+                         "predicted_as_slow": slow, "slowness": [1.0, 1.1]})
     return {"promise": {"budget": 0.03}, "loads": {"light": {}, "over": {}}, "runs": runs}
 
 
@@ -73,8 +77,35 @@ def test_schedulers_beyond_the_budget_rank_last() -> None:
         assert one["kendall_tau"] == pytest.approx(1.0) and one["same"]
     near = {(one["load"], one["scheduler"]): one["gain_within_a_third"] for one in ratios(found)}
     assert not near["light", "deadline"] and not near["over", "deadline"] and near["light", "hygen"]
+    slow = {one["load"]: (one["same_as_slow"], one["kendall_tau_as_slow"]) for one in ranking(found)}
+    assert slow["light"] == (True, pytest.approx(1.0)) and slow["over"] == (False, pytest.approx(1.0 / 3.0))
+    assert not any(one["gain_within_a_third_as_slow"] for one in ratios(found) if one["scheduler"] == "hygen")
+    assert all(one["gain_within_a_third_as_slow"] for one in ratios(found) if one["scheduler"] == "deadline")
     shown = table({**found, "ranking": ranking(found), "ratios": ratios(found)})
     assert "| light | deadline | 120 (120–120) | 121 | 1.0 %" in shown
+
+
+def test_how_slow_an_engine_was_is_what_it_took_over_what_was_believed() -> None:
+    assert slowness_of({"ooco": {"predicted_seconds_total": 10.0, "actual_seconds_total": 11.0}}) == 1.1
+    assert slowness_of({"ooco": {}}) == 1.0
+
+
+def test_an_engine_that_is_slower_is_slower_in_every_iteration(tmp_path: Path) -> None:
+    curve = Curve(np.array([1.0, 4.0, 16.0]), np.array([0.0, 30.0, 90.0]))
+    model = StepModel(100.0, 20.0, 3.0, 5.0, 0.01, 0.2, 0.1, curve, curve)
+    rows = {name: np.array([1.0, 8.0, 30.0]) for name in ("tokens", "n_decode", "n_prefill", "sequences_sampled",
+                                                          "prefill_work", "prefill_context_sum", "decode_context_sum")}
+    assert np.allclose(model.slower(1.25).time_us(rows), 1.25 * model.time_us(rows))
+
+
+def test_cells_of_another_plan_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "cells.json"
+    with pytest.raises(UserError, match="does not exist; expected the cells.json"):
+        read_cells(path, {})
+    path.write_text(json.dumps([{"scheduler": "hygen", "load": "light", "cells": [{"offline_tokens_per_s": 3.0}]}]))
+    assert read_cells(path, {("hygen", "light"): None})["hygen", "light"] == [{"offline_tokens_per_s": 3.0}]
+    with pytest.raises(UserError, match="no cell of deadline at load 'light'"):
+        read_cells(path, {("deadline", "light"): None})
 
 
 def test_violations_beyond_the_limit_cost_score() -> None:

@@ -14,7 +14,7 @@ from ooco_gym.workload import Trace, write_trace
 
 
 def simulated(trace: Trace, policy: dict[str, Any], cluster: dict[str, Any], promise: Promise, window_s: float,
-              until_s: float, work: Path) -> Seen:
+              until_s: float, work: Path, belief: float = 1.0) -> Seen:
     """Plays a cell.
 
     Args:
@@ -25,6 +25,7 @@ def simulated(trace: Trace, policy: dict[str, Any], cluster: dict[str, Any], pro
         window_s: of arrivals.
         until_s: for how long after it requests are waited for.
         work: folder for the trace.
+        belief: what the policy believes that iterations take, over what they take.
     """
     from ooco_gym.scenario import Scenario
     from ooco_gym.sim import state as s
@@ -35,7 +36,8 @@ def simulated(trace: Trace, policy: dict[str, Any], cluster: dict[str, Any], pro
         write_trace(trace, temporary)
     scenario = Scenario(cluster=cluster, workload=str(path), timing="measured", start_s=0.0,
                         duration_s=window_s + until_s, warmup_s=0.0, drain_s=0.0, rate_scale=1.0,
-                        slo={"ttft_s": promise.ttft_s, "tpot_s": promise.tpot_s}, offline={"mode": "rate", "rate": 0.0})
+                        slo={"ttft_s": promise.ttft_s, "tpot_s": promise.tpot_s}, offline={"mode": "rate", "rate": 0.0},
+                        predictor="exact" if belief == 1.0 else {"name": "biased", "factor": belief})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         simulation = Simulation(scenario, policy)

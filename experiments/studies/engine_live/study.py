@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from baselines.adaptive_deadline import LAYOUT
-from experiments.studies.engine_chain import errors, fit_iterations, held_out, model_of, read_iterations, write_chip
+from experiments.studies.engine_chain import (
+    StepModel,
+    errors,
+    fit_iterations,
+    held_out,
+    model_of,
+    read_iterations,
+    write_chip,
+)
 from experiments.studies.engine_live.cells import Promise, drawn_trace, figures, seen_by_client
 from experiments.studies.engine_live.predict import simulated
 from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
@@ -40,12 +48,18 @@ _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batch
 
 
 class Engine(NamedTuple):
-    """A measured engine: `engine.json`, the cluster that stands for it, its chip's folder, errors of the fit."""
+    """A measured engine: `engine.json`, the cluster that stands for it, its chip's folder, the fit and its errors."""
 
     facts: dict[str, Any]
     cluster: dict[str, Any]
     chip: Path
+    fitted: StepModel
     fit: dict[str, Any]
+
+    def slower(self, factor: float, folder: Path) -> dict[str, Any]:
+        """The cluster of the same engine where every iteration takes `factor` times as long."""
+        chip = write_chip(folder, self.fitted.slower(factor), self.facts, self.cluster["model"])
+        return {**self.cluster, "mixed": [{**self.cluster["mixed"][0], "chip": str(chip)}]}
 
 
 class Load(NamedTuple):
@@ -93,7 +107,7 @@ def fitted_engine(measured: Path, out: Path) -> Engine:
     cluster = {"name": "measured", "model": model, "block_tokens": facts["block_tokens"],
                "max_batch": facts["max_num_seqs"] + 1,
                "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": facts["num_blocks"]}]}
-    return Engine(facts, cluster, chip.parent, {"all": errors(fitted, rows), "held_out": held_out(rows)})
+    return Engine(facts, cluster, chip.parent, fitted, {"all": errors(fitted, rows), "held_out": held_out(rows)})
 
 
 class Study:
@@ -173,11 +187,13 @@ class Study:
         return drawn_trace(shape, online_per_s, offline_per_s, seed)
 
     def predicted(self, name: str, trace: Trace, settings: Mapping[str, Any] | None = None,
-                  window_s: float | None = None) -> dict[str, float]:
-        """What the simulator says of a scheduler on a trace."""
+                  window_s: float | None = None, slowness: float = 1.0) -> dict[str, float]:
+        """What the simulator says of a scheduler on a trace; with `slowness`, on an engine whose iterations take so
+        many times what the scheduler believes."""
         window = window_s or float(self.plan["window_s"])
-        seen = simulated(trace, self.policy(name, settings), self.engine.cluster, self.promise, window,
-                         float(self.plan["until_s"]), self.out)
+        cluster = self.engine.cluster if slowness == 1.0 else self.engine.slower(slowness, self.out / "slower")
+        seen = simulated(trace, self.policy(name, settings), cluster, self.promise, window,
+                         float(self.plan["until_s"]), self.out, 1.0 / slowness)
         return figures(trace, seen, self.promise, window, float(self.plan["warm_s"]))
 
     def policy(self, name: str, settings: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -229,6 +245,8 @@ class Study:
         """Plays every cell: schedulers and loads in random order, anew for each repeat."""
         predicted = {(name, load.name): self.predicted(name, load.trace, self.values(name, load))
                      for name in self.schedulers for load in self.loads}
+        if self.plan["played"] is not None:
+            return self._summary(read_cells(Path(self.plan["played"]), predicted), predicted)
         model = engine_plan["model"]
         if model is None:
             model = str((measured / "model").absolute())
@@ -241,7 +259,6 @@ class Study:
         server = Server(python, model, settings, engine_plan["environment"], self.out / "server",
                         bool(engine_plan["priority"]))
         server.use(self.scheduler(self.schedulers[0], self.loads[0]))
-        machine = []
         with server:
             self._warm_up(server)
             for repeat in range(int(self.plan["repeats"])):
@@ -250,11 +267,10 @@ class Study:
                     name, load = order[place]
                     cell = self._cell(server, name, load)
                     cells[name, load.name].append(cell)
-                    machine.append(os.getloadavg()[0])
                     self._say(repeat, name, load, cell, predicted[name, load.name])
                     write_json(self.out / "cells.json", [{"scheduler": key[0], "load": key[1], "cells": value}
                                                          for key, value in cells.items()])
-        return self._summary(cells, predicted, machine)
+        return self._summary(cells, predicted)
 
     def _warm_up(self, server: Server) -> None:
         busiest, seconds = self.loads[-1], float(self.plan["warm_up_s"])
@@ -289,6 +305,7 @@ class Study:
         found = figures(trace, seen, self.promise, window, float(self.plan["warm_s"]))
         lag = float(np.nanmax(seen.sent_s - trace.arrival_s))
         return {**found, "failed": len(wrong), "took_s": answer["took_s"], "client_lag_s": lag,
+                "load_average": os.getloadavg()[0],
                 "ooco": {key.removeprefix("vllm:ooco_"): value for key, value in counted.items()
                          if "ooco" in key and "bucket" not in key and "created" not in key}}
 
@@ -296,25 +313,54 @@ class Study:
         shown = ", ".join(f"{key} {cell[key]:.3g} ({predicted[key]:.3g})" for key in predicted)
         print(f"{repeat + 1}: {load.name}, {name}: {shown}; load {os.getloadavg()[0]:.1f}", file=sys.stderr, flush=True)
 
-    def _summary(self, cells: dict[Any, list[dict[str, Any]]], predicted: dict[Any, dict[str, float]],
-                 machine: list[float]) -> dict[str, Any]:
-        runs = []
+    def _summary(self, cells: dict[Any, list[dict[str, Any]]], predicted: dict[Any, dict[str, float]]
+                 ) -> dict[str, Any]:
+        runs, loads = [], {load.name: load for load in self.loads}
+        machine = [one["load_average"] for repeats in cells.values() for one in repeats]
         for (name, load), repeats in cells.items():
+            slow = [slowness_of(one) for one in repeats]
+            again = [self.predicted(name, loads[load].trace, self.values(name, loads[load]), slowness=one)
+                     for one in slow]
             keys = list(predicted[name, load])
             measured = {key: float(np.median([one[key] for one in repeats])) for key in keys}
             spread = {key: [min(one[key] for one in repeats), max(one[key] for one in repeats)] for key in keys}
             runs.append({"engine": self.engine.facts["engine"], "scheduler": name, "load": load, "measured": measured,
-                         "spread": spread, "predicted": predicted[name, load], "repeats": len(repeats)})
+                         "spread": spread, "predicted": predicted[name, load], "slowness": slow,
+                         "predicted_as_slow": {key: float(np.median([one[key] for one in again])) for key in keys},
+                         "repeats": len(repeats)})
         engine = {key: self.engine.facts.get(key) for key in _PUBLISHED}
         found = {"schema": SCHEMA, "engine": without_folders(engine),
                  "fit": self.engine.fit, "promise": self.promise._asdict(), "settings": without_folders(self.settings),
                  "by_load": self.by_load,
-                 "plan": {key: self.plan[key] for key in ("window_s", "warm_s", "until_s", "repeats", "seed", "trace")},
+                 "plan": {key: self.plan[key] for key in ("window_s", "warm_s", "until_s", "seed", "trace")}
+                         | {"repeats": max(map(len, cells.values()))},
                  "loads": {load.name: {"online_per_s": load.online_per_s, "offline_per_s": load.offline_per_s,
                                        "online": int(load.trace.online.sum()),
                                        "offline": int((~load.trace.online).sum())} for load in self.loads},
                  "machine_load": {"median": float(np.median(machine)), "most": max(machine)}, "runs": runs}
         return {**found, "ranking": ranking(found), "ratios": ratios(found)}
+
+
+def slowness_of(cell: Mapping[str, Any]) -> float:
+    """What the iterations of a cell took over what was believed of them; 1 where none was composed by a rule."""
+    counted = cell["ooco"]
+    believed = counted.get("predicted_seconds_total", 0.0)
+    return round(counted["actual_seconds_total"] / believed, 3) if believed else 1.0
+
+
+def read_cells(path: Path, wanted: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The cells of an earlier run, from its `cells.json`.
+
+    Raises:
+        UserError: there is no such file, or a scheduler or a load of this plan is not in it.
+    """
+    if not path.is_file():
+        raise UserError(f"engine_live.played={path} does not exist; expected the cells.json of an earlier run")
+    found = {(one["scheduler"], one["load"]): one["cells"] for one in json.loads(path.read_text(encoding="utf-8"))}
+    for name, load in wanted:
+        if not found.get((name, load)):
+            raise UserError(f"'{path}' has no cell of {name} at load '{load}'; sum it up with the settings of its run")
+    return {key: found[key] for key in wanted}
 
 
 def without_folders(value: Any) -> Any:

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from scipy.stats import kendalltau
 
-BASE = "vllm_priority"
+BASE, AS_SLOW = "vllm_priority", "predicted_as_slow"
+KINDS = ("measured", "predicted", AS_SLOW)
 _SLACK = 1e-9
 
 
@@ -23,16 +24,20 @@ def ranking(found: dict[str, Any]) -> list[dict[str, Any]]:
     budget, rows = found["promise"]["budget"], []
     for load in found["loads"]:
         runs = [run for run in found["runs"] if run["load"] == load]
-        scores = {kind: {run["scheduler"]: _score(run[kind], budget) for run in runs}
-                  for kind in ("measured", "predicted")}
+        scores = {kind: {run["scheduler"]: _score(run[kind], budget) for run in runs} for kind in KINDS}
         orders = {kind: sorted(scores[kind], key=scores[kind].__getitem__, reverse=True) for kind in scores}
-        names = list(scores["measured"])
-        tau = kendalltau([scores["measured"][name] for name in names], [scores["predicted"][name] for name in names])
-        plain = kendalltau(*([run[kind]["offline_tokens_per_s"] for run in runs] for kind in scores))
-        rows.append({"load": load, "kendall_tau": float(np.asarray(tau)[0]),
-                     "same": orders["measured"] == orders["predicted"],
-                     "kendall_tau_throughput": float(np.asarray(plain)[0]), **orders})
+        tokens = {kind: [run[kind]["offline_tokens_per_s"] for run in runs] for kind in KINDS}
+        row: dict[str, Any] = {"load": load}
+        for kind, mark in (("predicted", ""), (AS_SLOW, "_as_slow")):
+            row |= {f"kendall_tau{mark}": _tau([*scores["measured"].values()], [*scores[kind].values()]),
+                    f"same{mark}": orders["measured"] == orders[kind],
+                    f"kendall_tau_throughput{mark}": _tau(tokens["measured"], tokens[kind])}
+        rows.append({**row, **orders})
     return rows
+
+
+def _tau(ours: list[float], theirs: list[float]) -> float:
+    return float(np.asarray(kendalltau(ours, theirs))[0])
 
 
 def ratios(found: dict[str, Any]) -> list[dict[str, Any]]:
@@ -45,10 +50,11 @@ def ratios(found: dict[str, Any]) -> list[dict[str, Any]]:
             if name == BASE or BASE not in runs:
                 continue
             one = {kind: run[kind]["offline_tokens_per_s"] / max(1e-9, runs[BASE][kind]["offline_tokens_per_s"])
-                   for kind in ("measured", "predicted")}
+                   for kind in KINDS}
             gain = {kind: value - 1.0 for kind, value in one.items()}
-            near = abs(gain["predicted"] - gain["measured"]) <= abs(gain["measured"]) / 3.0
-            rows.append({"load": load, "scheduler": name, **one, "gain_within_a_third": near})
+            near = {kind: abs(gain[kind] - gain["measured"]) <= abs(gain["measured"]) / 3.0 for kind in KINDS}
+            rows.append({"load": load, "scheduler": name, **one, "gain_within_a_third": near["predicted"],
+                         "gain_within_a_third_as_slow": near[AS_SLOW]})
     return rows
 
 
@@ -67,14 +73,20 @@ def table(found: dict[str, Any]) -> str:
             cells += [f"{scale * run['measured'][key]:{form}}{unit}{spread}",
                       f"{scale * run['predicted'][key]:{form}}{unit}"]
         lines.append(f"| {run['load']} | {run['scheduler']} | " + " | ".join(cells) + " |")
-    lines += ["", "| load | order measured | order predicted | Kendall's tau | of throughput alone |",
-              "|---|---|---|---:|---:|"]
+    lines += ["", "| load | order measured | order predicted | Kendall's tau | of throughput alone | order predicted "
+              "as slow | Kendall's tau |", "|---|---|---|---:|---:|---|---:|"]
     for one in found["ranking"]:
         lines.append(f"| {one['load']} | {', '.join(one['measured'])} | {', '.join(one['predicted'])} | "
-                     f"{one['kendall_tau']:.2f} | {one['kendall_tau_throughput']:.2f} |")
-    lines += ["", "| load | scheduler | offline throughput over vllm_priority | predicted | gain within a third |",
-              "|---|---|---:|---:|---|"]
+                     f"{one['kendall_tau']:.2f} | {one['kendall_tau_throughput']:.2f} | {', '.join(one[AS_SLOW])} | "
+                     f"{one['kendall_tau_as_slow']:.2f} |")
+    lines += ["", "| load | scheduler | slowness | offline tokens/s | as slow | throughput over vllm_priority | "
+              "predicted | gain within a third | predicted as slow | gain within a third |",
+              "|---|---|---|---:|---:|---:|---:|---|---:|---|"]
+    runs = {(run["load"], run["scheduler"]): run for run in found["runs"]}
     for one in found["ratios"]:
-        lines.append(f"| {one['load']} | {one['scheduler']} | {one['measured']:.2f} | {one['predicted']:.2f} | "
-                     f"{'yes' if one['gain_within_a_third'] else 'no'} |")
+        run = runs[one["load"], one["scheduler"]]
+        yes = ["yes" if one[key] else "no" for key in ("gain_within_a_third", "gain_within_a_third_as_slow")]
+        lines.append(f"| {one['load']} | {one['scheduler']} | {min(run['slowness']):.2f}–{max(run['slowness']):.2f} | "
+                     f"{run['measured']['offline_tokens_per_s']:.0f} | {run[AS_SLOW]['offline_tokens_per_s']:.0f} | "
+                     f"{one['measured']:.2f} | {one['predicted']:.2f} | {yes[0]} | {one[AS_SLOW]:.2f} | {yes[1]} |")
     return "\n".join(lines) + "\n"
