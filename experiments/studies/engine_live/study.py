@@ -89,8 +89,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if not (measured / "engine.json").is_file():
         measure(engine_plan, measured)
     engine = fitted_engine(measured, out)
-    python = find_python(engine_plan["python"])
-    found = Study(plan, engine, out).run(python, engine_plan, measured)
+    study = Study(plan, engine, out)
+    if plan["played"] is not None:
+        found = study.sum_up(Path(plan["played"]))
+    else:
+        found = study.run(find_python(engine_plan["python"]), engine_plan, measured)
     write_json(out / "sim_to_real.json", found)
     with atomic_write(out / "sim_to_real.md") as temporary:
         temporary.write_text(table(found), encoding="utf-8")
@@ -241,12 +244,18 @@ class Study:
             found["values"] = {key: value for key, value in found["values"].items() if key in DEFAULTS}
         return found
 
+    def sum_up(self, cells: Path) -> dict[str, Any]:
+        """What the cells of an earlier run (its `cells.json`) come to."""
+        predicted = self._all_predicted()
+        return self._summary(read_cells(cells, predicted), predicted)
+
+    def _all_predicted(self) -> dict[tuple[str, str], dict[str, float]]:
+        return {(name, load.name): self.predicted(name, load.trace, self.values(name, load))
+                for name in self.schedulers for load in self.loads}
+
     def run(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> dict[str, Any]:
         """Plays every cell: schedulers and loads in random order, anew for each repeat."""
-        predicted = {(name, load.name): self.predicted(name, load.trace, self.values(name, load))
-                     for name in self.schedulers for load in self.loads}
-        if self.plan["played"] is not None:
-            return self._summary(read_cells(Path(self.plan["played"]), predicted), predicted)
+        predicted = self._all_predicted()
         model = engine_plan["model"]
         if model is None:
             model = str((measured / "model").absolute())
