@@ -64,7 +64,7 @@ def made_up() -> dict:
             both = {kind: {**keys, "offline_tokens_per_s": value, "violation_rate": violated}
                     for kind, value in (("measured", measured), ("predicted", predicted))}
             spread = {key: [value, value] for key, value in both["measured"].items()}
-            slow = {**both["measured"], "offline_tokens_per_s": measured + (name == "hygen") * 60.0}
+            slow = {**both["measured"], "offline_tokens_per_s": measured + (name == "hygen") * 40.0}
             runs.append({"engine": "x", "scheduler": name, "load": load, **both, "spread": spread,
                          "predicted_as_slow": slow, "slowness": [1.0, 1.1]})
     return {"promise": {"budget": 0.03}, "loads": {"light": {}, "over": {}}, "runs": runs}
