@@ -231,10 +231,12 @@ def loads(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
 
 def learned(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Learns a policy and searches its opponent; writes the weights of each, a policy that takes them, and the way."""
+    from experiments.studies.generalist_ascent import climb
     from experiments.studies.generalist_learn import learn, spelled_setting
 
     settings = options["learn"]
-    found = learn([scenario_of(one, options) for one in settings["conditions"]], settings)
+    scenarios = [scenario_of(one, options) for one in settings["conditions"]]
+    found = learn(scenarios, settings, climb if settings["ascent"] is not None else None)
     out.mkdir(parents=True, exist_ok=True)
     for name, weights in found["weights"].items():
         write_weights(out / f"{name}.npz", LAYOUT, weights)

@@ -19,7 +19,7 @@ candidate's worth is the mean over conditions of the logarithm of the ratio of i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ NARROWEST = 0.15  # steps: no setting is known better than that
 LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
 AUTO = "auto"  # the figures are chosen, too
 _NOTES = 8
+Climb = Callable[[Sequence[Scenario], Mapping[str, np.ndarray], Mapping[str, Any]], tuple[dict[str, Any], float]]
 
 
 @jit(types.void(types.int64, types.int64, types.float64[::1], types.float64[::1]))
@@ -328,12 +329,13 @@ def settings_for_each(scenarios: Sequence[Scenario], start: np.ndarray, settings
     return [spelled_setting(one) for one in tune_each(conditions, start, settings, random)[0]]
 
 
-def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[str, Any]:
+def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any], climb: Climb | None = None) -> dict[str, Any]:
     """Learns the policy and searches its opponent.
 
     Args:
         scenarios: the training conditions, without seeds.
         settings: `generalist.learn` of conf/experiment.yaml.
+        climb: what goes on from the weights found (`generalist_ascent.climb`), or None.
 
     Returns:
         Weights by name (`single`, `regressed`, `learned`), the table of generations of both searches, the setting found
@@ -377,9 +379,7 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any]) -> dict[st
     found = {"single": constants(within_reach(single.mean)), "regressed": context.weights(coefficients),
              "learned": context.weights(coefficients + refined.mean.reshape(coefficients.shape))}
     climbed: dict[str, Any] = {}
-    if settings.get("ascent"):
-        from experiments.studies.generalist_ascent import climb
-
+    if climb is not None:
         climbed, spent_s = climb(scenarios, found, settings)
         conditions.windows += round(spent_s / float(scenarios[0].duration_s + scenarios[0].warmup_s))
     budget, had = conditions.windows, single.rows[-1]["windows"]
