@@ -28,7 +28,6 @@ from agents.evaluation.heuristics import (
 from agents.evaluation.scoring import feasible_first, interval_note, too_few
 from agents.evaluation.tables import cell
 from agents.lookahead.bound import fluid_bound
-from agents.lookahead.turning import turned
 from agents.settings import group, number, plain, positive_or_null, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.errors import UserError, is_number
@@ -42,8 +41,6 @@ from ooco_gym.scenario import DAY_S
 from ooco_gym.sim import state as s
 
 BOUND = "fluid bound"
-TURNING = ("every_s", "horizon_s", "steps", "prices", "samples")
-CLAIRVOYANT_TURNS, SAMPLED_TURNS = "parameters turned, true future", "parameters turned, drawn futures"
 
 
 def main(cfg: Any) -> dict[str, Any]:
@@ -83,18 +80,6 @@ def _check(config: Mapping[str, Any]) -> None:
         whole(config, key, least)
     number(config, "violation_budget", most=1.0)
     check_looking(config)
-    turning = config["turning"]
-    if turning is None:
-        return
-    if not isinstance(turning, dict) or set(turning) != set(TURNING):
-        raise UserError(f"turning={turning!r} must be null or a mapping with {', '.join(TURNING)}")
-    whole(turning, "samples", 0)
-    for key in ("every_s", "horizon_s"):
-        if not is_number(turning[key]) or turning[key] <= 0:
-            raise UserError(f"turning.{key}={turning[key]!r} must be a positive number of seconds")
-    for key in ("steps", "prices"):
-        if not isinstance(turning[key], list) or not turning[key] or not all(map(is_number, turning[key])):
-            raise UserError(f"turning.{key}={turning[key]!r} must be a list of numbers")
 
 
 def check_looking(config: Mapping[str, Any]) -> None:
@@ -148,22 +133,8 @@ def play_window(config: Mapping[str, Any], names: Sequence[str], window: tuple[i
         bar.text(f"seed {window[0]}, window {window[1]}: {player.name}")
         found[player.name] = _play(env, player, window)
         bar.advance(1 / len(players))
-    if config["turning"]:
-        found |= turns_of(config, env, window)
     if config["bound"]:
         found[BOUND] = {"offline_reference_gpu_s_per_s": bound_of(env, window, float(config["violation_budget"]))}
-    return found
-
-
-def turns_of(config: Mapping[str, Any], env: Any, window: tuple[int, int]) -> dict[str, dict[str, float]]:
-    """Records of a window whose `deadline` is turned by looking ahead, for each price of violations."""
-    settings, scenario = config["turning"], env.config.window(*window)
-    found = {}
-    for price in settings["prices"]:
-        for samples, name in ((0, CLAIRVOYANT_TURNS), (int(settings["samples"]), SAMPLED_TURNS)):
-            if samples or name == CLAIRVOYANT_TURNS:
-                found[f"{name}, price {price:g}"] = {"seed": window[0], "window": window[1], **turned(
-                    scenario, env.config.partner, settings, float(price), samples, window[0])}
     return found
 
 

@@ -2,7 +2,7 @@
 
 At every `every_s` of a training window one instance is looked at in turn. Each parameter of `adaptive_deadline` is
 moved a step up and down on copies of the episode, kept for `hold_s`, and played on for `horizon_s`
-(`agents.lookahead.probing`; all copies meet the same arrivals). The differences, over the window's own service and
+(`experiments.common.probing`; all copies meet the same arrivals). The differences, over the window's own service and
 less a price for violations, are samples of the slope of what is asked (the mean over conditions of the logarithm of
 service) in that parameter at these figures. Ridge regression of the slopes on all figures, over their mean curvature,
 is the next step of the weights: a damped Newton step whose noise is that of paired differences, where a search by whole
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from agents.lookahead.probing import PARAMETERS, Probes, both_ways, slopes
+from experiments.common.probing import PARAMETERS, Probes, both_ways, slopes
 from experiments.studies.generalist_learn import COLUMNS, POLICY, Conditions, Context
 from ooco_gym.jobs import cores
 from ooco_gym.report.terminal import progress

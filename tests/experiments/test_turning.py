@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.lookahead.probing import PARAMETERS, Probes, both_ways, slopes
-from agents.lookahead.turning import turned
 from baselines.adaptive_deadline import SET
+from experiments.common.probing import PARAMETERS, Probes, both_ways, slopes
 from experiments.studies.generalist_ascent import Walk, step_of, walk
 from experiments.studies.generalist_learn import COLUMNS, Context, constants
+from experiments.studies.turning import turned
 from ooco_gym.cli.main import main
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.batching_features import ENGINE
@@ -121,18 +121,19 @@ def test_only_deadline_is_turned() -> None:
         turned(SCENARIO, "hygen:latency_budget_s=0.05", SMALL, 1.0)
 
 
-@pytest.mark.parametrize("wrong", ["3", "{every_s: 1}",
-                                   "{every_s: 0, horizon_s: 1, steps: [1], prices: [1], samples: 0}",
-                                   "{every_s: 1, horizon_s: 1, steps: [], prices: [1], samples: 0}"])
+@pytest.mark.parametrize("wrong", ["every_s=0", "steps=[]", "prices=[x]", "samples=-1", "windows=0", "window_s=no"])
 def test_a_turning_that_is_none_is_refused(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["headroom", "env=batching", f"turning={wrong}"]) == 2
-    assert "turning" in capsys.readouterr().err
+    assert main(["experiment", "turning", f"turning.{wrong}"]) == 2
+    assert f"turning.{wrong.partition('=')[0]}" in capsys.readouterr().err
 
 
-def test_headroom_has_a_row_for_each_price(tmp_path: Path) -> None:
-    assert main(["headroom", "env=batching", "episodes=2", "window_s=30", "warmup_s=5", "samples=0", "every=100000",
-                 "horizon_s=1", "bound=false", f"out={tmp_path}",
-                 "turning={every_s: 15, horizon_s: 5, steps: [1.0], prices: [1.0, 4.0], samples: 1}"]) == 0
-    rows = {row["policy"] for row in json.loads((tmp_path / "headroom.json").read_text())["rows"]}
-    assert {f"parameters turned, {kind} future{'s' * (kind == 'drawn')}, price {price}" for kind in ("true", "drawn")
-            for price in (1, 4)} <= rows
+def test_the_study_has_a_row_for_each_policy_and_price(tmp_path: Path) -> None:
+    assert main(["experiment", "turning", "turning.windows=2", "turning.window_s=30", "turning.every_s=15",
+                 "turning.horizon_s=5", "turning.steps=[1.0]", "turning.prices=[1.0,4.0]", "turning.samples=1",
+                 "turning.heuristics=[vllm_priority]", f"out={tmp_path}"]) == 0
+    rows = {row["policy"]: row for row in json.loads((tmp_path / "turning.json").read_text())["rows"]}
+    kinds = {f"turned, {kind}, price {price}" for kind in ("true future", "drawn futures") for price in (1, 4)}
+    assert set(rows) == {"partner", "vllm_priority"} | kinds
+    best = next(row for row in rows.values() if row["best"])
+    assert best["policy"] in ("partner", "vllm_priority") and best["gain"][0] == 0.0
+    assert "best heuristic" in (tmp_path / "turning.md").read_text()
