@@ -20,6 +20,7 @@ PRESETS = ("preset", "experiment")
 PRESET = PRESETS[0]
 POLICY = "policy"  # the group whose choices may be Python files
 LEARNED = "learned:"  # before the folders of learned policies, which take their seats beside a partner
+EXAMPLE = "#$ "  # how the lines of a command's configuration begin that show it in use
 PLAIN = "_plain_"  # under this key a group's node holds a string that the library reads
 _WEIGHT = re.compile(r"^\s*[0-9.eE+-]+\s*\*\s*")
 
@@ -84,6 +85,12 @@ def find(name: str, extra_root: Path | None = None) -> Command:
     if own and (own / "conf").is_dir():
         roots.append(own / "conf")
     return Command(name, function, (*roots, conf_root()))
+
+
+def examples(command: Command) -> list[str]:
+    """The command in use, a line each: what its configuration has after `#$`."""
+    lines = command.config.read_text(encoding="utf-8").splitlines()
+    return [line.removeprefix(EXAMPLE) for line in lines if line.startswith(EXAMPLE)]
 
 
 def _package_folder(top: str) -> Path | None:

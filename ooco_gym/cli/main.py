@@ -10,7 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ooco_gym.cli.commands import Command, commands, find, names, presets
+from ooco_gym.cli import completion
+from ooco_gym.cli.commands import EXAMPLE, Command, commands, examples, find, names, presets
 from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
 from ooco_gym.errors import UserError
 from ooco_gym.report import Table
@@ -32,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process by default.
     """
+    if argv is None and completion.ASKED in os.environ:
+        completion.answer()
     words = list(sys.argv[1:] if argv is None else argv)
     with quiet_pipes():
         return _main(words)
@@ -61,6 +64,9 @@ def _dispatch(words: list[str]) -> int:
         print(f"ooco-gym {metadata.version('ooco-gym')}")
         return 0
     name, *rest = words
+    if name == "completion":
+        print(completion.script(rest[0] if len(rest) == 1 else ""))
+        return 0
     if name.startswith("-"):
         raise UserError(f"unknown option '{name}'; usage: {USAGE}")
     if "=" in name:
@@ -118,17 +124,22 @@ def _print_commands() -> None:
     print(f"usage: {USAGE}\n")
     Table("", ("", ""), rows, align="l").show(frame="none", unbroken=1)
     print("\nooco-gym COMMAND --help lists the keys of a command; out=DIR says where its results go.")
+    print(f"ooco-gym completion {'|'.join(completion.SHELLS)} prints what makes the Tab key complete all of them.")
 
 
 def _print_help(command: Command) -> None:
-    """Prints a command's keys as its configuration documents them, and the choices of its groups."""
+    """Prints a command's examples, its keys as its configuration documents them, and the choices of its groups."""
     import yaml
 
     text = command.config.read_text(encoding="utf-8")
     words = "".join(f"[{key.upper()}] " for key in command.positional)
     print(f"usage: ooco-gym {command.name} {words}[key=value …] [-m] [--cfg job] [--config-dir DIR]\n\n"
-          f"{command.description}.\n\nKeys and their defaults ({command.config.name}):\n")
-    print("\n".join(f"  {line}".rstrip() for line in text.splitlines()[1:]))
+          f"{command.description}.\n")
+    if shown := examples(command):
+        print("Examples:\n\n" + "\n".join(f"  {line}" for line in shown) + "\n")
+    print(f"Keys and their defaults ({command.config.name}):\n")
+    keys = [line for line in text.splitlines()[1:] if not line.startswith(EXAMPLE)]
+    print("\n".join(f"  {line}".rstrip() for line in keys))
     groups = [key for entry in (yaml.safe_load(text) or {}).get("defaults", ()) for key in _group(entry)]
     if groups:
         print("\nChoices, each also the path of a YAML file; GROUP.key=value changes one of its keys:\n")

@@ -1,0 +1,40 @@
+"""The examples of every command's `--help` are read as the command would read them."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ooco_gym.cli import main
+from ooco_gym.cli.commands import commands, examples, find
+from ooco_gym.resources import conf_root
+
+OURS = sorted(name for name in commands() if (conf_root() / f"{name}.yaml").is_file())
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_every_example_of_a_command_is_one(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                           capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(conf_root() / "chip" / "h100.yaml", "mine.yaml")
+    listed = examples(find(name))
+    assert listed, f"conf/{name}.yaml has no line that begins with #$"
+    for line in listed:
+        program, command, *words = shlex.split(line, comments=True)
+        assert (program, command) == ("ooco-gym", name)
+        assert main([name, *words, "--cfg", "job"]) == 0, capsys.readouterr().err
+    capsys.readouterr()
+    assert main([name, "--help"]) == 0
+    shown = capsys.readouterr().out.partition("Keys and their defaults")
+    assert all(f"  {line}\n" in shown[0] for line in listed) and "#$" not in "".join(shown)
+
+
+def test_commands_of_other_packages_may_have_none(toy: SimpleNamespace) -> None:
+    assert "Examples" not in toy.run("quiet", "--help")[1]
+    path = toy.site / "toy_commands" / "conf" / "quiet.yaml"
+    path.write_text(path.read_text() + "#$ ooco-gym quiet fruit=pear\n")
+    assert "Examples:\n\n  ooco-gym quiet fruit=pear\n\nKeys" in toy.run("quiet", "--help")[1]
