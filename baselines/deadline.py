@@ -202,21 +202,26 @@ def budget(state, instance, settings):
 
 
 # --- Routing --------------------------------------------------------------------------------------------------------
-@hook(ROUTE, flushes=True)
-def route(view):
+@inner
+def fewest_of(state, slot):
     """The instance with the fewest requests, or with `route` class the fewest of the request's class."""
-    state = view.state
     if state.params[P.route] == 0:
         return fewest_requests(state)
     best, least = 0, NEVER
     for instance in range(state.config.relaxed_count):
         spec = state.instances[instance]
         requests = spec.offline_members + spec.offline_waiting
-        if state.requests[view.request].urgent:
+        if state.requests[slot].urgent:
             requests = spec.urgent_members + spec.online_waiting
         if requests < least:
             best, least = instance, requests
     return best
+
+
+@hook(ROUTE, flushes=True)
+def route(view):
+    """As `fewest_of`."""
+    return fewest_of(view.state, view.request)
 
 
 # --- The iteration --------------------------------------------------------------------------------------------------

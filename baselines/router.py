@@ -1,0 +1,243 @@
+"""Routers of online requests over mixed instances: published rules, and a score that is learned on top of one.
+
+Iterations are filled as by `deadline`, and an offline request goes where `deadline` sends it, so that policies of this
+kind differ in one decision: which instance gets an online request. What a router sees is up to `lag_s` old
+(`ooco_gym/policy/router_view.py`). `rule` names a score, of which the least wins, of equals the first:
+
+- `requests`, join the shortest queue (Winston 1977; the default of engines): (n + 1), with n the online requests that
+  run or wait there, those that wait counted `waiting_weight` times (vLLM's data-parallel balancer counts them four
+  times). With `speed_share` 1 it is the shortest expected delay for unequal servers.
+- `power_of_two` (Mitzenmacher 2001): the same among `choices` instances drawn at random for the request.
+- `latency`, least predicted latency (llm-d's and AIBrix's latency-aware routers): believed time to the first token
+  (rest of the iteration, prompts ahead, the request's own prompt less what is cached there), and `decode_tokens` decode
+  steps with it.
+- `lmetric` (LMetric, arXiv 2603.15202): new prefill tokens, times batch size. The tokens are the request's own that are
+  not cached there, and `queue_weight` times those that are ahead of it; the batch counts the request itself.
+- `sticky`, prefix affinity (the cache-aware rule of SGLang's router): where the longest prefix of the request is
+  cached, if that is `cache_threshold` of its prompt and the loads n are not out of balance (the largest is at most
+  `balance_abs` above the least, or at most `balance_rel` times it); else as `requests`.
+
+All but `latency` are multiplied by the instance's seconds a prompt token, over the mean of all, to the power
+`speed_share`. Of what was sent since the last look, `sent_weight` is counted; `drain` is the share of the time since
+then in which an instance is believed to have computed the prompts ahead. With `lag_s` 0, `waiting_weight` 1 and
+`speed_share` 0, `requests` is `deadline`, request by request.
+
+*Learned* (ours): the score is multiplied by exp(z), with z the weights times the figures of `LAYOUT`. They compare an
+instance with the mean of all (logarithms of ratios, differences of shares), so that the same weights serve any number
+of instances of any speed; a few are products with the age of the figures, the prompt's length and the load. Without
+weights z is 0, and the rule's own choice stands, exactly. As products of powers the scores contain `requests`,
+`latency` and LMetric and what lies between them. NVIDIA's learned router, a logit of such figures found by CMA-ES over
+whole episodes, is the model.
+
+Parameters besides those of `deadline`, whose `route` is of offline requests: conf/policy/router.yaml. What the rules
+and the learned score are worth: docs/routing_knee.md.
+"""
+
+import math
+
+import numpy as np
+
+from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, fewest_of, within_deadlines
+from ooco_gym.compile import inlined, inner
+from ooco_gym.policy import router_view as v
+from ooco_gym.policy.decisions import ROUTE, hook
+from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.weights import Layout
+from ooco_gym.sim.costs import length, random_below
+from ooco_gym.sim.state import PS_PER_S
+
+RULES = ("requests", "power_of_two", "latency", "lmetric", "sticky")
+REQUESTS, POWER_OF_TWO, LATENCY, LMETRIC, STICKY = range(len(RULES))
+OWN = (
+    Param("rule", "by which score an online request is routed", choices=RULES),
+    Param("lag_s", "how old the figures of instances may be, seconds", 0.0, 60.0),
+    Param("sent_weight", "how much counts of what was sent since the last look", 0.0, 4.0),
+    Param("drain", "share of the time since the last look in which prompts ahead were computed", 0.0, 2.0),
+    Param("waiting_weight", "how often a request that waits counts; rules that count requests", 0.0, 16.0),
+    Param("speed_share", "power of the seconds a prompt token, over the mean, in the score", 0.0, 4.0),
+    Param("choices", "instances drawn for a request; power_of_two", 1, 1024),
+    Param("decode_tokens", "decode steps that the predicted latency includes; latency", 0.0, 1000.0),
+    Param("queue_weight", "how often a prompt token ahead counts; lmetric", 0.0, 4.0),
+    Param("cache_threshold", "share of the prompt that must be cached to stick to an instance; sticky", 0.0, 1.0),
+    Param("balance_abs", "difference of requests up to which loads are in balance; sticky", 0.0, 1e6),
+    Param("balance_rel", "ratio of requests up to which loads are in balance; sticky", 1.0, 1e3),
+    Param("weights", "file of the weights of the learned score; none: the rule alone", default="", file=True),
+)
+ALL = (*PARAMS, *OWN)
+Q = slots(ALL)
+if v.FIRST < GIVEN + MOST_GIVEN:
+    raise AssertionError("the router's places of State.memory overlap those of deadline")
+DRAW_STREAM = 5  # of power_of_two's draws
+
+# Figures of an instance that the weights are of. Relative ones are logarithms of its share over the mean of all.
+COLUMNS = (
+    "latency",  # believed time to the first token, relative
+    "step",  # believed decode step with the request, relative
+    "queue",  # online prompt tokens ahead, sent ones included, relative
+    "online",  # online requests, sent ones included, relative
+    "waiting",  # those that wait, relative
+    "sent",  # those sent since the look, relative
+    "offline",  # offline requests that run, relative
+    "pace",  # seconds a prompt token, relative
+    "free",  # share of blocks that are free, less the mean
+    "cached",  # share of the request's prompt that is cached, less the mean
+    "rank",  # place in the order of latency, from -0.5 to 0.5
+    "ttft_use",  # latency over the TTFT SLO beyond TTFT_FROM
+    "tpot_use",  # decode step over the TPOT SLO beyond TPOT_FROM
+    "age_queue",  # age of the figures over a second, times queue
+    "age_online",  # the same, times online
+    "long_pace",  # logarithm of the request's thousands of tokens, times pace
+    "long_online",  # the same, times online
+    "load_pace",  # mean latency over the TTFT SLO, times pace
+)
+LAYOUT = Layout(("score",), COLUMNS)
+TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # where the SLO begins to be near, and where more is all the same
+SOME_TOKENS, MOST_Z = 1000.0, 20.0
+
+
+# --- Published rules ------------------------------------------------------------------------------------------------
+@inlined
+def load_of(state, instance):
+    """Online requests of an instance, by `waiting_weight` and `sent_weight`."""
+    p, figures = state.params, state.memory[instance]
+    waiting = (p[Q.waiting_weight] - 1.0) * figures[v.WAITING]
+    return figures[v.ONLINE] + waiting + p[Q.sent_weight] * figures[v.SENT]
+
+
+@inner
+def draw_choices(state, slot):
+    """Leaves the scores of `choices` instances, drawn for the request without replacement; all others' become
+    infinite."""
+    count = state.config.relaxed_count
+    drawn = min(count, np.int64(state.params[Q.choices]))
+    for instance in range(count):
+        state.scratch[0, instance] = 0
+    for draw in range(drawn):
+        place = random_below(state, DRAW_STREAM, 0, slot, draw, count - draw)
+        for instance in range(count):
+            if state.scratch[0, instance] == 0:
+                if place == 0:
+                    state.scratch[0, instance] = 1
+                    break
+                place -= 1
+    for instance in range(count):
+        if state.scratch[0, instance] == 0:
+            state.memory[instance, v.SCORE] = math.inf
+
+
+@inner
+def affine(state, slot):
+    """The instance that the request's prefix sticks to; -1 where it is to be balanced."""
+    p, best, most, least, largest = state.params, -1, 0.0, math.inf, 0.0
+    for instance in range(state.config.relaxed_count):
+        load, cached = load_of(state, instance), state.memory[instance, v.CACHED]
+        least, largest = min(least, load), max(largest, load)
+        if cached > most or (best >= 0 and cached == most and load < load_of(state, best)):
+            best, most = instance, cached
+    if largest - least > p[Q.balance_abs] and largest > p[Q.balance_rel] * least:
+        return -1
+    return best if most >= p[Q.cache_threshold] * length(state, slot) else -1
+
+
+@inner
+def score_by_rule(state, slot):
+    """Writes the score of each instance."""
+    p, rule = state.params, np.int64(state.params[Q.rule])
+    pace_s = v.mean_of(state, v.PACE_S)
+    for instance in range(state.config.relaxed_count):
+        figures = state.memory[instance]
+        if rule == LATENCY:
+            figures[v.SCORE] = figures[v.LATENCY_S] + p[Q.decode_tokens] * figures[v.STEP_S]
+            continue
+        score = load_of(state, instance) + 1.0
+        if rule == LMETRIC:
+            ahead = figures[v.QUEUE] + p[Q.sent_weight] * figures[v.SENT_TOKENS]
+            score *= length(state, slot) - figures[v.CACHED] + p[Q.queue_weight] * ahead
+        figures[v.SCORE] = score * (figures[v.PACE_S] / pace_s) ** p[Q.speed_share]
+    if rule == POWER_OF_TWO:
+        draw_choices(state, slot)
+    elif rule == STICKY:
+        instance = affine(state, slot)
+        if instance >= 0:
+            state.memory[instance, v.SCORE] = 0.0
+
+
+# --- The learned score ----------------------------------------------------------------------------------------------
+@inlined
+def relative(value, mean, some):
+    """Logarithm of a figure over the mean, both raised by `some`."""
+    return math.log((value + some) / (mean + some))
+
+
+@inner
+def rank_of(state, instance):
+    """Place of an instance in the order of believed latency, from -0.5 to 0.5."""
+    count, before = state.config.relaxed_count, 0
+    mine = state.memory[instance, v.LATENCY_S]
+    for other in range(count):
+        theirs = state.memory[other, v.LATENCY_S]
+        before += theirs < mine or (theirs == mine and other < instance)
+    return before / max(count - 1, 1) - 0.5
+
+
+@inner
+def weigh(state, slot, age_s):
+    """Multiplies the scores by what the weights make of the figures."""
+    w, request = state.weights, state.requests[slot]
+    ttft_s, tpot_s = request.ttft_slo_ps / PS_PER_S, request.tpot_slo_ps / PS_PER_S
+    long = math.log(max(length(state, slot), 1) / SOME_TOKENS)
+    latency_s, step_s = v.mean_of(state, v.LATENCY_S), v.mean_of(state, v.STEP_S)
+    sent, tokens, pace_s = v.mean_of(state, v.SENT), v.mean_of(state, v.SENT_TOKENS), v.mean_of(state, v.PACE_S)
+    queue, online = v.mean_of(state, v.QUEUE) + tokens, v.mean_of(state, v.ONLINE) + sent
+    waiting, offline = v.mean_of(state, v.WAITING), v.mean_of(state, v.OFFLINE)
+    free, cached = v.mean_of(state, v.FREE), v.mean_of(state, v.CACHED)
+    for instance in range(state.config.relaxed_count):
+        one = state.memory[instance]
+        queue_there = relative(one[v.QUEUE] + one[v.SENT_TOKENS], queue, SOME_TOKENS)
+        online_there = relative(one[v.ONLINE] + one[v.SENT], online, 1.0)
+        pace_there = relative(one[v.PACE_S], pace_s, 0.0)
+        z = w[0] * relative(one[v.LATENCY_S], latency_s, 0.0) + w[1] * relative(one[v.STEP_S], step_s, 0.0)
+        z += w[2] * queue_there + w[3] * online_there + w[4] * relative(one[v.WAITING], waiting, 1.0)
+        z += w[5] * relative(one[v.SENT], sent, 1.0) + w[6] * relative(one[v.OFFLINE], offline, 1.0)
+        z += w[7] * pace_there + w[8] * (one[v.FREE] - free)
+        z += w[9] * (one[v.CACHED] - cached) / max(length(state, slot), 1) + w[10] * rank_of(state, instance)
+        z += w[11] * min(MOST_USE, max(0.0, one[v.LATENCY_S] / ttft_s - TTFT_FROM))
+        z += w[12] * min(MOST_USE, max(0.0, one[v.STEP_S] / tpot_s - TPOT_FROM))
+        z += age_s * (w[13] * queue_there + w[14] * online_there)
+        z += long * (w[15] * pace_there + w[16] * online_there)
+        z += w[17] * min(MOST_USE, latency_s / ttft_s) * pace_there
+        one[v.SCORE] *= math.exp(min(MOST_Z, max(-MOST_Z, z)))
+
+
+@inner
+def is_weighted(state):
+    """Whether some weight is not 0."""
+    for place in range(state.weights.size):
+        if state.weights[place] != 0.0:
+            return True
+    return False
+
+
+@hook(ROUTE, flushes=True)
+def route(view):
+    """The instance with the least score; an offline request goes where `deadline` sends it."""
+    state, slot = view.state, view.request
+    if not state.requests[slot].urgent:
+        return fewest_of(state, slot)
+    p = state.params
+    v.refresh(state, p[Q.lag_s])
+    age_s = v.age_of(state)
+    for instance in range(state.config.relaxed_count):
+        v.estimate(state, instance, slot, age_s, p[Q.sent_weight], p[Q.drain])
+    score_by_rule(state, slot)
+    if is_weighted(state):
+        weigh(state, slot, age_s)
+    best = 0
+    for instance in range(1, state.config.relaxed_count):
+        if state.memory[instance, v.SCORE] < state.memory[best, v.SCORE]:
+            best = instance
+    v.note_sent(state, best, slot)
+    return best
+
+
+policy = Policy("router", ALL, mixed=True, leaves_open=True, route=route, compose=within_deadlines, layout=LAYOUT)

@@ -1,0 +1,119 @@
+"""What a router knows of mixed instances: figures that it looked up up to `lag_s` ago, and what it has sent since.
+
+A router in front of engines reads their metrics from time to time, or has them sent; in between it sees what they
+were. Here it looks at all of them at the first online arrival `lag_s` after it last did, so that its figures are up to
+`lag_s` old (0: never). What it knows by itself is not late: the requests that it has sent since, their prompt tokens,
+the time, and which prefixes are in which cache (engines publish these as events, apart from their metrics).
+
+Figures are kept in the last places of State.memory, those of a look and those that are worked out for the request at
+hand (`estimate`), a row for each instance.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inlined, inner
+from ooco_gym.policy.latency_budget import decodes
+from ooco_gym.sim import state as s
+from ooco_gym.sim.costs import length, predict_decode, predict_prefill
+from ooco_gym.sim.step_actions import get_computed_tokens, missing
+
+# Of a look: online requests, those of them that wait, online prompt tokens that are not computed, online decodes and
+# their context, offline requests that run, share of blocks free, rest of the iteration in seconds.
+# Since: requests sent, and their prompt tokens not found in the cache. For the request at hand: believed time to its
+# first token and of a decode step with it in seconds, its tokens in the cache, seconds a prompt token, the score.
+_PLACES = ("ONLINE", "WAITING", "QUEUE", "DECODES", "CONTEXT", "OFFLINE", "FREE", "BUSY_S", "SENT", "SENT_TOKENS",
+           "LATENCY_S", "STEP_S", "CACHED", "PACE_S", "SCORE", "LOOKED")
+FIRST = s.MEMORY - len(_PLACES)
+(ONLINE, WAITING, QUEUE, DECODES, CONTEXT, OFFLINE, FREE, BUSY_S, SENT, SENT_TOKENS, LATENCY_S, STEP_S, CACHED, PACE_S,
+ SCORE, LOOKED) = range(FIRST, s.MEMORY)
+PACE_TOKENS = 2048  # of the prompt by which an instance's pace is told
+LOOK_WAITING = 64  # waiting online requests whose cached tokens are looked up; of more the first
+
+
+@inner
+def look(state, instance):
+    """Reads an instance's figures."""
+    spec, figures = state.instances[instance], state.memory[instance]
+    queue, count, context = np.int64(0), np.int64(0), np.int64(0)
+    for place in range(spec.running):
+        slot = np.int64(state.members[s.BATCH, instance, place])
+        if not state.requests[slot].urgent:
+            continue
+        if decodes(state, slot):
+            count += 1
+            context += length(state, slot)
+        else:  # what the iteration in progress computes is told by its rest
+            queue += max(np.int64(0), missing(state, slot) - state.requests[slot].num_scheduled_tokens)
+    slot, looked = np.int64(spec.online_head), 0
+    while slot >= 0:
+        queue += length(state, slot)
+        if looked < LOOK_WAITING and state.config.prefix_caching:
+            queue -= get_computed_tokens(state, instance, slot)
+        slot, looked = np.int64(state.requests[slot].next), looked + 1
+    figures[ONLINE] = spec.urgent_members + spec.online_waiting
+    figures[WAITING], figures[QUEUE] = spec.online_waiting, queue
+    figures[DECODES], figures[CONTEXT] = count, context
+    figures[OFFLINE] = spec.offline_members
+    figures[FREE] = spec.free_blocks / max(spec.total_blocks, 1)
+    figures[BUSY_S] = 0.0
+    if spec.activity == s.MIXING:
+        figures[BUSY_S] = (spec.end_ps - state.clock.now_ps) / s.PS_PER_S
+    figures[SENT], figures[SENT_TOKENS] = 0.0, 0.0
+
+
+@inner
+def age_of(state):
+    """How old the figures are, in seconds."""
+    return (state.clock.now_ps - (state.memory[0, LOOKED] - 1.0)) / s.PS_PER_S
+
+
+@inner
+def refresh(state, lag_s):
+    """Looks at every instance where the last look is `lag_s` ago, or there was none."""
+    if state.memory[0, LOOKED] > 0.0 and age_of(state) < lag_s:
+        return
+    for instance in range(state.config.relaxed_count):
+        look(state, instance)
+    state.memory[0, LOOKED] = state.clock.now_ps + 1.0
+
+
+@inner
+def estimate(state, instance, slot, age_s, sent_weight, drain):
+    """Works out what the request would meet on an instance.
+
+    Args:
+        state: of the episode.
+        instance: where.
+        slot: the request.
+        age_s: of the figures.
+        sent_weight: how much counts of what was sent since the look.
+        drain: how much of the time since the look the instance is believed to have computed prompts.
+    """
+    figures = state.memory[instance]
+    cached = get_computed_tokens(state, instance, slot)
+    tokens = length(state, slot) - cached
+    pace_s = predict_prefill(state, instance, PACE_TOKENS) / s.PS_PER_S / PACE_TOKENS
+    ahead = max(0.0, figures[QUEUE] - drain * age_s / pace_s) + sent_weight * figures[SENT_TOKENS]
+    own_s = predict_prefill(state, instance, tokens) / s.PS_PER_S
+    figures[LATENCY_S] = max(0.0, figures[BUSY_S] - age_s) + ahead * pace_s + own_s
+    batch = figures[DECODES] + sent_weight * figures[SENT] + 1.0
+    context = figures[CONTEXT] + sent_weight * figures[SENT_TOKENS] + length(state, slot)
+    figures[STEP_S] = predict_decode(state, instance, np.int64(batch), np.int64(context)) / s.PS_PER_S
+    figures[CACHED], figures[PACE_S] = cached, pace_s
+
+
+@inlined
+def note_sent(state, instance, slot):
+    """The request goes to an instance."""
+    figures = state.memory[instance]
+    figures[SENT] += 1.0
+    figures[SENT_TOKENS] += length(state, slot) - figures[CACHED]
+
+
+@inner
+def mean_of(state, place):
+    """Mean of a figure over the instances."""
+    total = 0.0
+    for instance in range(state.config.relaxed_count):
+        total += state.memory[instance, place]
+    return total / state.config.relaxed_count
