@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError, check_keys, is_whole
 from ooco_gym.peak import label, short_name
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.perf.deployment import timing_values
@@ -60,6 +60,8 @@ class Cluster:
         name = short_name(raw if isinstance(value, Mapping) else value)
         check_keys(f"cluster '{name}'", raw, cls.__dataclass_fields__)
         for role in ("relaxed", "strict", "mixed"):
+            if not isinstance(raw.get(role) or [], (list, tuple)):
+                raise UserError(f"cluster '{name}': {role} must be a list of groups of instances, got {raw[role]!r}")
             raw[role] = tuple(_pool(group, role) for group in raw.get(role) or ())
         if raw["mixed"] and (raw["relaxed"] or raw["strict"]):
             raise UserError(f"cluster '{name}': give mixed instances, or relaxed and strict ones, not both")
@@ -76,6 +78,9 @@ class Cluster:
                                 f"{SLOWEST_LINK:g} to {FASTEST_LINK:g} bytes a second")
         if not 0 <= cluster.host_gib < 1e6:
             raise UserError(f"cluster '{cluster.name}': host_gib must be at least 0")
+        for key in ("max_batch", "block_tokens"):
+            if not is_whole(getattr(cluster, key)):
+                raise UserError(f"cluster '{cluster.name}': {key}={getattr(cluster, key)!r} must be a whole number")
         if cluster.max_batch < 2 or cluster.block_tokens < 1:
             raise UserError(f"cluster '{cluster.name}': max_batch must be at least 2 and block_tokens at least 1")
         return cluster
@@ -105,7 +110,12 @@ def _pool(group: Any, role: str) -> Pool:
     if not isinstance(group, Mapping):
         raise UserError(f"cluster pool '{role}': each group must be a mapping with chip, tp, pp and count")
     check_keys(f"cluster pool '{role}'", group, Pool.__dataclass_fields__)
+    if "chip" not in group:
+        raise UserError(f"cluster pool '{role}': each group needs a chip (a name in conf/chip, or a path)")
     pool = Pool(**{str(key): item for key, item in group.items()})
+    for key in ("tp", "pp", "count", "kv_blocks"):
+        if not is_whole(getattr(pool, key)) and not (key == "kv_blocks" and pool.kv_blocks is None):
+            raise UserError(f"cluster pool '{role}': {key}={getattr(pool, key)!r} must be a whole number")
     if pool.count < 1:
         raise UserError(f"cluster pool '{role}': count={pool.count} must be at least 1")
     return pool

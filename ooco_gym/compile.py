@@ -217,8 +217,16 @@ class KeyedFiles:
     def _prune(self) -> None:
         """Removes the folders of digests gone by, all but the newest few."""
         found = [path for path in self.folder.parent.glob(f"{self.prefix}*") if path != self.folder]
-        for path in sorted(found, key=lambda path: path.stat().st_mtime)[:-KEPT]:
+        for path in sorted(found, key=_changed_s)[:-KEPT]:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _changed_s(path: Path) -> float:
+    """When a folder was changed; 0 of one that another process has just removed."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _digest_of(content: bytes) -> bytes:

@@ -2,15 +2,34 @@
 
 from __future__ import annotations
 
+import errno
+import glob
 import json
 import os
+import shutil
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from ooco_gym.documents import SEAL, seal_of
 from ooco_gym.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What a disk answers that takes no more: full, or over a quota, a limit on files, or read-only."""
+STALE_S = 3600.0  # seconds after which what a process left that ended in the midst of writing is removed
+
+
+class DiskFullError(UserError):
+    """The disk takes no more: no mistake in what was asked, so that what there is so far stays."""
+
+
+def full_disk(error: OSError) -> str:
+    """What is said where a disk takes no more."""
+    what = f" '{error.filename}'" if error.filename else ""
+    return f"cannot write{what}: {os.strerror(error.errno or 0)}; make room, or choose another out"
 
 
 def cache_folder() -> Path:
@@ -30,11 +49,16 @@ def user_folder() -> Path:
 
 
 @contextmanager
-def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
+def atomic_write(path: str | os.PathLike[str], kind: str = "") -> Iterator[Path]:
     """Yields a temporary path beside `path`; on success it is renamed to `path`, on failure removed.
 
+    Args:
+        path: the file.
+        kind: before its name in a sentence about it, such as `trace `.
+
     Raises:
-        UserError: the folder of `path` cannot be created or written.
+        UserError: the folder of `path` cannot be created, or a folder is in the file's place.
+        DiskFullError: the disk takes no more.
     """
     final = Path(path)
     temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp{final.suffix}")
@@ -45,8 +69,35 @@ def atomic_write(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, final)
+        remove_stale(final)
+    except OSError as error:
+        if error.errno in FULL:
+            raise DiskFullError(f"cannot write {kind}'{final}': {os.strerror(error.errno)}") from error
+        if error.errno == errno.EISDIR:
+            raise UserError(f"cannot write {kind}'{final}': a folder is in its place") from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def remove_stale(final: Path) -> None:
+    """Removes what processes left beside `final` that were killed while they wrote it, an hour ago or more."""
+    for left in final.parent.glob(f".{glob.escape(final.name)}.*.tmp*"):
+        pid = left.name[len(final.name) + 2 :].partition(".")[0]
+        with suppress(OSError):
+            if pid.isdigit() and not _runs(int(pid)) and time.time() - left.stat().st_mtime > STALE_S:
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process of this number runs."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True  # another user's, or no number of a process
+    return True
 
 
 def as_json(value: Any) -> Any:
@@ -59,6 +110,12 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
     text = json.dumps(_finite(value), indent=2, allow_nan=False, default=_plain)
     with atomic_write(path) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
+
+
+def write_sealed(path: str | os.PathLike[str], value: Mapping[str, Any]) -> None:
+    """Writes a mapping as `write_json` does, with a digest of it, so that `documents.read_mapping` sees a change."""
+    kept = as_json(value)
+    write_json(path, {**kept, SEAL: seal_of(kept)})
 
 
 def _plain(value: Any) -> Any:

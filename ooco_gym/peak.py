@@ -20,9 +20,10 @@ from typing import Any
 
 import yaml
 
+from ooco_gym.documents import SEAL, read_yaml, seal_of
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, cache_folder
-from ooco_gym.resources import LOADER, Stamp, conf_root, load_yaml, names, stamp_of
+from ooco_gym.resources import Stamp, conf_root, load_yaml, names, stamp_of
 
 FILE_NAME = "peak_factors.yaml"
 _STORING = threading.Lock()  # a file is read, changed and written
@@ -137,8 +138,8 @@ def _stat(path: Path) -> os.stat_result | None:
 def _named_in(path: Path, size: int, changed_ns: int) -> Any:
     """What a YAML file of this version holds; a parent that it names without a suffix stands there as a file."""
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # nosec B506
-    except (OSError, ValueError, yaml.YAMLError):
+        values = read_yaml(path)
+    except UserError:
         return None  # whatever reads the file for its content says what is wrong with it
     if isinstance(values, dict) and isinstance(values.get("extends"), str):
         values["extends"] = [values["extends"], f"{values['extends']}.yaml"]
@@ -157,7 +158,8 @@ def stored_entry(key: Mapping[str, Any], conditions: str | None = None) -> dict[
     found += [entry for entry in read_entries(cache_folder() / FILE_NAME) if _is(entry, key) and _usable(
         entry, conditions)]
     same = [entry for entry in found if conditions is not None and entry.get("conditions") == conditions]
-    return next(iter(same + found), None)
+    entry = next(iter(same + found), None)
+    return None if entry is None else {name: value for name, value in entry.items() if name != SEAL}
 
 
 def _is(entry: Mapping[str, Any], key: Mapping[str, Any]) -> bool:
@@ -170,16 +172,19 @@ def _usable(entry: Mapping[str, Any], conditions: str | None) -> bool:
 
 
 def read_entries(path: Path) -> list[dict[str, Any]]:
-    """Reads a file of factors, again only when it has changed; a file that is not there holds none."""
+    """Reads a file of factors, again only when it has changed; a file that is not there holds none. Of the user's own,
+    entries that were changed after they had been written are left out."""
     return [dict(entry) for entry in _entries(path, stamp_of(path))] if path.is_file() else []
 
 
 @lru_cache(maxsize=8)
 def _entries(path: Path, stamp: Stamp) -> list[dict[str, Any]]:
     try:
-        entries = (yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER) or {}).get("factors") or []  # nosec B506
-        return [dict(entry) for entry in entries]
-    except (yaml.YAMLError, AttributeError, TypeError, ValueError) as error:
+        entries = [dict(entry) for entry in (read_yaml(path) or {}).get("factors") or []]
+        if path != shipped_file():  # what was changed after it was written is found again
+            entries = [entry for entry in entries if entry.get(SEAL) == seal_of(entry)]
+        return entries
+    except (AttributeError, TypeError, ValueError) as error:
         raise UserError(f"file of peak factors '{path}' must hold 'factors:', a list of mappings; "
                         "delete it and they are found again") from error
 
@@ -192,7 +197,8 @@ def store_entry(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) ->
 
 def _store(entry: Mapping[str, Any], path: Path, key: Mapping[str, Any]) -> None:
     others = [old for old in read_entries(path) if any(old.get(name) != value for name, value in key.items())]
-    entries = sorted([*others, dict(entry)], key=lambda item: tuple(str(item.get(name)) for name in key))
+    kept = dict(entry) if path == shipped_file() else {**entry, SEAL: seal_of(entry)}
+    entries = sorted([*others, kept], key=lambda item: tuple(str(item.get(name)) for name in key))
     head = ("# How much of each workload's own rate a cluster carries by itself (its peak factor), as found by\n"
             "# `ooco-gym capacity workload=W cluster=C find_peak=true write_peak=true`. Not edited by hand.\n")
     with atomic_write(path) as temporary:

@@ -10,8 +10,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
 
 _PATHS = {"chip": ("tables",), "env": ("id",), "policy": ("file", "weights")}
@@ -20,8 +19,6 @@ _SUFFIXES = (".yaml", ".yml")
 Stamp = tuple[int, int, int] | None
 _KEPT: dict[tuple[str, Path], tuple[dict[Path, Stamp], dict[str, Any]]] = {}
 """By group and file: (the files that were read with their stamps, what they hold)."""
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""Of YAML files: the compiled one where PyYAML has it."""
 
 
 @lru_cache(maxsize=1)
@@ -101,10 +98,7 @@ def _extended(group: str, path: Path, files: dict[Path, Stamp]) -> dict[str, Any
         raise UserError(f"{group} files extend each other: "
                         + " extends ".join(f"'{one}'" for one in (*chain[chain.index(path):], path)))
     files[path] = stamp_of(path)
-    try:
-        value = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # nosec B506
-    except yaml.YAMLError as error:
-        raise UserError(f"{group} file '{path}' is not valid YAML: {' '.join(str(error).split())}") from error
+    value = read_yaml(path, f"{group} file '{path}'")
     if not isinstance(value, dict):
         raise UserError(f"{group} file '{path}' must hold a mapping of keys to values")
     for key in _PATHS.get(group, ()):

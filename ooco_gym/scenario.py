@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from ooco_gym.cluster import Cluster
-from ooco_gym.errors import UserError, check_keys
+from ooco_gym.errors import UserError, check_keys, is_number
 from ooco_gym.peak import label, short_name, stored_peak_factor
 from ooco_gym.perf import Deployment, cost_table, prefill_latency_ps
 from ooco_gym.perf.table import PS_PER_S
@@ -49,14 +49,14 @@ class Slo:
 
     def __post_init__(self) -> None:
         for key in ("ttft_s", "tpot_s"):
-            if not 0 < getattr(self, key) < 1e6:
+            if not is_number(getattr(self, key)) or not 0 < getattr(self, key) < 1e6:
                 raise UserError(f"slo.{key}={getattr(self, key)!r} must be a positive number of seconds")
         if self.tpot_from not in ("first_token", "first_decode"):
             raise UserError(f"slo.tpot_from='{self.tpot_from}' must be first_token or first_decode")
-        if self.gap_s is not None and not 0 < self.gap_s < 1e6:
+        if self.gap_s is not None and not (is_number(self.gap_s) and 0 < self.gap_s < 1e6):
             raise UserError(f"slo.gap_s={self.gap_s!r} must be a positive number of seconds, or null")
-        if self.tpot_min_tokens < 2:
-            raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens} must be at least 2")
+        if not is_number(self.tpot_min_tokens) or self.tpot_min_tokens < 2:
+            raise UserError(f"slo.tpot_min_tokens={self.tpot_min_tokens!r} must be a number of at least 2")
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,8 @@ class Predictor:
     @classmethod
     def load(cls, value: Any) -> Predictor:
         """Reads `exact`, or a mapping such as `{name: biased, factor: 1.05, noise: 0.02}`."""
+        if not isinstance(value, (str, Mapping)):
+            raise UserError(f"predictor={value!r} must be exact, or a mapping such as {{name: biased, factor: 1.05}}")
         raw: dict[str, Any] = {"name": value} if isinstance(value, str) else dict(value)
         check_keys("predictor", raw, cls.__dataclass_fields__)
         predictor = cls(**raw)
@@ -77,6 +79,8 @@ class Predictor:
             raise UserError(f"predictor.name='{predictor.name}' must be exact or biased")
         if predictor.name == "exact" and (predictor.factor, predictor.noise) != (1.0, 0.0):
             raise UserError("predictor.factor and predictor.noise need predictor.name=biased")
+        if not (is_number(predictor.factor) and is_number(predictor.noise)):
+            raise UserError(f"predictor: factor={predictor.factor!r} and noise={predictor.noise!r} must be numbers")
         if not 0.01 <= predictor.factor <= 100 or not 0 <= predictor.noise <= 1:
             raise UserError("predictor: factor must be from 0.01 to 100 and noise from 0 to 1")
         return predictor
@@ -114,6 +118,8 @@ class Protocol:
         for key in cls.__dataclass_fields__:
             if key not in raw and key != "version":
                 raise UserError(f"protocol: key '{key}' is missing")
+            if not is_number(raw.get(key, 1)) or raw.get(key, 1) < 0:
+                raise UserError(f"protocol: {key}={raw[key]!r} must be a number of at least 0")
         return cls(**raw)
 
 

@@ -11,7 +11,7 @@ from baselines.echo_estimator import draw_batches, prompt_lengths
 from ooco_gym import Scenario, simulate
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
-from ooco_gym.perf import cost_table
+from ooco_gym.perf import Deployment, cost_table
 from ooco_gym.resources import load_yaml
 from ooco_gym.sim.mixed import share_of
 from ooco_gym.simulation import LONGEST_S, requests_of
@@ -45,6 +45,30 @@ def test_figures_that_yaml_takes_for_text_are_read():
     assert cluster.kv_link_bytes_per_s == 25e9
     with pytest.raises(UserError, match="kv_link_bytes_per_s must be a number, got 'fast'"):
         Cluster.load({**load_yaml("cluster", "pair_7b"), "kv_link_bytes_per_s": "fast"})
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    ({"max_batch": "many"}, "max_batch='many' must be a whole number"), ({"relaxed": 3}, "must be a list of groups"),
+    ({"relaxed": [{"tp": 1}]}, "each group needs a chip"), ({"block_tokens": []}, r"block_tokens=\[\] must be a whole"),
+    ({"strict": [{"chip": "h100", "tp": "x"}]}, "tp='x' must be a whole number")])
+def test_values_of_another_type_are_refused(change, said):
+    with pytest.raises(UserError, match=said):
+        Cluster.load({**load_yaml("cluster", "pair_7b"), **change})
+
+
+@pytest.mark.parametrize(("slo", "said"), [
+    ({"tpot_min_tokens": [1, "a"]}, r"slo.tpot_min_tokens=\[1, 'a'\] must be a number"),
+    ({"ttft_s": "x"}, "slo.ttft_s='x' must be a positive"), ({"gap_s": {}}, r"slo.gap_s=\{\} must be a positive")])
+def test_promises_of_another_type_are_refused(slo, said):
+    with pytest.raises(UserError, match=said):
+        SMALL.with_(slo={"ttft_s": 1.0, "tpot_s": 0.1, **slo}).load_slo()
+
+
+@pytest.mark.parametrize("change", [{"decode_overhead_s": 1e308}, {"gemm_flops_per_s": 1e-3}])
+def test_a_chip_whose_iterations_no_clock_holds_is_refused(change):
+    chip = {**load_yaml("chip", "ascend_910c"), **change}
+    with pytest.raises(UserError, match="an iteration of '.*' would take .* s; expected 1e\\+06 s at most"):
+        cost_table(Deployment.from_config({"chip": chip, "model": "qwen2_5_7b", "tp": 1}), 8, 64)
 
 
 @pytest.mark.parametrize("duration_s", [LONGEST_S, 1e9, 1e300])

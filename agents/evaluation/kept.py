@@ -14,6 +14,8 @@ from typing import Any
 
 import ooco_gym
 from agents.evaluation.players import digest_of
+from ooco_gym.documents import SEAL, seal_of
+from ooco_gym.errors import UserError
 from ooco_gym.files import as_json
 from ooco_gym.peak import file_stamps
 from ooco_gym.resources import conf_root
@@ -24,23 +26,30 @@ PLAYED_FILE = "played.jsonl"
 class Kept:
     """What `path` holds (`found`, by key); `put` adds to it.
 
-    A last line that was cut off by the end of the process is left out.
+    A line that was cut off by the end of the process, or has changed since it was written, is left out.
     """
 
     def __init__(self, path: Path) -> None:
+        if path.is_dir():
+            raise UserError(f"'{path}' is a folder, where the windows that have been played are kept; move it away")
         self._path = path
         self.found: dict[str, Any] = {}
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        content = path.read_bytes() if path.is_file() else b""
+        for line in content.splitlines():
             try:
                 entry = json.loads(line)
-                self.found[entry["key"]] = entry["result"]
-            except (ValueError, KeyError, TypeError):
+                if entry[SEAL] == seal_of(entry):
+                    self.found[entry["key"]] = entry["result"]
+            except (ValueError, KeyError, TypeError, RecursionError):
                 continue
+        self._cut = bool(content) and not content.endswith(b"\n")
 
     def put(self, key: str, result: Any) -> Any:
         """Adds a result and returns it."""
+        entry = json.loads(json.dumps({"key": key, "result": result}))
         with open(self._path, "a", encoding="utf-8") as file:
-            file.write(json.dumps({"key": key, "result": result}) + "\n")
+            file.write(("\n" if self._cut else "") + json.dumps({**entry, SEAL: seal_of(entry)}) + "\n")
+        self._cut = False
         return result
 
     def remove(self) -> None:

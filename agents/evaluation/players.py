@@ -11,7 +11,6 @@ fixed size, whatever the number of worker processes, so that results do not depe
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +20,6 @@ from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
-import yaml
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 
@@ -36,6 +34,7 @@ from agents.environments import (
 from agents.explaining.rules import TREE_FILE, load_tree
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run, read_config
 from agents.settings import plain
+from ooco_gym.documents import read_mapping
 from ooco_gym.envs import is_ours
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import MANIFEST_FILE, MODEL_FILE, ClusterStack, Policy
@@ -302,10 +301,10 @@ def groups_of(folder: str | Path) -> dict[str, dict[str, str]]:
     """
     path = Path(folder)
     try:
-        index = json.loads((path / SWEEP_FILE).read_text(encoding="utf-8"))
-        command, jobs = index["command"], [one["out"] for one in index["jobs"] if one["status"] == "done"]
+        index = read_mapping(path / SWEEP_FILE)
+        command, jobs = index["command"], [str(one["out"]) for one in index["jobs"] if one["status"] == "done"]
         swept = [str(key) for key in index.get("swept", ())]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"'{path / SWEEP_FILE}' cannot be read as the index of a sweep: {error!r}; start the sweep "
                         "again, which makes it anew and leaves finished points as they are") from error
     if command != "train":
@@ -348,8 +347,9 @@ def environment_of(folder: str | Path) -> dict[str, Any]:
     """The `env` configuration that a policy was trained under: by the manifest of an export, by the configuration of a
     run; empty where its folder does not say, as that of a rule of `explain`."""
     manifest, config = Path(folder) / MANIFEST_FILE, Path(folder) / CONFIG_FILE
+    found: Any = {}
     if manifest.is_file():
-        found = json.loads(manifest.read_text(encoding="utf-8")).get("training", {}).get("config", {})
-    else:
-        found = yaml.safe_load(config.read_text(encoding="utf-8")) if config.is_file() else {}
-    return plain((found or {}).get("env") or {})
+        found = (read_mapping(manifest).get("training") or {}).get("config") or {}
+    elif config.is_file():
+        found = read_mapping(config)
+    return plain(found.get("env") or {})

@@ -30,7 +30,7 @@ from ooco_gym.envs.buffers import FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import in_unit, is_flag, kinds
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import atomic_write, write_json, write_sealed
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Section, Table, layout, percent, with_interval
 from ooco_gym.report import page as html_page
@@ -201,7 +201,7 @@ def _figures(held_out: Sequence[Recording], found: Sequence[Importance], tree: T
 def _write(out: Path, result: Mapping[str, Any], tree: Tree, figures: Mapping[str, Any]) -> None:
 
     out.mkdir(parents=True, exist_ok=True)
-    write_json(out / TREE_FILE, tree.document)
+    write_sealed(out / TREE_FILE, tree.document)
     write_json(out / RESULT_FILE, {"schema": SCHEMA, **result})
     for name, text in ((MARKDOWN_FILE, markdown(result)), (PAGE_FILE, page(result, figures))):
         with atomic_write(out / name) as temporary:

@@ -8,7 +8,6 @@ folder's `tree.json` and needs no learning library to be played.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.documents import SEAL, read_mapping
 from ooco_gym.envs.buffers import DECLINE_ACTION, FIXED, PARTNER_ACTION
 from ooco_gym.envs.decision import in_unit, is_flag, kinds
 from ooco_gym.envs.features import CANDIDATES, CLUSTER, Feature, kind_name
@@ -140,15 +140,16 @@ def load_tree(folder: str | Path) -> Tree:
         UserError: it is missing, no JSON, or of another schema.
     """
     path = Path(folder) / TREE_FILE
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"'{path}' does not exist; expected the 'out' of 'ooco-gym explain'") from error
-    except json.JSONDecodeError as error:
-        raise UserError(f"'{path}' is not valid JSON: line {error.lineno}, {error.msg}") from error
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    if not path.is_file():
+        raise UserError(f"'{path}' does not exist; expected the 'out' of 'ooco-gym explain'")
+    document = read_mapping(path, advice=f"; run explain again, or remove its {SEAL} where the change is yours")
+    if document.get("schema") != SCHEMA:
         raise UserError(f"'{path}' is not a tree of this ooco-gym: expected schema '{SCHEMA}'; run explain again")
-    return Tree(document)
+    try:
+        return Tree(document)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise UserError(f"'{path}' is not a tree of this ooco-gym ({type(error).__name__}: {error}); run explain again"
+                        ) from error
 
 
 # --- In words -------------------------------------------------------------------------------------------------------

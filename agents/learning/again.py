@@ -18,7 +18,7 @@ from ooco_gym.runtime.arrays import read_arrays
 from ooco_gym.runtime.manifest import FEATURES, INPUTS, PARAMETERS, kind_of, read_manifest
 from ooco_gym.runtime.scorers import Sizes, built, sizes_of
 from ooco_gym.runtime.writing import VECTORS
-from ooco_gym.zoo import CARD_FILE
+from ooco_gym.zoo import read_card
 
 _WRITTEN = ("schema", "manifest_sha256", "files", "forms", "reference")
 
@@ -97,7 +97,7 @@ def _upgraded(manifest: Mapping[str, Any], path: Path, name: str | None) -> dict
         return kept | ({} if name is None else {"name": name})
     training = kept.get("training") or {}
     config = training.get("config") or {"env": {"id": str(kept.get("environment"))}, "agent": {}}
-    card = json.loads((path / CARD_FILE).read_text(encoding="utf-8")) if (path / CARD_FILE).is_file() else {}
+    card = read_card(path)
     decisions = kept["decisions"]
     versions = {**(kept.get("versions") or {}), "converted by ooco-gym": metadata.version("ooco-gym")}
     rebuilt = origin(config, int(training.get("timesteps") or 0)) if config.get("agent") else {

@@ -8,7 +8,6 @@ logged. It is a pickle, which can carry code: what this user has not written is 
 from __future__ import annotations
 
 import io
-import json
 import random
 import shutil
 import sys
@@ -20,7 +19,6 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import yaml
 
 from agents.environments import OBSERVATION_KEYS, decision_names, history_of, make_env
 from agents.learning.algorithms import algorithm_of, recipe_of
@@ -28,6 +26,7 @@ from agents.learning.trust import check_archive, sign, verify
 from agents.search.kept import searched_policy
 from agents.search.optimisers import is_search
 from agents.settings import plain, require
+from ooco_gym.documents import read_mapping, read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 
@@ -132,15 +131,15 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Reads the configuration of a run.
 
     Raises:
-        UserError: it is not YAML, or has no `env`.
+        UserError: it cannot be read, is not YAML, or has no `env` or `agent`.
     """
     path = folder / CONFIG_FILE
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
-        raise UserError(f"'{path}' is not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(config, dict) or "env" not in config:
-        raise UserError(f"'{path}' has no key 'env'; expected the configuration of an 'ooco-gym train' run")
+    config = read_yaml(path)
+    for key in ("env", "agent"):
+        if not isinstance(config, dict) or key not in config:
+            raise UserError(f"'{path}' has no key '{key}'; expected the configuration of an 'ooco-gym train' run")
+        if not isinstance(config[key], dict):
+            raise UserError(f"'{path}': {key} is {config[key]!r}; expected a mapping, as of an 'ooco-gym train' run")
     return config
 
 
@@ -187,11 +186,9 @@ def clear(folder: Path) -> None:
 def _read(path: Path) -> dict[str, Any]:
     """A file's mapping; empty where it has none."""
     try:
-        text = path.read_text(encoding="utf-8")
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except (OSError, ValueError, yaml.YAMLError):
+        return read_mapping(path)
+    except UserError:
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 STATE_FILE = Path("checkpoints") / "latest.state"

@@ -12,8 +12,8 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -25,9 +25,10 @@ from agents.evaluation.heuristics import by_name, seated
 from agents.evaluation.scoring import HEADLINE, feasible_first, grid, mean_interval, upper_violation_limit, values
 from agents.search.ranges import ranges_of
 from agents.settings import LARGEST_SEED, group, number, plain, require, whole
+from ooco_gym.documents import SEAL, read_yaml, seal_of
 from ooco_gym.envs.decision import are_settings
 from ooco_gym.errors import UserError, unknown
-from ooco_gym.files import atomic_write
+from ooco_gym.files import DiskFullError, atomic_write
 from ooco_gym.policy import get_policy, is_policy, list_policies, spelled, split_name
 from ooco_gym.report import Table, with_interval
 from ooco_gym.report.terminal import progress
@@ -50,9 +51,10 @@ def main(cfg: Any) -> dict[str, Any]:
     config = plain(cfg)
     _check(config)
     require("tune")
-    search = _Search(config)
-    interrupted = search.run()
-    report = search.report(interrupted)
+    with _stored(config):
+        search = _Search(config)
+        interrupted = search.run()
+        report = search.report(interrupted)
     out = Path(config["out"])
     out.mkdir(parents=True, exist_ok=True)
     _write_trials(out / "trials.csv", search)
@@ -66,17 +68,28 @@ def main(cfg: Any) -> dict[str, Any]:
     return report
 
 
+@contextmanager
+def _stored(config: Mapping[str, Any]) -> Iterator[None]:
+    """Says in a sentence what a storage raises that was damaged, or cannot be reached any more."""
+    try:
+        yield
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("alembic", "optuna", "sqlalchemy", "sqlite3"):
+            raise
+        name = config["storage"] or Path(config["out"]) / "study.db"
+        why = " ".join(str(error).split())[:200] or type(error).__name__
+        if "full" in why:
+            raise DiskFullError(f"storage '{name}' cannot be written: {why}") from error
+        raise UserError(f"storage '{name}' cannot be read or written: {why}; move it away and search anew") from error
+
+
 def read_tuned(path: str | Path) -> dict[str, Any]:
     """Reads a `policy.yaml`: `policy` as every command takes it, and its `provenance`.
 
     Raises:
         UserError: it is missing, no YAML, or has no `policy` that there is.
     """
-    try:
-        tuned = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError) as error:
-        raise UserError(f"'{path}' cannot be read: {' '.join(str(error).split())}; expected the {POLICY_FILE} of "
-                        "'ooco-gym tune'") from error
+    tuned = read_yaml(path, advice=f"; expected the {POLICY_FILE} of 'ooco-gym tune'")
     if not isinstance(tuned, dict) or not isinstance(tuned.get("policy"), str):
         raise UserError(f"'{path}' has no key 'policy'; expected the {POLICY_FILE} of 'ooco-gym tune'")
     try:
@@ -182,6 +195,7 @@ class _Search:
         steps = [{**self.default, one.name: value} for one in self.ranges for value in one.steps()]
         self.starts = [self.default, *steps] if all(one.holds(one.default) for one in self.ranges) else []
         self.study = self._study()
+        self._check_trials()
         # By policy, what it came to on the training windows: also before a search that goes on.
         self.played = {trial.user_attrs["policy"]: {key: trial.user_attrs[key] for key in FIGURES}
                        for trial in self.done() if "service" in trial.user_attrs}
@@ -208,6 +222,13 @@ class _Search:
             why = " ".join(str(error).split())[:200]
             raise UserError(f"storage={storage} cannot be opened: {why}; expected one of Optuna's, such as "
                             "sqlite:///tune.db") from error
+
+    def _check_trials(self) -> None:
+        """Refuses trials that were changed after they had been played; those of earlier versions have no digest."""
+        for trial in self.done():
+            if trial.user_attrs.get(SEAL, _seal_of(trial)) != _seal_of(trial):
+                raise UserError(f"trial {trial.number} in storage '{self.config['storage'] or 'study.db'}' was changed "
+                                "after it was played (its SHA-256 differs); move the storage away and search anew")
 
     def done(self) -> list[Any]:
         """Trials that were played to their end, in order."""
@@ -255,6 +276,7 @@ class _Search:
         for key, value in found.items():
             trial.set_user_attr(key, value)
         trial.set_constraint("violation_upper_limit", found["violation_upper_limit"] - self.limit)
+        trial.set_user_attr(SEAL, _seal_of(trial))
         self.study.tell(trial, found["service"])
 
     def _figures(self, policy: str) -> dict[str, float]:
@@ -335,6 +357,12 @@ class _Search:
                            "default": by[default], "tuned": by[kept]},
             "versions": {name: metadata.version(name) for name in _VERSIONS},
         }
+
+
+def _seal_of(trial: Any) -> str:
+    """Digest of a trial's parameters and figures; what it is told at its end is one of these."""
+    attributes = {key: trial.user_attrs.get(key) for key in ("policy", *FIGURES)}
+    return seal_of({"params": trial.params, **attributes})
 
 
 def _intervals(records: Sequence[Mapping[str, Any]], default: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

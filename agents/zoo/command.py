@@ -20,6 +20,7 @@ import yaml
 from agents.learning.runs import SUMMARY_FILE, clear
 from agents.settings import LARGEST_SEED, plain, require, whole
 from agents.settings import seeds as checked_seeds
+from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, check_keys, is_whole, unknown
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.jobs import SPAWN, processes
@@ -58,8 +59,10 @@ class Job(NamedTuple):
 
     def begun(self) -> bool:
         """Whether its folder has some of it, made under the same settings."""
-        asked = self.folder / JOB_FILE
-        return asked.is_file() and yaml.safe_load(asked.read_text(encoding="utf-8")) == self.asked()
+        try:
+            return read_yaml(self.folder / JOB_FILE) == self.asked()
+        except UserError:  # not there, or damaged: made anew
+            return False
 
     def under_other_settings(self) -> bool:
         """Whether its folder has all of another job, which making this one replaces."""

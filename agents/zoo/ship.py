@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import math
 import shutil
 import tempfile
@@ -20,6 +19,7 @@ from agents.evaluation.tables import under_shift
 from agents.learning.algorithms import recipe_of
 from agents.learning.runs import SUMMARY_FILE, read_config
 from agents.settings import plain
+from ooco_gym.documents import read_json, read_mapping
 from ooco_gym.errors import UserError, nearest
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table, as_text, with_interval
@@ -61,11 +61,8 @@ def _table(path: Any) -> dict[str, Any]:
     if path is None:
         raise UserError("ship=true needs table=FILE: the learned_table.json of 'ooco-gym evaluate "
                         "+preset=learned_table zoo=ZOO'")
-    try:
-        table = json.loads(Path(str(path)).read_text(encoding="utf-8"))
-    except (OSError, json.JSONDecodeError) as error:
-        raise UserError(f"table={path} cannot be read ({' '.join(str(error).split())}); expected the "
-                        "learned_table.json of 'ooco-gym evaluate +preset=learned_table zoo=ZOO'") from error
+    table = read_json(str(path), f"table={path}", "; expected the learned_table.json of 'ooco-gym evaluate "
+                                                  "+preset=learned_table zoo=ZOO'")
     if not isinstance(table, dict) or not isinstance(table.get("environments"), dict):
         raise UserError(f"table={path} has no 'environments'; expected the learned_table.json of 'ooco-gym evaluate "
                         "+preset=learned_table zoo=ZOO'")
@@ -92,7 +89,7 @@ def best_run(folder: Path) -> tuple[Path, dict[str, Any], dict[str, dict[str, An
     found: dict[str, dict[str, Any]] = {}
     for name, path in runs_of(folder).items():
         if (Path(path) / SUMMARY_FILE).is_file():
-            summary = json.loads((Path(path) / SUMMARY_FILE).read_text(encoding="utf-8"))
+            summary = read_mapping(Path(path) / SUMMARY_FILE)
             if summary.get("best"):
                 found[name] = {**summary["best"], "folder": path,
                                "limit": read_config(Path(path))["validation"]["violation_limit"]}

@@ -7,6 +7,8 @@ they name. Mixed instances without a twin carry what vLLM's own scheduler does o
 from __future__ import annotations
 
 import tempfile
+import warnings
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -92,10 +94,20 @@ def peak_entry(scenario: Scenario, jobs: Jobs, seeds: tuple[int, ...], plan: Pea
     entry = None if find else stored_entry(key, conditions)
     if entry is None:
         entry = {**key, **find_peak(scenario.with_(offline_rate=0.0), jobs, seeds, plan), "conditions": conditions}
-        store_entry(entry, cache_folder() / FILE_NAME, {**key, "conditions": conditions})
+        _keep(entry, {**key, "conditions": conditions})
     if write:
         store_entry({name: value for name, value in entry.items() if name != "conditions"}, shipped_file(), key)
     return entry
+
+
+def _keep(entry: Mapping[str, Any], key: Mapping[str, Any]) -> None:
+    """Stores a factor for another time; a folder that cannot be written costs that time, nothing else."""
+    path = cache_folder() / FILE_NAME
+    try:
+        store_entry(entry, path, key)
+    except (OSError, UserError) as error:
+        warnings.warn(f"the peak factor is not kept for another time in '{path}' ({' '.join(str(error).split())})",
+                      UserWarning, stacklevel=3)
 
 
 def conditions_of(scenario: Scenario, seeds: tuple[int, ...], plan: PeakPlan) -> str:

@@ -36,14 +36,17 @@ def read_requests(path: Path) -> dict[str, np.ndarray]:
     """The columns of a `requests.parquet`.
 
     Raises:
-        UserError: it is not there.
+        UserError: it is not there, or cannot be read.
     """
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise UserError(f"'{path}' does not exist: expected the requests of `ooco-gym calibrate measure`")
-    table = pq.read_table(path)
-    return {name: table[name].to_numpy() for name in table.column_names}
+    try:
+        table = pq.read_table(path, page_checksum_verification=True)
+        return {name: table[name].to_numpy() for name in table.column_names}
+    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
+        raise UserError(f"'{path}' cannot be read: {' '.join(str(error).split())[:200]}; measure again") from error
 
 
 def simulate_requests(requests: dict[str, np.ndarray], cluster: dict[str, Any], engine: dict[str, Any],

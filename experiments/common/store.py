@@ -16,9 +16,8 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import yaml
-
 from ooco_gym import resources
+from ooco_gym.documents import read_json, read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.files import as_json, cache_folder, write_json
 from ooco_gym.peak import FILE_NAME
@@ -48,8 +47,8 @@ class Store:
         if self.folder is None:
             return None
         try:
-            entry = json.loads((self.folder / key[:2] / f"{key}.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            entry = read_json(self.folder / key[:2] / f"{key}.json")
+        except UserError:
             return None
         if not isinstance(entry, dict) or entry.get("digest") != key_of([key, entry.get("answer")]):
             return None
@@ -100,7 +99,7 @@ def _digest(modules: tuple[str, ...], groups: tuple[str, ...], peaks: bool) -> s
     conf = resources.conf_root()
     configured = sorted(path for group in groups for path in (conf / group).glob("*.yaml"))
     for path in [*configured, *(conf.glob(FILE_NAME) if peaks else ())]:
-        values = yaml.load(path.read_text(encoding="utf-8"), Loader=resources.LOADER)  # nosec B506
+        values = read_yaml(path)
         digest.update(f"{path.name}\0{values}\0".encode())
     return digest.hexdigest()
 

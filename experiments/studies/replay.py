@@ -6,7 +6,6 @@ both drawn side by side (docs/validity.md).
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import warnings
@@ -18,6 +17,7 @@ import numpy as np
 
 from baselines.vllm_v1 import engine_version_of
 from experiments.common.served import Served, compare, served
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 from ooco_gym.perf import list_chips, list_models
@@ -71,12 +71,7 @@ def _settings(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"'{path}' does not exist: a recorded run has the engine's settings there "
                         f"({', '.join(SETTINGS)}, model)")
-    try:
-        engine = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"'{path}' cannot be read as JSON: {error}") from error
-    if not isinstance(engine, dict):
-        raise UserError(f"'{path}' must be a mapping of settings")
+    engine = read_mapping(path)
     for key in (*SETTINGS, *(key for key in OPTIONAL if key in engine)):
         if isinstance(engine.get(key), bool) or not isinstance(engine.get(key), int) or engine[key] < 1:
             raise UserError(f"'{path}': '{key}' must be a whole number of at least 1, got {engine.get(key)!r}")
@@ -84,19 +79,16 @@ def _settings(path: Path) -> dict[str, Any]:
 
 
 def _requests(path: Path) -> dict[str, np.ndarray]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
     if not path.is_file():
         raise UserError(f"'{path}' does not exist: a recorded run has its requests there ({', '.join(REQUESTS)})")
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
-        raise UserError(f"'{path}' cannot be read as Parquet: {error}") from error
-    for name in REQUESTS:
-        if name not in table.column_names:
-            raise UserError(f"'{path}': column '{name}' is missing; expected: {', '.join(REQUESTS)}")
-    columns = {name: table[name].to_numpy().astype(np.float64) for name in REQUESTS}
+        table = pq.read_table(path, page_checksum_verification=True)
+        table.column_names  # noqa: B018 (read here: damaged ones are no text)
+    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
+        raise UserError(f"'{path}' cannot be read as Parquet: {' '.join(str(error).split())}") from error
+    columns = _columns(path, table, REQUESTS)
     bad = ~(np.isfinite(np.stack(list(columns.values()))).all(axis=0) & (columns["prompt_tokens"] >= 1)
             & (columns["output_tokens"] >= 1) & (columns["arrival_s"] <= columns["first_token_s"])
             & (columns["first_token_s"] <= columns["last_token_s"]))
@@ -114,13 +106,32 @@ def _curves(path: Path, begin_s: float) -> dict[str, np.ndarray]:
         return {}
     from pyarrow import csv
 
-    table = csv.read_csv(path)
-    for name in CURVES:
-        if name not in table.column_names:
-            raise UserError(f"'{path}': column '{name}' is missing; expected: {', '.join(CURVES)}")
-    curves = {ours: table[name].to_numpy().astype(np.float64) for name, ours in CURVES.items()}
+    try:
+        table = csv.read_csv(path)
+        table.column_names  # noqa: B018 (likewise)
+    except Exception as error:  # likewise
+        raise UserError(f"'{path}' cannot be read as CSV: {' '.join(str(error).split())}") from error
+    found = _columns(path, table, tuple(CURVES))
+    curves = {ours: found[name] for name, ours in CURVES.items()}
     curves["t_s"] = curves["t_s"] - begin_s
     return curves
+
+
+def _columns(path: Path, table: Any, names: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Columns of numbers, by name.
+
+    Raises:
+        UserError: one is missing, or holds anything but numbers.
+    """
+    columns = {}
+    for name in names:
+        if name not in table.column_names:
+            raise UserError(f"'{path}': column '{name}' is missing; expected: {', '.join(names)}")
+        try:
+            columns[name] = table[name].to_numpy().astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"'{path}': column '{name}' must hold numbers") from error
+    return columns
 
 
 def model_of(run: Recorded, given: str | None) -> str:

@@ -137,7 +137,7 @@ def write_tables(rows: Rows, path: Path) -> None:
     columns = {name: pyarrow.array(rows[name].tolist(), pyarrow.string()) if name in TEXTS
                else pyarrow.array(rows[name], pyarrow.float64(), from_pandas=True) for name in COLUMNS}
     with atomic_write(path) as temporary:
-        pyarrow.parquet.write_table(pyarrow.table(columns), temporary, compression="zstd")
+        pyarrow.parquet.write_table(pyarrow.table(columns), temporary, compression="zstd", write_page_checksum=True)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ooco_gym import __file__ as _package_file
+from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.resources import conf_root, load_yaml
 
@@ -48,16 +49,14 @@ class Command:
     @property
     def positional(self) -> tuple[str, ...]:
         """The keys that words without `=` set, in their order: the configuration's list `positional`."""
-        import yaml
-
-        values = yaml.safe_load(self.config.read_text(encoding="utf-8")) or {}
+        values = read_yaml(self.config) or {}
         return tuple(str(key) for key in values.get("positional") or ())
 
     @property
     def description(self) -> str:
         """One line: the first comment of its configuration."""
         try:
-            with self.config.open(encoding="utf-8") as lines:
+            with self.config.open(encoding="utf-8", errors="replace") as lines:
                 first = next(lines, "")
         except UserError:
             return "(no configuration)"
@@ -122,7 +121,7 @@ def presets(roots: Iterable[Path], command: str) -> dict[str, str]:
     for root in roots:
         for path in sorted((root / PRESET).glob("*.yaml")):
             match = re.search(rf"^# *ooco-gym +{re.escape(command)} +\+{PRESET}={re.escape(path.stem)} *: *(.*)$",
-                             path.read_text(encoding="utf-8"), re.MULTILINE)
+                             path.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
             if match:
                 found.setdefault(path.stem, match[1].rstrip("."))
     return found

@@ -14,6 +14,7 @@ from ooco_gym.cli import completion
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, examples, find, names, presets
 from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
 from ooco_gym.errors import UserError
+from ooco_gym.files import FULL, full_disk
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
 
@@ -47,6 +48,11 @@ def _main(words: list[str]) -> int:
     except UserError as error:
         sys.stdout.flush()
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return MISTAKE
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        print(f"error: {full_disk(error)}", file=sys.stderr)
         return MISTAKE
     except Terminated:
         print("terminated", file=sys.stderr)

@@ -268,7 +268,10 @@ def _kind_elsewhere(command: Command, key: str, groups: set[str]) -> Any:
         return None
     for root in command.roots:
         for path in sorted((root / group).glob("*.yaml")):
-            node = OmegaConf.load(path)
+            try:
+                node = OmegaConf.load(path)
+            except Exception:  # nosec B112 (whatever is wrong with it is said where it is chosen)
+                continue
             value = default_of(node, rest) if isinstance(node, DictConfig) else None
             if value is not None:
                 return value

@@ -92,7 +92,7 @@ def run(command: Command, request: Request, multirun: bool) -> int:
             raise
         if multirun:
             (folder / "multirun.yaml").unlink(missing_ok=True)  # Hydra's, also of a start that was killed
-        _tidy(folder, before, [Path(one.out) for one in outcomes if one.code == MISTAKE])
+        _tidy(folder, before, [Path(one.out) for one in outcomes if one.code == MISTAKE and not one.left])
     return _report_sweep(command, request, folder, outcomes) if multirun else _report(outcomes[0])
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, urlencode
 
-import yaml
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigResult, ConfigSource
@@ -14,6 +14,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import OmegaConf
 
 from ooco_gym.cli.commands import POLICY, PRESETS, Command, names, read_choice
+from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError
 from ooco_gym.resources import load_yaml
 
@@ -26,7 +27,7 @@ def search_path_of(command: Command) -> str:
 
 def plain_keys(command: Command) -> set[str]:
     """Keys to which the command's own file gives a value, or a mapping of nothing but null: these are no groups."""
-    raw = yaml.safe_load(command.config.read_text(encoding="utf-8")) or {}
+    raw = read_yaml(command.config) or {}
     groups = {key for entry in raw.get("defaults", ()) if isinstance(entry, Mapping) for key in entry}
     return {key for key, value in raw.items() if not isinstance(value, Mapping)
             or all(item is None for item in value.values())} - groups
@@ -73,8 +74,7 @@ class OocoSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         path = self._file(config_path)
         if path is not None:
-            text = path.read_text(encoding="utf-8")
-            config, header = OmegaConf.create(text), self._get_header_dict(text)
+            config, header = _config_in(path), self._get_header_dict(path.read_text(encoding="utf-8"))
             group = config_path.rpartition("/")[0]
             if group == POLICY and "file" in config:
                 config = OmegaConf.create(read_choice(self.roots, group, str(path)) or {})
@@ -106,6 +106,19 @@ class OocoSource(ConfigSource):
             if self.is_group(group):
                 return group, "/".join(parts[end:])
         return "", config_path
+
+
+def _config_in(path: Path) -> Any:
+    """What a file of settings holds.
+
+    Raises:
+        UserError: it is no YAML.
+    """
+    try:
+        return OmegaConf.create(path.read_text(encoding="utf-8"))
+    except Exception as error:  # beside YAMLError, of values and depths that cannot be: a dozen kinds
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        raise UserError(f"'{path}' is not valid YAML: {reason}") from error
 
 
 def _prefixes(parts: list[str]) -> Iterable[int]:

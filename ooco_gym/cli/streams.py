@@ -11,13 +11,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ooco_gym.files import FULL
+
 
 class Terminated(KeyboardInterrupt):
     """SIGTERM, as an exception: what tidies up after Ctrl-C tidies up after it."""
 
 
 class Outlet:
-    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`): files are made."""
+    """A text stream that drops what is written once its reader is gone (`ooco-gym perf | head`), or the disk that it
+    goes to is full: files are made."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -29,19 +32,28 @@ class Outlet:
         """Writes, or drops the text once the reader is gone."""
         try:
             return self._stream.write(text)
-        except BrokenPipeError:
-            self._close()
+        except OSError as error:
+            self._close(error)
             return len(text)
 
     def flush(self) -> None:
         """Flushes, or drops the text once the reader is gone."""
         try:
             self._stream.flush()
-        except BrokenPipeError:
-            self._close()
+        except OSError as error:
+            self._close(error)
 
-    def _close(self) -> None:
-        """Lets all that follows, what is buffered included, go nowhere."""
+    def _close(self, error: OSError) -> None:
+        """Lets all that follows, what is buffered included, go nowhere; says so where a disk is full.
+
+        Raises:
+            OSError: it failed for another reason.
+        """
+        if not isinstance(error, BrokenPipeError):
+            if error.errno not in FULL:
+                raise error
+            with suppress(OSError):  # where stderr goes there, too
+                print(f"note: no more is printed: {error.strerror}", file=sys.__stderr__, flush=True)
         with suppress(OSError):  # a stream without a descriptor of its own
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, self._stream.fileno())

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ooco_gym.cli.task import BUG, MISTAKE, OK, Outcome
+from ooco_gym.documents import SEAL, read_mapping
+from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
 from ooco_gym.report import Table
 
@@ -63,9 +63,8 @@ def _read(outcome: Outcome, name: str) -> Any:
     if outcome.code != OK:
         return {}
     try:
-        text = Path(outcome.out, name).read_text(encoding="utf-8")
-        return (json.loads(text) if name.endswith(".json") else yaml.safe_load(text)) or {}
-    except (OSError, ValueError, yaml.YAMLError):
+        return {key: value for key, value in read_mapping(Path(outcome.out, name)).items() if key != SEAL}
+    except UserError:
         return {}
 
 
@@ -107,7 +106,7 @@ def _write_points(folder: Path, outcomes: Sequence[Outcome],
     names = list(dict.fromkeys(name for row in rows for name in row))
     columns = {name: _column([row.get(name) for row in rows]) for name in names}
     with atomic_write(folder / POINTS_FILE) as temporary:
-        parquet.write_table(pa.table(columns), temporary)
+        parquet.write_table(pa.table(columns), temporary, write_page_checksum=True)
 
 
 def _column(values: Sequence[Any]) -> list[Any]:

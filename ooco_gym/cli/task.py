@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -19,8 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ooco_gym.cli.commands import PLAIN
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import EXTRAS, UserError
-from ooco_gym.files import atomic_write, write_json
+from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_sealed
 from ooco_gym.report.terminal import remarks
 
 OK, BUG, MISTAKE = 0, 1, 2  # exit codes
@@ -36,6 +36,7 @@ class Outcome:
     error: str = ""
     files: tuple[str, ...] = ()
     kept: bool = False  # a point of a sweep that an earlier start has finished
+    left: bool = False  # what it has written so far stays, although it did not end well
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,17 @@ class Task:
                     summary = {**summary, "remarks": list(said)}
             return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
         except UserError as error:
-            return Outcome(MISTAKE, out, one_line(error))
+            return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
         except ModuleNotFoundError as error:
             package = (error.name or "").partition(".")[0]
             if package not in EXTRAS:
                 return Outcome(BUG, out, traceback.format_exc())
             return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
                                          f"install ooco-gym[{EXTRAS[package]}]")
+        except OSError as error:
+            if error.errno not in FULL:
+                return Outcome(BUG, out, traceback.format_exc())
+            return Outcome(MISTAKE, out, full_disk(error), left=True)
         except Exception:
             return Outcome(BUG, out, traceback.format_exc())
 
@@ -102,7 +107,7 @@ def write_results(command: str, cfg: DictConfig, summary: Any, out: str) -> tupl
         temporary.write_text(OmegaConf.to_yaml(cfg, resolve=True), encoding="utf-8")
     if not isinstance(summary, Mapping):
         return ("config.yaml",)
-    write_json(os.path.join(out, "summary.json"), {"schema": f"ooco-gym/{command}/1", **summary})
+    write_sealed(os.path.join(out, "summary.json"), {"schema": f"ooco-gym/{command}/1", **summary})
     return ("summary.json", "config.yaml")
 
 
@@ -110,12 +115,11 @@ def finished(command: str, cfg: DictConfig, out: str) -> tuple[str, ...]:
     """Names of the results that an earlier start has left in a folder; none unless it ended well, with the same
     configuration."""
     try:
-        summary = json.loads(Path(out, "summary.json").read_text(encoding="utf-8"))
-        kept = yaml.safe_load(Path(out, "config.yaml").read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+        summary, kept = (read_mapping(Path(out, name)) for name in ("summary.json", "config.yaml"))
+    except UserError:
         return ()
     asked = yaml.safe_load(OmegaConf.to_yaml(cfg, resolve=True))
-    of_it = (isinstance(summary, dict) and str(summary.get("schema", "")).startswith(f"ooco-gym/{command}/")
+    of_it = (str(summary.get("schema", "")).startswith(f"ooco-gym/{command}/")
              and summary.get("stopped_by") != "interrupt")
     return ("summary.json", "config.yaml") if of_it and kept == asked else ()
 

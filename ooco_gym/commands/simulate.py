@@ -28,9 +28,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from rich.console import Console
 
+    from ooco_gym.documents import file_digest
     from ooco_gym.metrics import summarise, write_requests
     from ooco_gym.render import write_samples
     from ooco_gym.render.classes import class_table
+    from ooco_gym.render.record import REQUESTS_FILE, SAMPLES_FILE
     from ooco_gym.simulation import simulate
 
     scenario = scenario_of(cfg).resolve()
@@ -41,9 +43,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         run = _learned_player()(scenario.given, policy) if learned else simulate(
             scenario, policy=policy)  # type: ignore[arg-type]
     summary = {"schema": SCHEMA, **summarise(run), "params": run.params, "scenario": scenario.describe()}
-    write_requests(run, Path(cfg.out) / "requests.parquet")
-    if run.samples:
-        write_samples(run, Path(cfg.out) / "samples.npz")
+    files = [Path(cfg.out) / REQUESTS_FILE, *([Path(cfg.out) / SAMPLES_FILE] if run.samples else [])]
+    write_requests(run, files[0])
+    for path in files[1:]:
+        write_samples(run, path)
+    summary["files_sha256"] = {path.name: file_digest(path) for path in files}
     result_table(summary).show()
     classes = class_table({summary["policy"]: [summary]})
     if classes is not None:

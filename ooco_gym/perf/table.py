@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,6 +14,7 @@ from ooco_gym.perf.deployment import SHORTEST_LINES, Deployment
 from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
 
 PS_PER_S = 1_000_000_000_000
+LONGEST_S = 1e6  # of an iteration: whole picoseconds hold it, and sums of some of them
 _SLOPE_SPAN = 1 << 20
 PHASES: tuple[Phase, Phase] = ("prefill", "decode")
 GRID_ROWS, GRID_COLUMNS = 33, 37  # measured attention: up to 65,536 new tokens, 262,144 of context, by half octaves
@@ -79,7 +80,7 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
         max_prefill_tokens: prefill tokens tabulated; beyond them latency grows by `prefill_slope_ps` a token.
 
     Raises:
-        UserError: a size is not positive.
+        UserError: a size is not positive, or an iteration takes longer than `LONGEST_S`.
     """
     for name, size in (("max_batch", max_batch), ("max_prefill_tokens", max_prefill_tokens)):
         if size < 1:
@@ -92,13 +93,14 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     overhead_s = np.array([form.overhead_s(shard, phase) for phase in PHASES])
     prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
+    floor_s = form.floor_s(shard, "prefill")
+    _check_times(deployment, head_s, dense_s, overhead_s, prefill_s, far, [floor_s, form.floor_s(shard, "decode")])
     measured = form.measured_attention(shard)
     contexts = _contexts(deployment, batch[1:])
     beside_s = dense_s + overhead_s[1]
     alone_lines = _attention_lines(form.attention(shard, "decode"), measured, batch, beside_s, contexts)
     mixed = form.mixed_kernel(shard)
     attention_lines = alone_lines if mixed is None else _mixed_lines(mixed, batch, beside_s, contexts)
-    floor_s = form.floor_s(shard, "prefill")
     return CostTable(
         decode_lines=_decode_lines(dense_s, alone_lines, overhead_s[1], form.floor_s(shard, "decode"), contexts),
         attention_lines=_lines_ps(attention_lines),
@@ -115,6 +117,14 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
         kv_bytes_per_token=deployment.kv_bytes_per_token,
         bs_sat=deployment.bs_sat,
     )
+
+
+def _check_times(deployment: Deployment, *seconds: Any) -> None:
+    """Refuses times that whole picoseconds cannot hold, or that no engine takes."""
+    worst = max(float(np.max(one)) for one in seconds)
+    if not worst <= LONGEST_S:
+        raise UserError(f"chip '{deployment.chip.name}': an iteration of '{deployment.model.name}' would take "
+                        f"{worst:g} s; expected {LONGEST_S:g} s at most: look at its rates and overheads")
 
 
 def _contexts(deployment: Deployment, batch: np.ndarray) -> np.ndarray:

@@ -8,7 +8,6 @@ rule that gains some. Where all weights are 0 a rule must answer as the policy t
 from __future__ import annotations
 
 import os
-import zipfile
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -74,7 +73,9 @@ def _read(path: Path, stamp: Stamp, layout: Layout) -> np.ndarray:  # of this st
             if lacking:
                 raise UserError(f"weights file '{path}' has no array '{lacking[0]}'; expected {', '.join(_KEYS)}")
             values, rows, columns = (np.asarray(file[key]) for key in _KEYS)
-    except (OSError, ValueError, zipfile.BadZipFile, EOFError, KeyError, MemoryError, NotImplementedError) as error:
+    except UserError:
+        raise
+    except Exception as error:  # numpy and zipfile raise a dozen kinds for damaged bytes; all mean that they are
         raise UserError(f"weights file '{path}' cannot be read: {' '.join(str(error).split())[:200]}; expected a "
                         f"{SUFFIX} of plain arrays") from error
     names = [str(name) for name in rows.ravel()], [str(name) for name in columns.ravel()]

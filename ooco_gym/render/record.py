@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
+from ooco_gym.documents import file_digest, read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.peak import short_name
@@ -112,11 +112,12 @@ def read_record(folder: str | os.PathLike[str]) -> RunRecord:
     summary = _summary(path)
     samples = _samples(path / SAMPLES_FILE)
     window_s, day_start_s = samples.pop("window_s"), float(samples.pop("day_start_s"))
+    _check_files(path, summary)
     try:
         from pyarrow import parquet
 
         requests = _columns(parquet.read_table(path / REQUESTS_FILE))
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # pyarrow raises many kinds for damaged bytes; all mean that they are
         raise UserError(f"run '{folder}': {REQUESTS_FILE} is missing or cannot be read; simulate it again") from error
     return RunRecord(_policy_words(path, summary), int(summary["seed"]), summary, requests,
                   _in_window(samples, float(window_s[0])), day_start_s,
@@ -199,15 +200,20 @@ def _summary(folder: Path) -> dict[str, Any]:
         sweep = [child.parent.name for child in folder.glob(f"*/{SUMMARY_FILE}")]
         hint = f"; it holds the runs {', '.join(sorted(sweep)[:4])}: name those" if sweep else ""
         raise UserError(f"folder '{folder}' is no run: {SUMMARY_FILE} is missing{hint}")
-    try:
-        summary = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"run '{folder}': {SUMMARY_FILE} cannot be read as JSON") from error
-    schema = str(summary.get("schema")) if isinstance(summary, dict) else "None"
+    summary = read_mapping(path, f"run '{folder}': {SUMMARY_FILE}", "; simulate it again")
+    schema = str(summary.get("schema"))
     if not schema.startswith(SCHEMA):
         raise UserError(f"folder '{folder}' is no run of 'simulate': its {SUMMARY_FILE} has schema '{schema}', "
                         f"expected '{SCHEMA}1'")
     return summary
+
+
+def _check_files(folder: Path, summary: Mapping[str, Any]) -> None:
+    """Refuses a file that is not the one that its summary was written with; older summaries do not say."""
+    for name, digest in (summary.get("files_sha256") or {}).items():
+        if (folder / name).is_file() and file_digest(folder / name) != digest:
+            raise UserError(f"run '{folder}': {name} was changed after it was written (its SHA-256 differs); simulate "
+                            "it again")
 
 
 def _samples(path: Path) -> dict[str, Any]:
@@ -217,7 +223,7 @@ def _samples(path: Path) -> dict[str, Any]:
         for key in ("t_s", "window_s", "day_start_s"):
             if key not in samples:
                 raise KeyError(key)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # numpy, zipfile and zlib raise many kinds for damaged bytes; all mean that they are
         raise UserError(
             f"run '{path.parent}': {SAMPLES_FILE} is missing or cannot be read; simulate it again") from error
     return samples
@@ -228,8 +234,8 @@ def _policy_words(folder: Path, summary: Mapping[str, Any]) -> str:
     from ooco_gym.resources import load_yaml, names
 
     try:
-        policy = yaml.safe_load((folder / CONFIG_FILE).read_text(encoding="utf-8"))["policy"]
-    except (OSError, yaml.YAMLError, KeyError, TypeError) as error:
+        policy = read_mapping(folder / CONFIG_FILE)["policy"]
+    except (UserError, KeyError) as error:
         raise UserError(f"run '{folder}': {CONFIG_FILE} is missing or names no policy; simulate it again") from error
     if not isinstance(policy, Mapping):
         return str(policy)

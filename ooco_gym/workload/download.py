@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import http.client
-import json
 import os
 import time
 import urllib.error
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.files import write_json
 
@@ -182,9 +182,9 @@ def _keep_validator(part: Path, address: str, response: Any) -> None:
 
 def _validator(part: Path, address: str) -> str | None:
     try:
-        kept = json.loads(_validator_file(part).read_text(encoding="utf-8"))
+        kept = read_mapping(_validator_file(part))
         return kept["validator"] if kept["address"] == address else None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (UserError, KeyError):
         return None
 
 

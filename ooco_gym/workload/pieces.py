@@ -24,6 +24,7 @@ import pyarrow.json
 import pyarrow.parquet
 
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.workload.index import check_index
 
 Column = Any  # pyarrow's ChunkedArray, or a plain list where a field's type changes from line to line
 Lines = Callable[[], Iterator[tuple[int, str]]]
@@ -35,7 +36,7 @@ DEEPEST = 64  # JSON within JSON: pyarrow reads it by recursion and ends the pro
 _TEXT_COLUMNS = ("class", "prefix_hashes", "hash_ids", "Model", "Log Type")
 _PACKED = {b"PK\x03\x04": "a ZIP archive", b"\x28\xb5\x2f\xfd": "packed with Zstandard", b"BZh": "packed with bzip2",
            b"\xfd7zXZ": "packed with xz", b"\x1f\x8b": "gzipped twice", b"PAR1": "a gzipped Parquet"}
-_BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
+BROKEN = (pa.ArrowException, OSError, EOFError, zlib.error, UnicodeError, ValueError, csv.Error)
 
 
 class Table:
@@ -237,7 +238,7 @@ def read_pieces(path: Path) -> Iterator[Table]:
         raise
     except FileNotFoundError:
         raise missing(path) from None
-    except _BROKEN as error:
+    except BROKEN as error:
         raise UserError(f"trace file '{path}' cannot be read: {reason_of(error)}") from None
 
 
@@ -258,6 +259,7 @@ def reason_of(error: BaseException) -> str:
 
 def _parquet_pieces(path: Path) -> Iterator[Table]:
     with pyarrow.parquet.ParquetFile(path, page_checksum_verification=True) as file:
+        check_index(path, file)
         row = 0
         for batch in file.iter_batches(batch_size=PIECE_ROWS):
             table = parquet_table(path, pa.Table.from_batches([batch]), row)

@@ -13,8 +13,9 @@ import numpy as np
 
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.workload.formats import FORMATS, TraceFormat
+from ooco_gym.workload.index import check_index
 from ooco_gym.workload.intake import Intake, join, similar, take
-from ooco_gym.workload.pieces import Table, missing, parquet_table, read_pieces, reason_of
+from ooco_gym.workload.pieces import BROKEN, Table, missing, parquet_table, read_pieces, reason_of
 from ooco_gym.workload.trace import Trace
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class TraceFile:
             with _open(self.path) as file:
                 for batch in file.iter_batches(columns=["arrival_s"]):
                     counts += np.searchsorted(np.sort(batch["arrival_s"].to_numpy(zero_copy_only=False)), edges_s)
-        except (OSError, ValueError) as error:
+        except BROKEN as error:
             raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
         return counts
 
@@ -173,7 +174,7 @@ class TraceFile:
         try:
             with _open(self.path) as file:
                 table = file.read_row_groups(list(range(first, last)))
-        except (OSError, ValueError) as error:
+        except BROKEN as error:
             raise UserError(f"trace file '{self.path}' cannot be read: {reason_of(error)}") from None
         self.groups_read += last - first
         return trace_of([parquet_table(self.path, table, int(self._starts[first]))], _OWN, self.path)
@@ -218,6 +219,7 @@ def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
             if file.read(4) != b"PAR1":
                 return None
         with _open(path) as file:
+            check_index(path, file)
             metadata, names = file.metadata, file.schema_arrow.names
             if any(name not in names for name in _OWN.required):
                 return None
@@ -229,7 +231,9 @@ def _time_index(path: Path) -> list[tuple[float, float, int]] | None:
                     return None
                 if group.num_rows and found is not None:
                     groups.append((*found, group.num_rows))
-    except (OSError, ValueError, TypeError):
+    except UserError:
+        raise
+    except (*BROKEN, TypeError):
         return None     # the reader says what is wrong
     if not groups or len(groups) != metadata.num_row_groups:
         return None

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, remove_stale
 from ooco_gym.workload.formats import Draft, TraceFormat
+from ooco_gym.workload.index import Index
 from ooco_gym.workload.intake import Intake, take
 from ooco_gym.workload.pieces import Table
 from ooco_gym.workload.trace import NO_SESSION, SECONDS, Hashes, Trace, class_ids
@@ -85,7 +86,7 @@ def write_tables(tables: Iterable[Any], path: Path) -> Path:
 
     ending = check_ending(path)
     try:
-        with atomic_write(path) as temporary:
+        with atomic_write(path, "trace ") as temporary:
             if ending == ".parquet":
                 _write_parquet(iter(tables), temporary)
                 return path
@@ -106,15 +107,19 @@ def _write_parquet(tables: Iterator[Any], path: Path) -> None:
     import pyarrow.parquet
 
     waiting = next(tables)
+    index = Index(waiting.schema)
     with pyarrow.parquet.ParquetWriter(path, waiting.schema, write_page_checksum=True) as writer:
         for table in tables:
             waiting = pa.concat_tables([waiting, table])
             whole = waiting.num_rows // ROW_GROUP * ROW_GROUP
             if whole:
                 writer.write_table(waiting.slice(0, whole), row_group_size=ROW_GROUP)
+                index.add(waiting.slice(0, whole), ROW_GROUP)
                 waiting = waiting.slice(whole).combine_chunks()
         if waiting.num_rows:
             writer.write_table(waiting, row_group_size=ROW_GROUP)
+            index.add(waiting, ROW_GROUP)
+        writer.add_key_value_metadata(index.metadata())
 
 
 def trace_table(trace: Trace) -> Any:
@@ -217,7 +222,8 @@ def convert(pieces: Iterable[Table], form: TraceFormat, path: Path, to: Path,
     intake = Intake(path, form)
     try:
         to.parent.mkdir(parents=True, exist_ok=True)
-        with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.") as folder:
+        remove_stale(to)
+        with TemporaryDirectory(dir=to.parent, prefix=f".{to.name}.{os.getpid()}.tmp") as folder:
             sorted_runs = Path(folder) / "runs.parquet"
             runs, seen = _write_runs(intake, pieces, sorted_runs, tell)
             with pyarrow.parquet.ParquetFile(sorted_runs, buffer_size=1 << 16, pre_buffer=False) as file:

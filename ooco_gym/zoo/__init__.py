@@ -9,10 +9,10 @@ Listing and loading need nothing but the core installation.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError, nearest, unknown
 
 if TYPE_CHECKING:
@@ -78,11 +78,8 @@ def read_card(path: str | Path) -> dict[str, Any]:
     file = Path(path) / CARD_FILE
     if not file.is_file():
         return {}
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
-        raise UserError(f"'{file}' is not valid JSON: line {error.lineno}, {error.msg}") from error
-    schema = value.get("schema") if isinstance(value, dict) else None
+    value = read_mapping(file)
+    schema = value.get("schema")
     if schema != CARD_SCHEMA:
         raise UserError(f"'{file}' has schema '{schema}'; this ooco-gym reads '{CARD_SCHEMA}'")
     return value

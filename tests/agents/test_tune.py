@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+import shutil
+import sqlite3
 
 import pytest
 import yaml
@@ -176,3 +178,23 @@ def test_where_only_the_clock_asks_the_policy_takes_the_partners_seat(tmp_path):
     assert report["provenance"]["plays"] == "as the partner"
     rows = list(csv.DictReader((tmp_path / "trials.csv").open()))
     assert len({row["service"] for row in rows}) > 1, "the margin of the partner makes a difference"
+
+
+def test_a_trial_that_was_changed_is_refused(tmp_path, searched):
+    shutil.copytree(searched[0], tmp_path / "copy")
+    with sqlite3.connect(tmp_path / "copy" / "study.db") as storage:
+        storage.execute("update trial_user_attributes set value_json = '99.0' where key = 'service' and "
+                        "trial_id = (select min(trial_id) from trial_user_attributes)")
+    with pytest.raises(UserError, match=r"trial 0 in storage 'study.db' was changed after it was played"):
+        tune.main(config(tmp_path / "copy"))
+
+
+def test_a_storage_that_was_damaged_is_refused_in_a_sentence(tmp_path, searched):
+    shutil.copytree(searched[0], tmp_path / "copy")
+    path = tmp_path / "copy" / "study.db"
+    content = bytearray(path.read_bytes())
+    content[4096:] = bytes(len(content) - 4096)  # pages that were never written
+    path.write_bytes(content)
+    with pytest.raises(UserError, match="study.db") as refused:
+        tune.main(config(tmp_path / "copy"))
+    assert "\n" not in str(refused.value)

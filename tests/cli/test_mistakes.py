@@ -145,3 +145,17 @@ def test_warnings_are_one_line_without_a_place_in_our_code(capsys: pytest.Captur
     assert "note: the chip is small\n" in error
     assert "FutureWarning: the door is old" in error
     assert warnings.formatwarning is before
+
+
+@pytest.mark.parametrize("content", [b"weight_g: [1", b"weight_g: \xff\xfe", b"[" * 5000])
+def test_a_file_of_ones_own_that_is_no_yaml_is_named(toy: SimpleNamespace, content: bytes) -> None:
+    own = toy.cwd / "own" / "fruit"
+    own.mkdir(parents=True)
+    (own / "rotten.yaml").write_bytes(content)
+    for words in (("fruit=rotten", "--config-dir", "own"), ("fruit=rotten", "--config-dir", "own", "-m", "seed=1,2"),
+                  (f"fruit={own / 'rotten.yaml'}",)):
+        code, _, err = toy.run("play", *words, "out=results")
+        assert code == 2 and err.count("\n") == 1 and "rotten.yaml' " in err, err
+        assert "is not valid YAML" in err or "cannot be read: it is no text" in err
+        assert not (toy.cwd / "results").exists()
+    assert toy.run("play", "fruit.brown_spots=3", "--config-dir", "own", "out=results")[0] == 2  # no key of an apple

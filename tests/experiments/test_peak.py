@@ -44,6 +44,21 @@ def test_a_broken_file_is_named(own_cache):
         peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token")
 
 
+def test_a_factor_that_was_changed_is_found_again(own_cache):
+    key = peak.key_of("mine", "pair_7b", CHAT, "first_token")
+    peak.store_entry({**key, "conditions": peak.PROTOCOL, "factor": 0.25}, own_cache, key)
+    own_cache.write_text(own_cache.read_text().replace("factor: 0.25", "factor: 0.75"))
+    assert peak.stored_peak_factor("mine", "pair_7b", CHAT, "first_token") is None
+    peak.store_entry({**key, "conditions": peak.PROTOCOL, "factor": 0.3}, own_cache, key)
+    assert peak.stored_entry(key) == {**key, "conditions": peak.PROTOCOL, "factor": 0.3}
+
+
+def test_a_factor_that_cannot_be_kept_costs_time_alone(own_cache):
+    own_cache.mkdir()
+    with pytest.warns(UserWarning, match="the peak factor is not kept for another time"):
+        peaks._keep({"factor": 0.25}, {"workload": "mine"})
+
+
 def test_labels_tell_what_is_shipped_from_what_is_changed():
     shipped = load_yaml("workload", "azure_conv")
     assert label("workload", "azure_conv") == label("workload", shipped) == "azure_conv"

@@ -15,6 +15,7 @@ from ooco_gym import Scenario, simulate
 from tests.golden.digests import Digests, digest
 
 WALL = ("wall_s",)  # of a summary, what another machine changes
+LEFT = ("versions", "host", "files_sha256", "content_sha256")  # likewise, and digests of files and of times
 SHORT: dict[str, Any] = {"duration_s": 120.0, "warmup_s": 30.0, "drain_s": 30.0, "seed": 3}
 # One test run of a minute is enough to see that HyGen's profiler finds the same budget.
 PROFILED = "profile_duration_s=60,profile_windows=1,profile_steps=3"
@@ -217,7 +218,7 @@ def columns_of(table: Any) -> dict[str, Any]:
 def digests_of(case: Case) -> dict[str, str]:
     """A digest for each key of a run's summary and each column of its requests."""
     summary, columns = case.play()
-    kept = {key: value for key, value in summary.items() if key not in WALL and key not in ("versions", "host")}
+    kept = {key: value for key, value in summary.items() if key not in WALL and key not in LEFT}
     return {**{f"summary.json {key}": digest(value) for key, value in kept.items()},
             **{f"requests {name}": digest(column) for name, column in columns.items()}}
 

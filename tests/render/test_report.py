@@ -202,7 +202,7 @@ def test_report_command_names_mistakes(folders, capsys):
     Path("bare").mkdir()
     Path("bare/summary.json").write_text(Path("ooco/summary.json").read_text())
     cases = {"runs=[nowhere]": "run 'nowhere' is no folder", "runs=[empty]": "folder 'empty' is no run",
-             "runs=[other]": "schema 'ooco-gym/perf/1'", "runs=[broken]": "cannot be read as JSON",
+             "runs=[other]": "schema 'ooco-gym/perf/1'", "runs=[broken]": "is not valid JSON: line 1",
              "runs=[bare]": "samples.npz is missing", "runs=[]": "names no run",
              "runs=[ooco,ooco]": "two runs of 'ooco' have seed 1"}
     for words, message in cases.items():

@@ -230,7 +230,7 @@ def write_table(path: Path, rows: list[dict[str, Any]], schema: pa.Schema) -> No
     """Writes rows as Parquet; what a row has beyond the schema is left out, a missing one is null."""
     table = pa.Table.from_pylist(rows, schema=schema.with_metadata({"schema": VERSION}))
     with atomic_write(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
+        pq.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
 def write_timeseries(path: Path, rows: list[dict[str, Any]], num_blocks: int) -> None:

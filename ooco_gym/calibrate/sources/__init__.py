@@ -121,8 +121,12 @@ class Frame:
 def _read(path: Path) -> pyarrow.Table:
     try:
         if path.suffix == ".parquet":
-            return pyarrow.parquet.read_table(path)
-        return pyarrow.csv.read_csv(path)
+            table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+            table.validate(full=True)
+        else:
+            table = pyarrow.csv.read_csv(path)
+        table.column_names  # noqa: B018 (read here: damaged ones are no text)
+        return table
     except FileNotFoundError:
         raise UserError(f"'{path}' does not exist; expected a Parquet or CSV file of measurements") from None
     except (OSError, pyarrow.ArrowException, UnicodeDecodeError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 from ooco_gym.calibrate.engine_fits import EngineRows
 from ooco_gym.calibrate.rows import plain
 from ooco_gym.calibrate.sources import Context, Found, Frame
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 
 NAME = "iterations"
@@ -58,10 +59,15 @@ def _engine(path: Path) -> tuple[dict[str, Any], int]:
     """The model's sizes and the tensor-parallel degree of `engine.json`, which a measurement leaves beside its rows."""
     if not path.exists():
         return {}, 0
+    settings = read_mapping(path)
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{path}' cannot be read as JSON: {error}") from error
+        return _sizes(settings)
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"'{path}': its sizes of a model are none ({type(error).__name__}: {error}); expected what "
+                        "`ooco-gym calibrate measure` wrote") from error
+
+
+def _sizes(settings: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
     config, tp = settings.get("model_config"), int(settings.get("tensor_parallel") or 0)
     if not isinstance(config, dict) or any(name not in config for name in _SIZES.values()):
         return {}, tp

@@ -5,7 +5,6 @@ The files say neither model nor device: these are the command's `model` (or the 
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from ooco_gym.calibrate.rows import Rows
 from ooco_gym.calibrate.sources import Context, Found, Frame
+from ooco_gym.documents import read_json
 from ooco_gym.errors import UserError
 from ooco_gym.perf.specs import ModelSpec, list_models, load_model, model_named
 
@@ -134,8 +134,5 @@ def _settings(path: Path) -> dict[str, Any]:
     settings = path.parent / "engine.json"
     if not settings.exists():
         return {}
-    try:
-        values = json.loads(settings.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"'{settings}' cannot be read as JSON: {error}") from error
+    values = read_json(settings)
     return values if isinstance(values, dict) else {}

@@ -232,8 +232,10 @@ def _load(name: str, path: str, changed: int) -> Measurements:
 
     where = f"chip '{name}': tables '{path}'"
     try:
-        table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
+        table = pyarrow.parquet.read_table(path, page_checksum_verification=True)
+        table.validate(full=True)
+        table.column_names  # noqa: B018 (read here: damaged ones are no text)
+    except (OSError, UnicodeDecodeError, pyarrow.ArrowException) as error:
         raise UserError(f"{where} cannot be read as Parquet: {' '.join(str(error).split())}") from error
     for column in ("op", "time_us"):
         if column not in table.column_names:

@@ -7,7 +7,6 @@ forgetting, to the iterations that it is shown.
 
 from __future__ import annotations
 
-import json
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -17,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.documents import read_json
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules.iteration import Sums
 
@@ -87,7 +87,7 @@ class Fitted(_Sums):
             raise UserError(f"'{file}' does not exist: expected the {FITTED_FILE} that `ooco-gym experiment "
                             "engine_chain` writes beside a measured chip")
         try:
-            values = json.loads(file.read_text(encoding="utf-8"))
+            values = read_json(file)
             if values.get("schema") != FITTED_SCHEMA:
                 raise UserError(f"'{file}' has schema '{values.get('schema')}'; expected {FITTED_SCHEMA}: run "
                                 "`ooco-gym experiment engine_chain` again")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError, check_keys, is_number, is_whole
 from ooco_gym.runtime.rules import RULES, make_rule
 
@@ -158,14 +159,9 @@ def _classes(given: Any, where: str) -> tuple[Class, ...]:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    import yaml
-
     if not path.is_file():
         raise UserError(f"'{path}' (${PREFIX}) does not exist; expected the YAML of the scheduler's settings")
-    try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"'{path}' is not valid YAML: {' '.join(str(error).split())[:200]}") from error
+    values = read_yaml(path)
     if not isinstance(values, dict):
         raise UserError(f"'{path}' must hold a mapping such as 'rule: deadline'")
     return {str(key): value for key, value in values.items()}
