@@ -1,9 +1,11 @@
-"""`python -m tests.reliability.kills [N=50] [only=simulate,…] [seed=0]`: commands killed at random, and begun again.
+"""`python -m tests.reliability.kills [N=50] [only=simulate,…] [seed=0] [signals=KILL,TERM] [page=docs/reliability.md]`:
+commands that are ended at random, and begun again.
 
 Each command runs twice undisturbed; what differs between these two is time. Then N times: it is begun in an empty
-folder with empty caches, is sent SIGKILL or SIGTERM in turn at a random time, and is begun again with the same words (a
-training with `resume=`, as its own sentence says). The second start must end well and leave the undisturbed bytes. One
-line a command; the exit code is 1 where any differed.
+folder with empty caches, is sent one of the signals in turn at a random time (INT as a terminal sends Ctrl-C: to all of
+its processes), and is begun again with the same words (a training with `resume=`, as its own sentence says). The first
+start must end without a traceback, the second one must end well and leave the undisturbed bytes. One line a command;
+the exit code is 1 where any differed. `page=` writes the table of docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -18,13 +20,20 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tests.reliability.page import write_rows
+
 ROOT = Path(__file__).resolve().parents[2]
 LIMIT_S = 900.0  # of one start
+ENDS_S = 60.0  # within which a signal ends a command
 LOAD = ("workload=azure_conv", "rate_scale=0.05", "duration_s=300", "warmup_s=30", "offline.rate=1")
 TRAINED = ("env.window_s=20", "env.warmup_s=5", "window_s=20", "agent.n_envs=4", "agent.n_steps=16",
            "agent.batch_size=32", "validation.windows=2", "validation.every_steps=256")
@@ -36,10 +45,16 @@ COMMANDS = {
     "train": ("train", *TRAINED, "total_timesteps=1024", "checkpoint_every_s=0.2"),
     "tune": ("tune", "trials=4", "windows=2", "window_s=20", "warmup_s=5", "validation.windows=1",
              "env.window_s=20", "env.warmup_s=5"),
+    "evaluate": ("evaluate", "env=gating", "policies=[ooco,always]", "episodes=6", "workers=1",
+                 "env.window_s=20", "env.warmup_s=5"),
     "import": ("data", "import", "trace.csv"),
     "fit": ("workload", "fit", "trace.csv"),
     "sweep": ("simulate", "-m", "seed=1,2", *LOAD),
+    "measure": ("calibrate", "measure", "engine=engine.yaml"),
 }
+SHOWN = {"import": "data import", "fit": "workload fit", "sweep": "simulate -m", "measure": "calibrate measure"}
+HEAD = ("command", "signals", "one start", "sent", "undisturbed bytes", "came after its end", "wrong",
+        "files and figures compared", "times left out")
 
 
 @dataclass
@@ -63,9 +78,13 @@ class Bench:
         rows = sorted(random_rows.uniform(0.0, 600.0) for _ in range(20_000))
         lines = [f"{at:.3f},{random_rows.randint(1, 4000)},{random_rows.randint(1, 500)}\n" for at in rows]
         (self.folder / "trace.csv").write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(lines))
+        if self.name == "measure":  # of the engine that stands in for a real one among the tests
+            from tests.calibrate.test_measure import plan
 
-    def begin(self, again: bool = False) -> subprocess.Popen[str]:
-        """Starts the command."""
+            (self.folder / "engine.yaml").write_text(yaml.safe_dump(plan()))
+
+    def begin(self, again: bool = False, **surroundings: Any) -> subprocess.Popen[str]:
+        """Starts the command; `surroundings` are variables of its environment, and arguments of `Popen`."""
         words = [*COMMANDS[self.name], f"out={self.out}"]
         if again and self.name == "train" and (self.out / "checkpoints" / "latest.state").is_file():
             words = ["train", f"resume={self.out}"]
@@ -73,8 +92,11 @@ class Bench:
             words.append("overwrite=true")
         own = {"PYTHONPATH": str(ROOT), "OOCO_GYM_CACHE": str(self.folder / "cache"), "PYTHONWARNINGS": "ignore",
                "XDG_STATE_HOME": str(self.folder / "state")}
+        own |= {key: surroundings.pop(key) for key in list(surroundings) if key.isupper()}
+        environment = {key: value for key, value in {**os.environ, **own}.items() if value is not None}
         return subprocess.Popen([sys.executable, "-m", "ooco_gym.cli", *words], cwd=self.folder, text=True,
-                                env={**os.environ, **own}, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+                                env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+                                start_new_session=True, **surroundings)
 
     def finish(self, process: subprocess.Popen[str]) -> str:
         """Waits for an undisturbed end; what was said where it did not end well."""
@@ -89,7 +111,11 @@ class Bench:
             if not path.is_file() or any(part.startswith(".") for part in Path(name).parts):
                 continue
             content = path.read_bytes()
-            if path.suffix == ".json":
+            if path.suffix == ".zip":  # whose entries have times
+                with zipfile.ZipFile(path) as archive:
+                    found |= {f"{name}:{one}": hashlib.sha256(archive.read(one)).hexdigest()
+                              for one in archive.namelist()}
+            elif path.suffix == ".json":
                 found |= {f"{name}:{key}": str(value) for key, value in leaves(json.loads(content))}
             else:
                 found[name] = hashlib.sha256(content).hexdigest()
@@ -118,8 +144,10 @@ def undisturbed(bench: Bench) -> tuple[dict[str, str], float]:
     first, second = found
     bench.differs = {key for key in first.keys() | second.keys() if first.get(key) != second.get(key)}
     # A training that is resumed says so, and counts episodes that it ended and where its time went anew.
-    bench.differs |= {key for key in first if key.startswith(("summary.json:.resumed", "summary.json:.files"))
+    bench.differs |= {key for key in first if key.startswith(("summary.json:.resumed", "summary.json:.files."))
                       or key.endswith(".kept")}  # a sweep says which points an earlier start has finished
+    # The load of the machine while it measured; what was noted of windows that an earlier start has played.
+    bench.differs |= {key for key in first if ".machine." in key or key.startswith("summary.json:.remarks.")}
     return bench.contents(), took_s
 
 
@@ -129,13 +157,20 @@ def killed(bench: Bench, expected: dict[str, str], after_s: float, by: int) -> s
     process = bench.begin()
     try:
         process.communicate(timeout=after_s)
-        late = True
-    except subprocess.TimeoutExpired:
-        late = False
-        process.send_signal(by)
-        process.communicate(timeout=60.0)
-    if late:
         return "late"
+    except subprocess.TimeoutExpired:
+        if by == signal.SIGINT:
+            os.killpg(process.pid, by)
+        else:
+            process.send_signal(by)
+    try:
+        _, said = process.communicate(timeout=ENDS_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        return f"did not end within {ENDS_S:g} s"
+    if "Traceback" in said:
+        return f"said {said.strip()[-300:]}"
     said = bench.finish(bench.begin(again=True))
     if said:
         return said
@@ -144,13 +179,13 @@ def killed(bench: Bench, expected: dict[str, str], after_s: float, by: int) -> s
     return f"differs: {', '.join(wrong[:6])}" if wrong else ""
 
 
-def run(name: str, n: int, seed: int) -> bool:
+def run(name: str, n: int, seed: int, signals: Sequence[signal.Signals], page: str = "") -> bool:
     """All kills of one command; whether every one ended as it should."""
     with tempfile.TemporaryDirectory(prefix="ooco-gym-kills-") as folder:
         bench, draws, counts = Bench(name, Path(folder)), random.Random(f"{seed}/{name}"), Counter()
         expected, took_s = undisturbed(bench)
         for index in range(n):
-            by, after_s = (signal.SIGKILL, signal.SIGTERM)[index % 2], draws.uniform(0.0, took_s)
+            by, after_s = signals[index % len(signals)], draws.uniform(0.0, took_s)
             said = killed(bench, expected, after_s, by)
             counts["late" if said == "late" else "wrong" if said else "right"] += 1
             if said and said != "late":
@@ -158,6 +193,12 @@ def run(name: str, n: int, seed: int) -> bool:
         print(f"{name}: {n} kills within {took_s:.1f} s: {counts['right']} ended with the undisturbed bytes, "
               f"{counts['late']} came after its end, {counts['wrong']} were wrong ({len(expected)} files and figures; "
               f"{len(bench.differs)} times left out)", flush=True)
+        if page:
+            shown = ", ".join(one.name.removeprefix("SIG") for one in signals)
+            figures = (f"{took_s:.1f} s", n, counts["right"], counts["late"], counts["wrong"], len(expected),
+                       len(bench.differs))
+            write_rows("ctrl-c" if signals == [signal.SIGINT] else "kills", HEAD,
+                       [[f"`{SHOWN.get(name, name)}`", shown, *map(str, figures)]], page)
         return not counts["wrong"]
 
 
@@ -165,11 +206,14 @@ def main(words: list[str]) -> int:
     """Runs the command; returns its exit code."""
     given = dict(word.partition("=")[::2] for word in words)
     only = given.get("only", ",".join(COMMANDS)).split(",")
-    numbers = [given.get("N", "50"), given.get("seed", "0")]
-    if {*given} - {"N", "only", "seed"} or {*only} - {*COMMANDS} or not all(one.isdigit() for one in numbers):
+    numbers, names = [given.get("N", "50"), given.get("seed", "0")], given.get("signals", "KILL,TERM").split(",")
+    known = {"N", "only", "seed", "signals", "page"}
+    if ({*given} - known or {*only} - {*COMMANDS} or {*names} - {"KILL", "TERM", "INT"}
+            or not all(one.isdigit() for one in numbers)):
         print(f"{__doc__}\ncommands: {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    right = [run(name, int(numbers[0]), int(numbers[1])) for name in only]
+    signals = [signal.Signals[f"SIG{name}"] for name in names]
+    right = [run(name, int(numbers[0]), int(numbers[1]), signals, given.get("page", "")) for name in only]
     return 0 if all(right) else 1
 
 
