@@ -94,7 +94,9 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     prefill_s = _seconds(form.dense(shard, tokens)) + overhead_s[0]
     far = _seconds(form.dense(shard, max_prefill_tokens + np.array([0.0, _SLOPE_SPAN])))
     floor_s = form.floor_s(shard, "prefill")
-    _check_times(deployment, head_s, dense_s, overhead_s, prefill_s, far, [floor_s, form.floor_s(shard, "decode")])
+    # Of no token there is no time: the first entries are set to 0 later.
+    _check_times(deployment, head_s[1:], dense_s[1:], overhead_s, prefill_s[1:], far,
+                 [floor_s, form.floor_s(shard, "decode")])
     measured = form.measured_attention(shard)
     contexts = _contexts(deployment, batch[1:])
     beside_s = dense_s + overhead_s[1]
