@@ -23,7 +23,7 @@ from ooco_gym.compile import address_of
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.episodes import Episodes
-from ooco_gym.envs.stepping import (
+from ooco_gym.envs.playing_out import (
     BASES,
     DECLINE,
     HOLD,
@@ -230,7 +230,7 @@ class Clones:
             i: which of them.
             state: its state, or another future of the same sizes as the copies.
             actions: int64[n, parts]; the first is the partner's.
-            bases: int64[n], what decides after each (`ooco_gym.envs.stepping.BASES`).
+            bases: int64[n], what decides after each (`ooco_gym.envs.playing_out.BASES`).
         """
         count = len(actions)
         for name, copies in self._pairs:

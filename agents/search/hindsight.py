@@ -26,7 +26,7 @@ from agents.lookahead.rollout import PRICED, Clones, legal_actions
 from agents.search.imitation import EXPLORE, encoder_of, teacher_of, training_config, training_windows
 from agents.settings import plain
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.stepping import BASES
+from ooco_gym.envs.playing_out import BASES
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.jobs import in_processes
 from ooco_gym.sim import state as s
@@ -37,7 +37,7 @@ class Hindsight:
 
     Args:
         env: the environment, bare, with one decision at a time (no vector of controls).
-        base: the rule that decides after the action, a name of `ooco_gym.envs.stepping.BASES`.
+        base: the rule that decides after the action, a name of `ooco_gym.envs.playing_out.BASES`.
         horizon_s: seconds of simulated time that are played out; what is unfinished then is credited with what has been
             computed for it. The end of the episode and of its drain, where that comes before.
         weight: factor on the reward's parts that are SLO misses.

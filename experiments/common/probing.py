@@ -17,7 +17,7 @@ from numba import types
 
 from baselines.adaptive_deadline import ADJUSTED, figures, turn
 from ooco_gym.compile import address_of, jit
-from ooco_gym.envs.stepping import work_done
+from ooco_gym.envs.playing_out import work_done
 from ooco_gym.policy.decisions import addresses
 from ooco_gym.policy.engine_features import ROW
 from ooco_gym.runtime.batching_features import ENGINE

@@ -12,7 +12,7 @@ from agents.lookahead.rollout import Futures, Rollout
 from docs.generators import environments as document
 from ooco_gym import UserError
 from ooco_gym.envs import register_all
-from ooco_gym.envs.stepping import PARTNER, play_out
+from ooco_gym.envs.playing_out import PARTNER, play_out
 from ooco_gym.report.terminal import Bar
 from ooco_gym.sim import build
 from ooco_gym.sim import state as s
