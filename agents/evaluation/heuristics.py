@@ -8,13 +8,15 @@ Everything that can be named is played by one function, `play_heuristic(config, 
 - `decline` (the decision's own *no*), `shortest`, `longest` (of the requests offered), `stop` (interrupts at once);
 - where a length predictor speaks (`Eviction-v1`, `Migration-v1`), the rules of `ooco_lengths` that go by what it says;
 - `oldest`, `least work` (fewest tokens to compute and generate, as believed), `most cached` (Admission, Serving);
+- `last admitted`, `last arrived`, `least computed` (vLLM's by default, by priority, and RFC 54644), `most to generate`
+  (as believed), `least loss` (cheapest block), `last to the host` (Reclaiming);
 - `level 0.9` (Packing), `slo_margin=0.95` (Control; several with commas), `time 2 offline 1` (Batching): a constant;
 - published policies with parameters, `ooco:slo_margin=0.9,interrupt=slack`.
 
 A published policy has rules for what the loop asks, and answers through them (`rule_action`). For what the clock asks,
-Packing and Control, it has settings instead, and Batching, Admission and Serving ask for parts of what it does: there
-the whole policy takes the partner's seat, and the partner's action is taken (`seated`). Among other decisions
-(Colocation) packing is answered by the level nearest to the policy's own.
+Packing and Control, it has settings instead, and Batching, Admission, Reclaiming and Serving ask for parts of what it
+does: there the whole policy takes the partner's seat, and the partner's action is taken (`seated`). Among other
+decisions (Colocation) packing is answered by the level nearest to the policy's own.
 """
 
 from __future__ import annotations
@@ -30,16 +32,18 @@ import numpy as np
 from agents.environments import Window, is_partner, make_env
 from agents.evaluation.players import Observations, play
 from agents.lookahead.rollout import SIZED, Rollout, by_length, decline
+from ooco_gym.envs import admission_filling, reclaiming_filling
 from ooco_gym.envs import buffers as b
-from ooco_gym.envs.admission_filling import PLACES
+from ooco_gym.envs.batching_filling import feature_of
 from ooco_gym.envs.config import pack_parameter
-from ooco_gym.envs.decision import are_settings
+from ooco_gym.envs.decision import actual, are_settings
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.errors import UserError, nearest, unknown
 from ooco_gym.policy import get_policy, is_policy, list_policies, policy_of
 from ooco_gym.policy.policy import HOOKS
 from ooco_gym.policy.registry import aliases
 from ooco_gym.runtime.admission_features import ENTRY
+from ooco_gym.runtime.reclaiming_features import VICTIM
 from ooco_gym.sim import state as s
 
 RANDOM, SAMPLED, CLAIRVOYANT = "random actions", "sampled-future rollout", "clairvoyant rollout"
@@ -205,15 +209,17 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
         return listed + _constant_levels(env)
     if kinds == {s.COMPOSE}:
         return listed + _constant_times(env)
-    listed.append(Heuristic("decline", lambda env: partial(decline, env)))
+    if kinds != {b.RECLAIM}:  # which has no *no*
+        listed.append(Heuristic("decline", lambda env: partial(decline, env)))
     if kinds & set(SIZED):
         listed += [Heuristic(name, lambda env, longest=longest: partial(by_length, env, longest))
                    for name, longest in (("shortest", False), ("longest", True))]
     if env.config.scenario.lengths != "none":
         listed += [_published(f"ooco_lengths:{one}") for kind in sorted(kinds) for one in BY_LENGTHS.get(kind, ())]
-    if b.ADMIT in kinds:
-        listed += [Heuristic(name, lambda env, rank=rank: partial(_entering, env, rank))
-                   for name, rank in ENTERING.items()]
+    for kind, ranks in RANKS.items():
+        if kind in kinds:
+            listed += [Heuristic(name, lambda env, kind=kind, rank=rank: partial(_least, env, kind, rank))
+                       for name, rank in ranks.items()]
     if kinds == {s.INTERRUPT}:
         listed.append(Heuristic("stop", lambda env: lambda: b.FIXED))
     return listed
@@ -221,30 +227,38 @@ def _plain(env: Any, kinds: set[int]) -> list[Heuristic]:
 
 def _work(entry: Mapping[str, float]) -> float:
     """Tokens that a request is believed to take still, to compute and to generate."""
-    tokens, output = (np.expm1(entry[name] * np.log1p(_LIMITS[name])) for name in ("tokens", "output"))
-    return float(tokens * (1.0 - entry["cached"]) + output)
+    return entry["tokens"] * (1.0 - entry["cached"]) + entry["output"]
 
 
-_LIMITS = {one.name: one.limit for one in ENTRY}
-ENTERING: dict[str, Callable[[Mapping[str, float]], float]] = {  # the least of these enters
+Rank = Callable[[Mapping[str, float]], Any]  # of a candidate's figures, behind the features
+ENTERING: dict[str, Rank] = {  # the least of these enters
     "oldest": lambda entry: -entry["wait"], "least work": _work,
-    "most cached": lambda entry: -entry["cached"] * np.expm1(entry["tokens"] * np.log1p(_LIMITS["tokens"]))}
+    "most cached": lambda entry: -entry["cached"] * entry["tokens"]}
+RECLAIMING: dict[str, Rank] = {  # the least of these gives way; of equals one that is computed again
+    "last admitted": lambda victim: -victim["place"], "last arrived": lambda victim: victim["wait"],
+    "least computed": lambda victim: victim["computed"] * victim["tokens"],
+    "most to generate": lambda victim: -victim["output"],
+    "least loss": lambda victim: victim["cost"] / min(1.0, victim["freed"]),
+    "last to the host": lambda victim: (-victim["place"], -victim["swap"])}
+RANKS = {b.ADMIT: ENTERING, b.RECLAIM: RECLAIMING}
+_COLUMNS = {kind: [(feature_of(one), getattr(COLUMN, filling.PLACES[one.name])) for one in listed]
+            for kind, filling, listed in ((b.ADMIT, admission_filling, ENTRY), (b.RECLAIM, reclaiming_filling, VICTIM))}
 
 
-def _entering(env: Any, rank: Callable[[Mapping[str, float]], float]) -> int:
-    """Of the requests that may enter the one of the least rank; elsewhere the partner's action."""
+def _least(env: Any, kind: int, rank: Rank) -> int:
+    """Of the requests that a kind of decision offers the one of the least rank; elsewhere the partner's action."""
     buffers = env.episodes.buffers
     there = np.flatnonzero(buffers.mask[0, b.FIXED :])
-    if buffers.turns[0, b.KIND] != b.ADMIT or not len(there):
+    if buffers.turns[0, b.KIND] != kind or not len(there):
         return b.PARTNER_ACTION
-    rows = buffers.candidates[0, there].astype(float)
-    ranks = [rank({name: row[getattr(COLUMN, column)] for name, column in PLACES.items()}) for row in rows]
-    return b.FIXED + int(there[int(np.argmin(ranks))])
+    ranks = [rank({one.name: actual(one, float(row[column])) for one, column in _COLUMNS[kind]})
+             for row in buffers.candidates[0, there]]
+    return b.FIXED + int(there[min(range(len(ranks)), key=ranks.__getitem__)])
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Pool policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`)."""
-    points = [kind - 1 for kind in sorted(kinds) if kind < b.ADMIT]
+    points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
     partner = policy_of(env.config.partner)
     seen: list[tuple[Any, ...]] = [tuple((partner.hooks()[point], None) for point in points)]
     names = []

@@ -45,7 +45,7 @@ from ooco_gym.simulation import Simulation
 _TIE = 1e-9
 RAREST = 0.002  # a drawn length is exceeded with this probability at least: the law's tail has no end
 PRICED = ("ttft", "tpot", "burst")  # parts of the reward that the weight of costs multiplies
-SIZED = (s.GATE, s.EVICT, s.PULL, b.ADMIT)  # decisions whose candidates are requests
+SIZED = (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT)  # decisions whose candidates are requests
 
 
 class Rollout:

@@ -19,6 +19,7 @@ from ooco_gym.runtime.batching_features import (
     LOOK_ONLINE,
     Contracted,
 )
+from ooco_gym.runtime.reclaiming_features import VICTIM
 from ooco_gym.runtime.serving_features import TARGET
 
 NOTE = ("<!-- Written by `python -m docs.generators.batching_features` from the code; a test compares it. "
@@ -53,6 +54,16 @@ request |= {"num_cached_tokens": 640, "num_blocks_to_allocate": 12, "num_preempt
 cluster, candidates = observe_entries(engine, iteration, [request, …])
 ```'''
 
+_VICTIMS = '''```python
+from ooco_gym.runtime.reclaiming_features import lacking, observe_victims
+
+engine |= {"host_tokens_per_s": 48000.0}             # tokens whose memory the link to the host moves in a second
+request |= {"num_blocks_to_allocate": 12}            # waiting online ones: blocks for the whole context
+victim = {"place": 17, "to_host": False, "num_private_blocks": 80, "num_preemptions": 0}
+if lacking(engine).blocks > 0:
+    cluster, candidates = observe_victims(engine, [victim, …])
+```'''
+
 _TARGETS = '''```python
 from ooco_gym.runtime.serving_features import observe_targets
 
@@ -64,7 +75,7 @@ candidates = observe_targets(request, [engine, …])   # (engines, 16)
 def page() -> str:
     """The Markdown page."""
     return "\n".join([
-        NOTE, "# The feature contract of Batching-v0, Admission-v0 and Serving-v0", "",
+        NOTE, "# The feature contract of Batching-v0, Admission-v0, Reclaiming-v0 and Serving-v0", "",
         "What a policy of [Batching-v0](envs/batching.md) sees of an engine is computed twice: by compiled code from "
         "the simulator's state, in training, and by `ooco_gym.runtime.batching_features.observe` from plain "
         "descriptions of requests and blocks, in service. That module needs numpy alone. "
@@ -100,6 +111,14 @@ def page() -> str:
         f"A moving mean m becomes m + {MEAN_WEIGHT:g} (n − m) where an offline request finishes with n tokens. Of the "
         "features `step` is max(`before`, min(`limit`, the believed latency with as many tokens as it misses, at most "
         "the token budget)).", "",
+        f"## Each candidate of [Reclaiming-v0](envs/reclaiming.md): {len(VICTIM)} features, of `candidates`", "",
+        "`observe_victims(engine, victims)` of `ooco_gym.runtime.reclaiming_features` gives the engine's features and "
+        "these; `tests/envs/test_reclaiming.py` compares them with the compiled code's. It is asked before an "
+        "iteration is composed, where blocks lack: no running request has tokens in it yet. `lacking(engine)` says how "
+        "many: those for the next token of every request that decodes; then, as far as `max_num_batched_tokens` goes, "
+        f"for the online prompts under way and the whole contexts of the first {LOOK_ONLINE} online requests that "
+        "wait, while there is a seat; less the free ones.", "",
+        _VICTIMS, "", _rows(VICTIM), "",
         f"## Each engine that a request may go to in [Serving-v0](envs/serving.md): {len(TARGET)} features, of "
         "`candidates`", "",
         "`ooco_gym.runtime.serving_features.observe_targets(request, engines)` gives these; "

@@ -211,8 +211,8 @@ def _observations() -> list[str]:
                   _feature_table(enumerate(listed))]
     asking = {kind: [f"[{short_name(name)}]({short_name(name)}.md)" for name in ENVIRONMENTS
                      if kind in _decisions(name)] for kind in features.DECISIONS}
-    return [*parts, "[Batching](batching.md), [Admission](admission.md) and [Serving](serving.md) have tables of "
-            "their own, of engines.",
+    return [*parts, "[Batching](batching.md), [Admission](admission.md), [Reclaiming](reclaiming.md) and "
+            "[Serving](serving.md) have tables of their own, of engines.",
             "Scale `log` is log(1 + x) / log(1 + limit), `linear` is x / limit, both cut at the bounds.",
             f"### `decision`: {len(features.DECISIONS)} kinds",
             table(("", "name", "asked", "in"),
@@ -396,8 +396,9 @@ def _rules() -> list[str]:
     mixed = ", ".join(f"`{policy}`" for policy in mixed_policies())
     return [*parts, f"What `control` turns are the parameters of the partner itself. Policies of mixed instances "
             f"({mixed}) compose whole iterations: they play `batch` ([batching](batching.md)) from the partner's seat, "
-            "those that leave it open also `admit` ([admission](admission.md)), all of them all of "
-            "[serving](serving.md); and `hygen_pd` and `echo_pd` are their rules carried to pools."]
+            "those that leave it open also `admit` ([admission](admission.md)), most also `reclaim` "
+            "([reclaiming](reclaiming.md)), all of them all of [serving](serving.md); and `hygen_pd` "
+            "and `echo_pd` are their rules carried to pools."]
 
 
 # --- Which published rule answers which decision, from the policies' own code -----------------------------------------

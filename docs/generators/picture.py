@@ -15,7 +15,7 @@ from ooco_gym.envs.decision import PARTNER, kinds
 
 WIDTH, HEIGHT, LINE = 860, 344, 20  # of the scheme, and of a row below it
 ASKED = "#D55E00"
-ENGINES = {"batch", "admit", "target"}  # decisions of mixed instances, whose scheme is another one
+ENGINES = {"batch", "admit", "target", "reclaim"}  # decisions of mixed instances, whose scheme is another one
 
 
 def picture(title: str, decisions: Sequence[str]) -> str:

@@ -12,11 +12,12 @@ from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS
 from ooco_gym.policy.latency_budget import OPEN_FIGURES
-from ooco_gym.sim.state import STATE_TYPE
+from ooco_gym.sim.state import COMPOSE, STATE_TYPE
 
-# --- Kinds of decisions: the points of the simulator; which offline requests enter an iteration that is composed but
-# for them; and by the clock one of some levels, or a vector of levels ------------------------------------------------
-NO_KIND, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 5)
+# --- Kinds of decisions: the points of the simulator; who gives way before an iteration is composed, and which offline
+# requests enter one that is composed but for them; and by the clock one of some levels, or a vector of levels ---------
+NO_KIND, RECLAIM, ADMIT, CLOCK, CONTROL, KINDS = 0, *range(len(POINTS) + 1, len(POINTS) + 6)
+OF_ENGINES = (COMPOSE, RECLAIM, ADMIT)  # decisions of one mixed instance, in the order in which they are asked
 
 # --- Actions that every environment of one choice has; candidates come after them -----------------------------------
 DECLINE_ACTION, PARTNER_ACTION, FIXED = range(3)
@@ -43,7 +44,8 @@ class StepBuffers(NamedTuple):
     rules: np.ndarray  # int64[2, 6], addresses of rules: those that ask outside, and the partner's
     offers: np.ndarray  # int64[KINDS], address of the function that offers candidates; 0: the partner decides
     answers: np.ndarray  # int64[KINDS], address of the function that turns an action into an answer
-    partners: np.ndarray  # int64[KINDS], of CLOCK, ADMIT: address of the function that does what the partner would do
+    partners: np.ndarray  # int64[KINDS], of CLOCK, RECLAIM, ADMIT: address of the function that does what the partner
+    # would do
     observers: np.ndarray  # int64[KINDS], address of the function that completes an observation; 0: the common one
     slots: np.ndarray  # int64[KINDS], which slot of `decision` says that a kind is asked
     actions: np.ndarray  # int64[N, P]
@@ -61,7 +63,8 @@ class StepBuffers(NamedTuple):
     notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
     held: np.ndarray  # int64[N, instances, HELD], the answers that stay in force on each
     iteration: np.ndarray  # int64[N, OPEN_FIGURES + K], of ADMIT: the iteration as composed (`latency_budget.
-    # leave_open`), and what it is believed to take with each candidate, in ps
+    # leave_open`), and what it is believed to take with each candidate, in ps; of RECLAIM: what becomes of the memory
+    # of each candidate (RECOMPUTE, SWAP)
     cluster: np.ndarray  # float32[N, features of the cluster]
     candidates: np.ndarray  # float32[N, K, CANDIDATE_SIZE]
     mask: np.ndarray  # int8[N, A]

@@ -171,7 +171,7 @@ class Episodes:
         buffers, policy = self.buffers, simulation.policy
         hooks = policy.hooks()
         buffers.rules[1] = addresses(hooks)
-        asked = {s.COMPOSE if kind == b.ADMIT else kind for kind in self._by_kind}
+        asked = {s.COMPOSE if kind in b.OF_ENGINES else kind for kind in self._by_kind}
         buffers.rules[0] = addresses([ask_outside if index + 1 in asked else rule for index, rule in enumerate(hooks)])
         index, scale = pack_parameter(policy, self.config)
         buffers.settings[b.PACK_PARAM], buffers.settings[b.PACK_SCALE] = index, scale
@@ -346,16 +346,19 @@ def _refuse_nothing_to_decide(decisions: Sequence[Decision], partner: Policy, co
         return  # another one in each window
     cluster = config.scenario.load_cluster()
     kinds = {decision.kind for decision in decisions}
-    of_engines = not cluster.mixed and kinds & {s.COMPOSE, b.ADMIT}  # none of which pools ask, whatever else they do
+    of_engines = not cluster.mixed and kinds & set(b.OF_ENGINES)  # none of which pools ask, whatever else they do
     if not of_engines and any(_may_come_up(kind, cluster, partner, config.candidates) for kind in kinds):
         return
     names = " or ".join(decision.name for decision in decisions)
     if kinds == {b.ADMIT} and cluster.mixed:
         raise UserError(f"partner '{partner.name}' admits offline requests within its own rule, which leaves nothing "
                         "to decide beside it; choose deadline, or another policy that says leaves_open")
-    if of_engines or kinds <= {s.COMPOSE, b.ADMIT}:
+    if kinds == {b.RECLAIM} and cluster.mixed:
+        raise UserError(f"no request gives way beside partner '{partner.name}': it treats offline requests as online "
+                        "ones, or its blocks have two owners; choose another partner, such as deadline")
+    if of_engines or kinds <= set(b.OF_ENGINES):
         why = "its instances are relaxed and strict ones"
-        instead = f"mixed_7b, and a partner for it, such as {'deadline' if b.ADMIT in kinds else 'hygen'}"
+        instead = f"mixed_7b, and a partner for it, such as {'hygen' if kinds == {s.COMPOSE} else 'deadline'}"
         if partner.class_blind:
             raise UserError(f"partner '{partner.name}' treats offline requests as online ones: there are no shares to "
                             "decide beside it; choose another partner, such as vllm_priority")
@@ -381,11 +384,18 @@ def _may_come_up(kind: int, cluster: Cluster, partner: Policy, candidates: int) 
         return many_arrive or many_decode or (not cluster.mixed and not partner.class_blind)
     if kind == s.COMPOSE:
         return bool(cluster.mixed) and not partner.class_blind
+    if kind == b.RECLAIM:
+        return bool(cluster.mixed) and not partner.class_blind and not _has_two_owners(partner)
     if kind == b.ADMIT:
         return bool(cluster.mixed) and partner.leaves_open
     if cluster.mixed:
         return False
     return kind == s.EVICT or not partner.class_blind
+
+
+def _has_two_owners(partner: Policy) -> bool:
+    """Whether its blocks have two owners: online requests then write over offline ones, and none gives way."""
+    return partner.values.get("bidirectional", "off") not in ("off", False)
 
 
 def _most_instances(config: EpisodeConfig) -> int:

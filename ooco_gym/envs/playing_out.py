@@ -14,6 +14,7 @@ from ooco_gym.envs.reward import update_account
 from ooco_gym.envs.stepping import (
     advance,
     answer_of,
+    compose_iteration,
     end_runs,
     offer,
     opens_admission,
@@ -79,7 +80,7 @@ def own_action(state, buffers, i, base):
         return buffers.actions[i, 0]
     if base == DECLINE:
         return b.DECLINE_ACTION if buffers.mask[i, b.DECLINE_ACTION] else b.PARTNER_ACTION
-    if kind not in (s.GATE, s.EVICT, s.PULL, b.ADMIT):
+    if kind not in (s.GATE, s.EVICT, s.PULL, b.RECLAIM, b.ADMIT):
         return b.PARTNER_ACTION
     best = -1
     for k in range(size):
@@ -93,7 +94,12 @@ def own_action(state, buffers, i, base):
 
 @inner
 def _picked(state, buffers, i, answer, base):
-    """The answer of a decision of several picks: the base goes on picking; the partner stops, or, of ADMIT, goes on."""
+    """The answer where several decisions are of one moment, or one is of several picks: the base goes on with them.
+
+    The partner goes on with an iteration as it would; of other decisions it stops.
+    """
+    if buffers.turns[i, b.KIND] == b.RECLAIM:
+        answer = _reclaimed(state, buffers, i, answer, base)
     opened = opens_admission(state, buffers, i)
     while opened or answer == b.MORE:
         opened = False
@@ -105,6 +111,19 @@ def _picked(state, buffers, i, answer, base):
             answer = partner_answer(state, buffers, i, b.ADMIT)
         else:
             answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
+    return answer
+
+
+@inner
+def _reclaimed(state, buffers, i, answer, base):
+    """What composes the iteration after an answer to who gives way; MORE: who enters it is open."""
+    while answer == b.MORE and base != PARTNER and offer(state, buffers, i):
+        buffers.actions[i, 0] = own_action(state, buffers, i, base)
+        answer = answer_of(state, buffers, i)
+    answer = compose_iteration(state, buffers, i)
+    if answer == b.MORE and buffers.turns[i, b.KIND] == s.COMPOSE:
+        buffers.actions[i, 0] = b.PARTNER_ACTION if base == PARTNER else own_action(state, buffers, i, base)
+        answer = answer_of(state, buffers, i)
     return answer
 
 

@@ -41,7 +41,7 @@ def partner_pick(state, buffers, i):
 @inner
 def partner_answer(state, buffers, i, kind):
     """What the partner's own rule answers to the open decision; by the clock, its parameters stay as tuned."""
-    if kind in (b.CLOCK, b.ADMIT):
+    if kind in (b.CLOCK, b.RECLAIM, b.ADMIT):
         return kernel_at(buffers.partners[kind])(state, buffers, i)
     if kind == b.CONTROL:
         return s.ASK
@@ -101,20 +101,68 @@ def advance(state, buffers, i, run_address, answer):
             turn[b.KIND] = b.NO_KIND
             return False
         turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = kind, 0, 0
-        if kind == s.COMPOSE and buffers.offers[b.ADMIT] != 0:
-            state.instances[state.pending.instance].stage = LEAVE_OPEN
-        if kind == s.COMPOSE and buffers.offers[kind] == 0 and buffers.offers[b.ADMIT] != 0:
-            answer = partner_answer(state, buffers, i, kind)
-        elif kind == s.COMPOSE and in_force(state, buffers, i):
-            answer = own_answer(state, buffers, i)
+        if kind == s.COMPOSE:
+            answer = begin_iteration(state, buffers, i)
         elif offer(state, buffers, i):
             return True
         else:
             answer = partner_answer(state, buffers, i, kind)
-        if opens_admission(state, buffers, i):
-            if offer(state, buffers, i):
-                return True
-            answer = partner_answer(state, buffers, i, b.ADMIT)
+        if answer == b.MORE:
+            return True
+
+
+# --- An iteration of a mixed instance: who gives way where blocks are short, how it is filled, who enters it ----------
+@inlined
+def begin_iteration(state, buffers, i):
+    """The answer that composes an iteration; MORE: one of its decisions is open."""
+    if buffers.offers[b.RECLAIM] != 0:
+        buffers.turns[i, b.KIND] = b.RECLAIM
+        if offer(state, buffers, i):
+            return b.MORE
+    return compose_iteration(state, buffers, i)
+
+
+@inlined
+def compose_iteration(state, buffers, i):
+    """The same of an iteration for which all who must have given way."""
+    turn, enters = buffers.turns[i], buffers.offers[b.ADMIT] != 0
+    turn[b.KIND], turn[b.PICKED], turn[b.PLANNED] = s.COMPOSE, 0, 0
+    if enters:
+        state.instances[state.pending.instance].stage = LEAVE_OPEN
+    if buffers.offers[s.COMPOSE] == 0 and (enters or buffers.offers[b.RECLAIM] != 0):
+        answer = partner_answer(state, buffers, i, s.COMPOSE)
+    elif in_force(state, buffers, i):
+        answer = own_answer(state, buffers, i)
+    elif offer(state, buffers, i):
+        return b.MORE
+    else:
+        answer = partner_answer(state, buffers, i, s.COMPOSE)
+    return complete_iteration(state, buffers, i, answer)
+
+
+@inlined
+def complete_iteration(state, buffers, i, answer):
+    """The same of an iteration that has been filled."""
+    if opens_admission(state, buffers, i):
+        if offer(state, buffers, i):
+            return b.MORE
+        return partner_answer(state, buffers, i, b.ADMIT)
+    return answer
+
+
+@inlined
+def go_on(state, buffers, i, answer):
+    """What the simulator is told after an answer of `answer_of`; MORE: another decision of the same moment is open."""
+    kind = buffers.turns[i, b.KIND]
+    if answer == b.MORE:
+        if offer(state, buffers, i):
+            return b.MORE
+        if kind != b.RECLAIM:  # no request is left to pick: what has been picked is the answer
+            buffers.actions[i, 0] = b.DECLINE_ACTION
+            return kernel_at(buffers.answers[kind])(state, buffers, i)
+    if kind == b.RECLAIM:
+        return compose_iteration(state, buffers, i)
+    return complete_iteration(state, buffers, i, answer)
 
 
 @inlined
@@ -242,20 +290,11 @@ def _step(state, buffers, i, run_address):
     if buffers.turns[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
         update_account(state, buffers.weights, buffers.account[i])
         return False
-    answer = answer_of(state, buffers, i)
+    answer = go_on(state, buffers, i, answer_of(state, buffers, i))
     if answer == b.MORE:
-        if offer(state, buffers, i):
-            observe(state, buffers, i)
-            update_account(state, buffers.weights, buffers.account[i])
-            return True
-        buffers.actions[i, 0] = 0  # no request is left to pick: what has been picked is the answer
-        answer = kernel_at(buffers.answers[buffers.turns[i, b.KIND]])(state, buffers, i)
-    elif opens_admission(state, buffers, i):
-        if offer(state, buffers, i):
-            observe(state, buffers, i)
-            update_account(state, buffers.weights, buffers.account[i])
-            return True
-        answer = partner_answer(state, buffers, i, b.ADMIT)
+        observe(state, buffers, i)
+        update_account(state, buffers.weights, buffers.account[i])
+        return True
     goes_on = advance(state, buffers, i, run_address, answer)
     update_account(state, buffers.weights, buffers.account[i])
     show(state, buffers, i, goes_on)

@@ -13,7 +13,8 @@ from ooco_gym.compile import jit
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.policy.engine_features import HOUR_ARRIVED, HOUR_VIOLATED
-from ooco_gym.policy.latency_budget import OPEN_LEFT, OPEN_UNTIL_PS
+from ooco_gym.policy.latency_budget import OPEN_FIGURES, OPEN_LEFT, OPEN_UNTIL_PS
+from ooco_gym.policy.reclaiming import private_blocks
 from ooco_gym.runtime.batching_features import LOOK_OFFLINE, LOOK_ONLINE
 from ooco_gym.sim import state as s
 from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
@@ -33,6 +34,36 @@ def _latency_ps(handle, instance, batch):
 @jit(types.UniTuple(types.int64, 3)(types.int64, types.int64, types.int64))
 def _cached(handle, instance, slot):
     return get_computed_blocks(state_at(handle), instance, slot)
+
+
+@jit(types.int64(types.int64, types.int64, types.int64))
+def _private(handle, instance, slot):
+    return private_blocks(state_at(handle), instance, slot)
+
+
+def describe_short(env: Any, i: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The engine that is short of blocks in episode i of Reclaiming-v0, and its candidates, for `observe_victims`."""
+    buffers, state = env.episodes.buffers, env.episodes.simulations[i].state
+    instance, handle, config = int(state.pending.instance), handle_of(state), state.config
+    spec, size = state.instances[instance], int(config.block_tokens)
+    engine = describe(env, i)
+    batch = state.members[s.BATCH, instance, : int(spec["running"])].tolist()
+    slot = int(spec["online_head"])
+    for request in engine["waiting_online"]:
+        cached, shared, idle = _cached(handle.address, instance, slot)
+        tokens = request["num_prompt_tokens"] + request["num_output_tokens"]
+        request |= {"num_cached_tokens": cached, "num_blocks_to_allocate": -(-tokens // size) - shared + idle}
+        slot = int(state.requests[slot]["next"])
+
+    def victim(k: int) -> dict[str, Any]:
+        slot = int(buffers.chosen[i, k])
+        return {"place": batch.index(slot), "to_host": bool(buffers.iteration[i, OPEN_FIGURES + k] == s.SWAP),
+                "num_private_blocks": _private(handle.address, instance, slot),
+                "num_preemptions": int(state.requests[slot]["evictions"])}
+
+    moved = int(config.host_bytes_per_s) / float(state.tables[int(spec["table"])]["kv_bytes_per_token"])
+    engine |= {"host_tokens_per_s": moved, "num_reserved_blocks": int(config.reserved_blocks)}
+    return engine, [victim(k) for k in range(buffers.chosen.shape[1]) if buffers.chosen[i, k] >= 0]
 
 
 def describe_iteration(env: Any, i: int = 0) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -81,6 +112,7 @@ def compared(env: Any, computed: Callable[[Any], tuple[np.ndarray, np.ndarray]],
     random, (length, of) = np.random.default_rng(seed), stretches
     observation, info = env.reset(seed=seed, options={"window": 0})
     clusters, candidates = [], {name: [] for name in columns}
+    assert env.episodes.asked(0) is not None, "the first window has decisions"
     for step in range(steps):
         kind = env.episodes.asked(0).name
         cluster, rows = computed(env)
@@ -94,8 +126,9 @@ def compared(env: Any, computed: Callable[[Any], tuple[np.ndarray, np.ndarray]],
         legal = np.flatnonzero(info["action_mask"])
         action = int(random.choice(legal)) if step // length % of else env.partner_action()
         observation, _, _, over, info = env.step(action)
-        if over:
+        while over or env.episodes.asked(0) is None:  # some windows have no decision
             observation, info = env.reset(seed=seed + step)
+            over, step = False, step + steps
     return Compared(np.array(clusters), {name: np.array(rows) for name, rows in candidates.items()})
 
 

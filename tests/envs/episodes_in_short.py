@@ -26,13 +26,16 @@ FLEET = {"cluster": "fleet_16", "workload": "azure_conv", "slo": "chat", "offlin
 ENGINE = {"cluster": "engine_7b", "workload": "sharegpt", "slo": {"ttft_s": 2.0, "tpot_s": 0.05},
           "offline": {"mode": "rate", "rate": 3.0}, "rate_scale": 1.7}
 ENTERING = {**ENGINE, "rate_scale": 1.4}
+SHORT_OF_BLOCKS = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "slo": {"ttft_s": 2.0, "tpot_s": 0.1},
+                   "offline": {"mode": "rate", "rate": 8.0}, "rate_scale": 0.06}
 ENGINES = {**ENGINE, "cluster": "engines_7b", "offline": {"mode": "rate", "rate": 12.0}, "rate_scale": 5.6}
 SCENARIOS: dict[str, dict[str, Any]] = {
     **dict.fromkeys(IDS, POOLS_7B), "ooco_gym/Migration-v0": MEMORY_BOUND, "ooco_gym/Colocation-v0": MEMORY_BOUND,
     "ooco_gym/Eviction-v0": {**MEMORY_BOUND, "rate_scale": 0.08}, "ooco_gym/Routing-v0": FLEET,
     "ooco_gym/Eviction-v1": {**MEMORY_BOUND, "rate_scale": 0.08, "lengths": {"predictor": "lognormal", "error": 0.3}},
     "ooco_gym/Migration-v1": {**MEMORY_BOUND, "lengths": {"predictor": "lognormal", "error": 0.3}},
-    "ooco_gym/Batching-v0": ENGINE, "ooco_gym/Admission-v0": ENTERING, "ooco_gym/Serving-v0": ENGINES}
+    "ooco_gym/Batching-v0": ENGINE, "ooco_gym/Admission-v0": ENTERING, "ooco_gym/Serving-v0": ENGINES,
+    "ooco_gym/Reclaiming-v0": SHORT_OF_BLOCKS}
 WINDOW = (1, 0)  # a seed and a number with decisions of every kind
 REQUEST_FIELDS = tuple(name for name in s.REQUEST.names or () if name not in ("previous", "next"))
 INSTANCE_FIELDS = ("free_blocks", "online_waiting", "offline_waiting", "urgent_members", "offline_members", "decodable",

@@ -159,4 +159,4 @@ def test_a_run_of_decode_steps_is_seen_as_one_step(name):
         if env.step(choose(env))[3]:
             break
     assert found > 0 or name in ("ooco_gym/Gating-v0", "ooco_gym/Preemption-v0", "ooco_gym/Batching-v0",
-                                 "ooco_gym/Admission-v0", "ooco_gym/Serving-v0")
+                                 "ooco_gym/Admission-v0", "ooco_gym/Reclaiming-v0", "ooco_gym/Serving-v0")

@@ -29,15 +29,19 @@ def refused(name, policy):
         return "no packing"
     if "Control" in name and "gate_gain" not in params:
         return "no parameter"
-    if any(part in name for part in ("Migration", "Preemption", "Batching")) and policy_of(policy).class_blind:
+    blind = ("Migration", "Preemption", "Batching", "Reclaiming")
+    if any(part in name for part in blind) and policy_of(policy).class_blind:
         return "offline requests as online ones"
+    if "Reclaiming" in name and policy == "bros":
+        return "blocks have two owners"
     return ""
 
 
 ENGINES = (HYGEN, "sarathi_pp", "vllm_priority", "echo", "vllm_fcfs")  # policies of mixed instances
 OPEN = ("deadline", "deadline:prefix_caching=on,waiting_order=prefix", "deadline:preempted=swap,offline_chunk=64")
 BESIDE = {"ooco_gym/Batching-v0": ENGINES, "ooco_gym/Admission-v0": OPEN,
-          "ooco_gym/Serving-v0": (*OPEN, HYGEN, "vllm_priority")}
+          "ooco_gym/Serving-v0": (*OPEN, HYGEN, "vllm_priority"),
+          "ooco_gym/Reclaiming-v0": (*OPEN[::2], *ENGINES, "vllm_lcf", "bros")}
 PAIRS = [(name, policy) for name in IDS for policy in BESIDE.get(name, POOLS)]
 PLAYED = [pair for pair in PAIRS if not refused(*pair)]
 

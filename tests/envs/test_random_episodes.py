@@ -25,7 +25,7 @@ ENGINES = {"mixed_7b": (0.02, 0.4), "engine_7b": (0.01, 0.2), "mixed_llama2_7b_4
 ENGINE_PARTNERS = ("hygen:latency_budget_s=0.04", "sarathi_pp:preempted=swap", "vllm_priority", "echo")
 OPEN_PARTNERS = ("deadline", "deadline:prefix_caching=on", "deadline:offline_chunk=16,preempted=swap")
 BESIDE = {"ooco_gym/Batching-v0": ENGINE_PARTNERS, "ooco_gym/Admission-v0": OPEN_PARTNERS,
-          "ooco_gym/Serving-v0": ENGINE_PARTNERS + OPEN_PARTNERS}
+          **dict.fromkeys(("ooco_gym/Serving-v0", "ooco_gym/Reclaiming-v0"), ENGINE_PARTNERS + OPEN_PARTNERS)}
 NEEDS_OOCO = ("Control", "Packing", "Colocation")  # a partner with a packing margin, or the parameters that are turned
 EVERYDAY, MANY = 32, 1_000
 

@@ -14,7 +14,7 @@ from tests.golden.digests import Digests, digest
 
 IDS = tuple(f"ooco_gym/{name}-v0" for name in (
     "Admission", "Batching", "Colocation", "Control", "Eviction", "Gating", "Migration", "Packing", "Preemption",
-    "Routing", "Serving")) + ("ooco_gym/Eviction-v1", "ooco_gym/Migration-v1")
+    "Reclaiming", "Routing", "Serving")) + ("ooco_gym/Eviction-v1", "ooco_gym/Migration-v1")
 MODES = ("NextStep", "SameStep", "Disabled")
 STEPS = 120
 SHORT: dict[str, Any] = {"window_s": 60.0, "warmup_s": 30.0}

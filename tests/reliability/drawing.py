@@ -192,7 +192,7 @@ def scenario(random: Random) -> Case:
 def environment(random: Random) -> Case:
     """An environment with random arguments, played at random."""
     name = random.choice(sorted(ENVIRONMENTS))
-    mixed = "Batching" in name or "Admission" in name
+    mixed = any(part in name for part in ("Batching", "Admission", "Reclaiming"))
     if mixed:
         partner, limits = random.choice(OPEN_PARTNERS if "Admission" in name else (*OPEN_PARTNERS, "echo", "sarathi_pp",
                           "vllm_priority", "niyama", "hygen:latency_budget_s=0.04")), ENGINES

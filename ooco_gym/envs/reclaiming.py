@@ -1,0 +1,133 @@
+"""`ooco_gym/Reclaiming-v0`: which running offline request of a mixed instance gives way where its blocks are short?"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.envs import buffers as b
+from ooco_gym.envs.base import DecisionEnv
+from ooco_gym.envs.batching_filling import feature_of
+from ooco_gym.envs.buffers import step_kernel
+from ooco_gym.envs.decision import Decision, add_choice, add_quantiles
+from ooco_gym.envs.reclaiming_filling import PLACES, fill_victim, observe_victims
+from ooco_gym.envs.vector import register
+from ooco_gym.policy.latency_budget import OPEN_FIGURES
+from ooco_gym.policy.mixed import preempt, running_index
+from ooco_gym.policy.reclaiming import fits_host, lacking, relief
+from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.runtime.reclaiming_features import VICTIM
+from ooco_gym.sim.costs import length
+from ooco_gym.sim.state import ASK, BATCH, RECOMPUTE, SWAP
+
+
+@inner
+def choose(state, instance, chosen):
+    """Writes the running offline requests that are offered: the last admitted, the last to arrive, the one with the
+    fewest computed tokens, then quantiles of length; only those without which fewer blocks lack. Returns how many."""
+    found, last, arrived, least = 0, np.int64(-1), np.int64(-1), np.int64(-1)
+    for place in range(state.instances[instance].running - 1, -1, -1):
+        slot = np.int64(state.members[BATCH, instance, place])
+        request = state.requests[slot]
+        if request.urgent or relief(state, instance, slot) <= 0:
+            continue
+        state.scratch[0, found], state.scratch[1, found] = length(state, slot), slot
+        found += 1
+        if last < 0:
+            last = arrived = least = slot
+        if request.arrival_ps >= state.requests[arrived].arrival_ps:  # of equals the first admitted, as in the engine
+            arrived = slot
+        if request.num_computed_tokens <= state.requests[least].num_computed_tokens:
+            least = slot
+    offered = add_choice(chosen, add_choice(chosen, add_choice(chosen, 0, last), arrived), least)
+    return add_quantiles(state, chosen, offered, found)
+
+
+@step_kernel
+def offer_victims(state, buffers, i):
+    """Each of the chosen requests, its memory lost and, where the host has room for it, swapped out."""
+    instance, chosen, ways = state.pending.instance, buffers.chosen[i], buffers.iteration[i, OPEN_FIGURES:]
+    short = lacking(state, instance)
+    if short[0] <= 0:
+        return 0
+    most = np.int64(buffers.settings[b.OFFERED])
+    swaps = state.instances[instance].host_free_blocks > 0
+    count = choose(state, instance, chosen[: (most + 1) // 2 if swaps else most])
+    for j in range(count):
+        state.scratch[0, j] = chosen[j]
+    offered = 0
+    for j in range(count):
+        slot = np.int64(state.scratch[0, j])
+        for how in (RECOMPUTE, SWAP):
+            if offered < most and (how == RECOMPUTE or fits_host(state, instance, slot)):
+                chosen[offered], ways[offered] = slot, how
+                offered += 1
+    for k in range(offered):
+        fill_victim(state, buffers, i, k, short)
+        buffers.mask[i, b.FIXED + k] = 1
+    buffers.mask[i, b.PARTNER_ACTION] = 1
+    return offered
+
+
+@step_kernel
+def answer_victim(state, buffers, i):
+    """Its memory is taken; while blocks still lack, it is asked again."""
+    k = buffers.actions[i, 0] - b.FIXED
+    index = running_index(state, state.pending.instance, buffers.chosen[i, k])
+    preempt(state, state.pending.instance, index, buffers.iteration[i, OPEN_FIGURES + k])
+    buffers.turns[i, b.PICKED] += 1
+    return b.MORE
+
+
+@step_kernel
+def leave_to_partner(state, buffers, i):
+    """The rule that composes the iteration takes what memory it needs, from the requests that it chooses."""
+    return ASK
+
+
+DECISION = Decision(
+    "reclaim", b.RECLAIM, offer_victims, answer_victim, partner=leave_to_partner,
+    question="Blocks are short for what must run: which offline request gives way?",
+    take="take this request's memory in this way, and be asked again while blocks lack",
+    candidates="running offline requests, their memory lost or swapped out",
+    figures=tuple(one.name for one in VICTIM if one.name != "present"),
+    features={PLACES[one.name]: feature_of(one) for one in VICTIM}, cluster=tuple(map(feature_of, ENGINE)),
+    observe=observe_victims, marks=((722, 247),))
+
+
+class ReclaimingEnv(DecisionEnv):
+    """Which running offline request gives way where an engine's KV memory is short, and what becomes of its memory.
+
+    ## Description
+    Contexts grow, and online prompts arrive, until the blocks of an engine are short for what must run next. vLLM then
+    preempts the running request that was admitted last, or of the least priority the one that arrived last
+    (`_preempt_request`), and computes its context again later; its users ask for the one with the fewest computed
+    tokens (vLLM RFC 54644). What a request has computed, how soon it would have finished and freed its blocks by
+    itself, and how much has to be freed, say what its loss is worth. Before an iteration is composed, it is asked who
+    gives way if blocks lack for what must run: the next token of every request that decodes; then, as far as the
+    iteration's tokens go, online prompts under way; then whole contexts of the first 8 online requests that wait, while
+    there is a seat. One request gives way at a time until the blocks suffice; it waits again among the offline ones, by
+    arrival. Its memory is lost (*recompute*), or goes to the host's memory (*swap*), where that has room, and comes
+    back when the request is admitted again: both ways the transfer lengthens an iteration. Then the partner composes
+    the iteration. The partner is any policy of mixed instances that tells online from offline requests and counts
+    blocks of one owner.
+
+    ## Action Space
+    `Discrete(2 + K)`: 0 is never legal, 1 leaves it to the partner, which takes what it needs as it composes this
+    iteration, `2 + k` takes candidate k and is asked again while blocks lack. No time passes between.
+
+    ## Candidates
+    The running offline request that was admitted last, the one that arrived last, the one with the fewest computed
+    tokens, then length quantiles of the others; of each first recompute, then swap. Requests are left out without which
+    as many blocks would lack, such as those all of whose blocks others read. Nothing tells how many tokens a request
+    will generate: `output` is the mean of those that finished.
+    """
+
+    id: ClassVar[str] = "ooco_gym/Reclaiming-v0"
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION,)
+    default_scenario: ClassVar[str] = "reclaiming"
+
+
+register(ReclaimingEnv)

@@ -1,0 +1,97 @@
+"""What a mixed instance lacks for what must run, and what its running offline requests would give back.
+
+What must run: the next token of every request that decodes; then, as far as the iteration's tokens go, the online
+prompts that are under way; then whole contexts of the first online requests that wait, while there is a seat. Offline
+prompts can wait. `ooco_gym.runtime.reclaiming_features` computes the same from plain descriptions of requests.
+"""
+
+import numpy as np
+
+from ooco_gym.compile import inner
+from ooco_gym.policy.latency_budget import decodes
+from ooco_gym.policy.mixed import get_computed_blocks, missing, num_free_blocks, num_new_blocks
+from ooco_gym.runtime.batching_features import LOOK_ONLINE
+from ooco_gym.sim.bidirectional import paired
+from ooco_gym.sim.blocks import _table_index, tracked
+from ooco_gym.sim.costs import blocks_for, length
+from ooco_gym.sim.state import BATCH
+
+
+@inner
+def needed_blocks(state, instance):
+    """Blocks beyond those held that what must run takes: (by online requests, by offline ones).
+
+    Blocks with two owners (`sim.bidirectional`) are never short: there online requests write over offline ones.
+    """
+    spec, batch, none = state.instances[instance], state.members[BATCH, instance], np.int64(0)
+    if paired(state):
+        return none, none
+    online, offline, prompts, left = none, none, 0, np.int64(state.config.max_num_batched_tokens)
+    for place in range(spec.running):
+        slot = np.int64(batch[np.uint64(place)])
+        if not decodes(state, slot):
+            prompts += state.requests[slot].urgent
+            continue
+        left -= 1
+        more = num_new_blocks(state, slot, 1)
+        if state.requests[slot].urgent:
+            online += more
+        else:
+            offline += more
+    place = 0
+    while prompts > 0 and left > 0 and place < spec.running:
+        slot = np.int64(batch[place])
+        if state.requests[slot].urgent and not decodes(state, slot):
+            tokens = min(left, missing(state, slot))
+            online, left, prompts = online + num_new_blocks(state, slot, tokens), left - tokens, prompts - 1
+        place += 1
+    return online + _waiting_blocks(state, instance, left), offline
+
+
+@inner
+def _waiting_blocks(state, instance, left):
+    """Blocks for the first online requests that wait, of which `left` tokens may be computed next."""
+    spec, blocks, seen = state.instances[instance], np.int64(0), 0
+    slot, seats = np.int64(spec.online_head), state.config.max_num_seqs - spec.running
+    while slot >= 0 and left > 0 and seen < min(seats, LOOK_ONLINE):
+        computed, shared, idle = get_computed_blocks(state, instance, slot)
+        blocks += blocks_for(state, length(state, slot)) - shared + idle
+        left -= length(state, slot) - computed
+        slot = np.int64(state.requests[slot].next)
+        seen += 1
+    return blocks
+
+
+@inner
+def lacking(state, instance):
+    """(Blocks that lack for what must run on a mixed instance, those that it takes in all, online requests' of them).
+    """
+    online, offline = needed_blocks(state, instance)
+    need = online + offline
+    return max(np.int64(0), need - num_free_blocks(state, instance)), need, online
+
+
+@inner
+def private_blocks(state, instance, slot):
+    """Blocks of a running request that no other one reads."""
+    blocks = np.int64(state.requests[slot].blocks)
+    if not tracked(state):
+        return blocks
+    index, own = _table_index(state, state.requests[slot].row), np.int64(0)
+    for i in range(blocks):
+        own += state.blocks[instance, state.kv[instance, index + i]].references == 1
+    return own
+
+
+@inner
+def relief(state, instance, slot):
+    """By how much fewer blocks lack without a running offline request: those that come free, and its next one."""
+    return private_blocks(state, instance, slot) + (num_new_blocks(state, slot, 1) if decodes(state, slot) else 0)
+
+
+@inner
+def fits_host(state, instance, slot):
+    """Whether the host has room for what a running request has computed."""
+    request = state.requests[slot]
+    blocks = blocks_for(state, request.num_computed_tokens) - blocks_for(state, request.host_tokens)
+    return request.num_computed_tokens > 0 and blocks <= state.instances[instance].host_free_blocks

@@ -1,0 +1,197 @@
+"""Reclaiming-v0: where it asks, what giving way does, that its features are those an engine can compute."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from engine_description import compared, describe_short
+from episodes_in_short import alike, at_random, differences, make, partner, play
+
+from agents.evaluation.heuristics import RECLAIMING, heuristics_of
+from baselines.deadline import compose_within, settings_of
+from ooco_gym import Simulation, UserError, candidate_table
+from ooco_gym.envs.features import COLUMN
+from ooco_gym.envs.reclaiming_filling import PLACES
+from ooco_gym.policy import policy_of
+from ooco_gym.policy.decisions import COMPOSE, addresses, hook
+from ooco_gym.policy.latency_budget import OPEN_FIGURES
+from ooco_gym.policy.mixed import RECOMPUTE, preempt
+from ooco_gym.policy.reclaiming import fits_host, lacking, relief
+from ooco_gym.runtime.reclaiming_features import VICTIM, observe_victims
+from ooco_gym.runtime.reclaiming_features import lacking as lacking_of
+from ooco_gym.sim import state as s
+
+ID = "ooco_gym/Reclaiming-v0"
+COLUMNS = [getattr(COLUMN, PLACES[one.name]) for one in VICTIM]
+NAMES = [one.name for one in VICTIM]
+SHARED = {"rate_scale": 0.06, "offline": {"mode": "rate", "rate": 4.0, "lengths": "ooc",
+                                          "sharing": {"form": "few_shot", "ratio": 0.5, "groups": 10}}}
+CASES = {
+    "as trained": {}, "prefixes are shared": {"scenario": SHARED, "partner": "deadline:prefix_caching=on"},
+    "beside vLLM's by priority": {"partner": "vllm_priority"},
+    "beside one that swaps": {"partner": "deadline:preempted=swap"},
+    "many online requests": {"scenario": {"rate_scale": 0.08}, "candidates": 20},
+}
+
+
+def figures(env, name):
+    """A figure of all candidates."""
+    return candidate_table(env._observation()["candidates"])[:, getattr(COLUMN, PLACES[name])]
+
+
+def both(steps, case, seed=3):
+    """The candidates' features, computed in both ways."""
+    env = make(ID, **CASES[case])
+    seen = compared(env, lambda one: observe_victims(*describe_short(one)), {"reclaim": COLUMNS}, steps, seed, (50, 3))
+    return seen.candidates["reclaim"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_features_are_the_same_from_the_state_and_from_a_plain_description(case):
+    seen = both(200, case)
+    assert (seen.std(axis=0) > 0).sum() > 8, "the features that are compared differ from state to state"
+
+
+@pytest.mark.slow
+def test_features_are_the_same_on_ten_thousand_states():
+    seen = np.concatenate([both(2_000, case, seed=11) for case in CASES])
+    moved = {name for name, spread in zip(NAMES, seen.std(axis=0), strict=True) if spread > 0}
+    assert moved == set(NAMES) - {"present"}
+
+
+# --- One rule, through the environment and as a policy's own --------------------------------------------------------
+@hook(COMPOSE)
+def least_computed_gives_way(view):
+    """`deadline`, before whose iterations the request with the fewest computed tokens gives way while blocks lack."""
+    state, instance = view.state, view.instance
+    while lacking(state, instance)[0] > 0:
+        ways, least = 0, -1
+        for place in range(state.instances[instance].running):
+            slot = np.int64(state.members[s.BATCH, instance, place])
+            if state.requests[slot].urgent or relief(state, instance, slot) <= 0:
+                continue
+            ways += 1 + fits_host(state, instance, slot)
+            other = np.int64(state.members[s.BATCH, instance, max(0, least)])
+            if least < 0 or state.requests[slot].num_computed_tokens < state.requests[other].num_computed_tokens:
+                least = place
+        if ways < 2:  # nothing to choose: the rule that composes takes what it needs
+            break
+        preempt(state, instance, least, RECOMPUTE)
+    return compose_within(state, instance, settings_of(state))
+
+
+def least_computed(env):
+    computed, chosen = env.simulation.state.requests["num_computed_tokens"], env.episodes.buffers.chosen[0]
+    order = zip(computed[chosen], figures(env, "swap"), figures(env, "place"), range(len(chosen)), strict=True)
+    return 2 + min(one for one in order if chosen[one[-1]] >= 0)[-1]
+
+
+@pytest.mark.parametrize("case", ["as trained", "prefixes are shared", "beside one that swaps",
+                                  "many online requests"])
+def test_one_rule_through_two_drivers_gives_the_same_bytes(case):
+    """The fewest computed tokens first: request by request through the environment, and compiled."""
+    env = make(ID, **CASES[case])
+    assert len(play(env, least_computed)) > 20
+    whole = Simulation(env.config.window(1, 0), policy_of(env.config.partner))
+    theirs, rules = whole._hooks, replace(whole.policy, compose=least_computed_gives_way).hooks()
+    for hooks, until_s in zip((theirs, addresses(rules), theirs), (*whole.window_s, None), strict=True):
+        whole._hooks = hooks
+        assert not whole.advance(until_s)
+    assert differences(env.simulation.state, whole.state) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_request_that_is_chosen_gives_way_and_no_other_does(case):
+    env, random, given, lacks = make(ID, **CASES[case]), np.random.default_rng(5), {"lost": 0, "swapped": 0}, 0
+    env.reset(seed=2, options={"window": 0})
+    for _ in range(150):
+        state, buffers = env.simulation.state, env.episodes.buffers
+        instance, short = int(state.pending.instance), lacking_of(describe_short(env)[0])
+        slots = buffers.chosen[0][buffers.chosen[0] >= 0]
+        assert short.blocks > 0 and env.action_masks()[1:].sum() == 1 + len(slots) and not env.action_masks()[0]
+        running = state.members[s.BATCH, instance, : int(state.instances["running"][instance])]
+        assert set(slots) <= set(running.tolist()) and not state.requests["online"][slots].any()
+        k, before = int(random.integers(len(slots))), state.requests["evictions"].copy()
+        slot, swapped = int(slots[k]), buffers.iteration[0, OPEN_FIGURES + k] == s.SWAP
+        steps = int(state.instances["steps_begun"][instance])
+        computed = int(state.requests["num_computed_tokens"][slot])
+        over = env.step(2 + k)[3]
+        state = env.simulation.state
+        asked_again = int(state.instances["steps_begun"][instance]) == steps and not over
+        if asked_again and int(state.pending.instance) == instance:
+            assert np.flatnonzero(state.requests["evictions"] != before).tolist() == [slot]
+            assert state.requests["status"][slot] == s.WAITING and state.requests["blocks"][slot] == 0
+            assert state.requests["host_tokens"][slot] == (computed if swapped else 0)
+            assert 0 < lacking_of(describe_short(env)[0]).blocks < short.blocks
+            lacks += 1
+        given["swapped" if swapped else "lost"] += 1
+        if over:
+            break
+    assert given["lost"] > 10 and lacks > 0
+    assert given["swapped"] > 0
+
+
+def test_where_memory_is_plentiful_nothing_is_asked():
+    last = play(make(ID, scenario={"cluster": "mixed_7b"}), partner)
+    assert len(last) == 2 and last[-1].info["summary"]["evictions"] == 0
+    assert play(make(ID), partner)[-1].info["summary"]["evictions"] > 0
+
+
+def test_heuristics_take_the_least_of_what_they_go_by():
+    env = make(ID)
+    listed = {one.name: one for one in heuristics_of(env, None)}
+    assert {*RECLAIMING, "partner", "shortest", "longest"} == set(listed)
+    env.reset(seed=1, options={"window": 0})
+    acting, asked = {name: one.begin(env) for name, one in listed.items()}, 0
+    for _ in range(40):
+        place, swap, there = figures(env, "place"), figures(env, "swap"), figures(env, "present") > 0
+        k = acting["last admitted"]() - 2
+        assert place[k] == place[there].max() and not swap[k]
+        assert place[acting["last to the host"]() - 2] == place[there].max()
+        k = acting["least computed"]() - 2
+        rows = env.simulation.state.requests[env.episodes.buffers.chosen[0]]["num_computed_tokens"]
+        assert rows[k] == rows[there].min()
+        asked += 1
+        if env.step(acting["least loss"]())[3]:
+            break
+    assert asked > 20
+
+
+def test_who_gives_way_matters():
+    """What is lost by the largest is more than by the one with the fewest computed tokens."""
+    def most_computed(env):
+        return 2 + int(np.argmax(figures(env, "computed") * figures(env, "tokens") - figures(env, "swap")))
+
+    wasted = [play(make(ID, window_s=120.0), choose)[-1].info["summary"]["wasted_tokens_per_s"]
+              for choose in (least_computed, most_computed)]
+    assert wasted[0] < wasted[1]
+
+
+def test_a_snapshot_between_two_who_give_way_goes_on_alike():
+    env, choose = make(ID, window_s=180.0), at_random(3)
+    env.reset(seed=1, options={"window": 0})
+    while True:  # to a decision after a pick
+        now = env.simulation.now_s
+        env.step(choose(env))
+        if env.simulation.now_s == now:
+            break
+    snapshot, actions = env.snapshot(), []
+    for _ in range(60):
+        actions.append(choose(env))
+        env.step(actions[-1])
+    wanted = env._observation()
+    env.restore(snapshot)
+    for action in actions:
+        env.step(action)
+    assert alike(wanted, env._observation())
+
+
+@pytest.mark.parametrize(("changes", "words"), [
+    ({"cluster": "pair_7b", "partner": "ooco"}, "such as mixed_7b, and a partner for it, such as deadline"),
+    ({"partner": "vllm_fcfs"}, "treats offline requests as online ones"),
+    ({"action": "box"}, "this environment's actions are candidates")])
+def test_invalid_arguments_raise_user_errors(changes, words):
+    with pytest.raises(UserError, match=words):
+        make(ID, **changes)
