@@ -155,9 +155,10 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     check_page("routing.page", options["page"])
     policies = {str(one["title"]): str(one["policy"]) for one in options["policies"]}
     check_routers(policies)
-    if len(policies) < 2 or options["learned"] not in policies:
-        raise UserError(f"routing.learned={options['learned']!r} must be the title of one of routing.policies, of "
-                        "which there must be two or more")
+    learned = options["learned"]
+    if len(policies) < 2 or learned not in (None, *policies):
+        raise UserError(f"routing.learned={learned!r} must be null or the title of one of routing.policies, of which "
+                        "there must be two or more")
     seeds, played = seeds_of(options["seeds"], "routing.seeds"), {}
     conditions = {str(one["name"]): one for one in options["conditions"]}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment routing"):
@@ -170,16 +171,21 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     for name, one in conditions.items():
         if "group" in one:
             groups.setdefault(str(one["group"]), []).append(name)
-    claims = [claim(options["learned"], title, group, {name: played[name] for name in members}, policies, options)
-              for group, members in groups.items() for title in policies if title != options["learned"]]
+    claims = [claim(learned, title, group, {name: played[name] for name in members}, policies, options)
+              for group, members in groups.items() for title in policies if learned and title != learned]
     rows, verdict = rows_of(played), claims_table(claims)
     table = Table.of([Column(key, key) for key in rows[0]], rows)
     page = Path(options["page"] or out / "routing_knee.md")
-    text = (f"{verdict.markdown()}\n\nOnline violations (99th percentile of the time to first token) by condition, "
-            f"means of {len(seeds)} windows of {float(options['duration_s']):g} s:\n\n{table.markdown()}\n\nFewer "
-            "violations: geometric means over the conditions, with 95 % intervals by resampling windows. Version "
-            f"{__version__}.")
+    text = ("Online violations (99th percentile of the time to first token) by condition, means of "
+            f"{len(seeds)} windows of {float(options['duration_s']):g} s:\n\n{table.markdown()}\n\n"
+            f"Version {__version__}.")
+    if claims:
+        text = (f"{verdict.markdown()}\n\nFewer violations: geometric means over the conditions, with 95 % intervals "
+                f"by resampling windows.\n\n{text}")
     write_texts({page: merged(page, "Routing at the knee", text, BEGIN)})
+    if not claims:  # rules among themselves
+        table.show(console())
+        return {"rows": rows, "page": str(page)}
     figures = Path(options["figures"] or out / "learned.json")
     kept = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
     others = [one for one in kept.get("claims", []) if (one["kind"], one["environment"]) != (KIND, ENVIRONMENT)]

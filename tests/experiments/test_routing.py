@@ -65,7 +65,7 @@ def test_all_searches_have_as_many_windows(searched: Path) -> None:
 def test_the_learned_router_plays_and_claims_are_those_of_its_windows(searched: Path, tmp_path: Path) -> None:
     weights = searched / "first" / "learn" / "learned_router.yaml"
     policies = [{"title": "learned", "policy": str(weights)}, {"title": "default", "policy": "router:rule=requests"}]
-    run(tmp_path, seeds=[5, 6], policies=policies, cache=False, workers=1, **SHORT)
+    run(tmp_path, seeds=[5, 6], policies=policies, learned="learned", cache=False, workers=1, **SHORT)
     found = json.loads((tmp_path / "learned.json").read_text())["claims"]
     assert [(one["group"], one["opponent_title"]) for one in found] == [("all", "default"), ("g", "default")]
     for one in found:
@@ -73,6 +73,13 @@ def test_the_learned_router_plays_and_claims_are_those_of_its_windows(searched: 
         assert one["ci_low"] <= one["mean"] <= one["ci_high"]
         assert one["relative"] == pytest.approx(1.0 - np.exp(-one["mean"]), rel=1e-4, abs=1e-9)
     assert "| a |" in (tmp_path / "routing_knee.md").read_text()
+
+
+def test_rules_among_themselves_make_no_claims(tmp_path: Path) -> None:
+    policies = [{"title": rule, "policy": f"router:rule={rule}"} for rule in ("latency", "sticky")]
+    found = run(tmp_path, seeds=[5], policies=policies, learned=None, cache=False, workers=1, **SHORT)
+    assert set(found) == {"rows", "page"} and not (tmp_path / "learned.json").exists()
+    assert set(found["rows"][0]) == {"condition", "latency", "sticky"}
 
 
 def test_knees_are_where_the_default_breaks_the_limit(tmp_path: Path) -> None:
@@ -121,7 +128,7 @@ def test_a_condition_sets_what_all_routers_see() -> None:
 @pytest.mark.parametrize(("changes", "said"), [
     ({"part": "search"}, "must be one of knees, tune, learn, compare"),
     ({"policies": [{"title": "a", "policy": "deadline"}, {"title": "b", "policy": "router"}]}, "'a' .deadline. is no"),
-    ({"policies": [{"title": "a", "policy": "router"}]}, "routing.learned='learned' must be the title"),
+    ({"policies": [{"title": "a", "policy": "router"}], "learned": "b"}, "learned='b' must be null or the title"),
     ({"part": "learn", "learn": {"conditions": ["nothing"]}}, "must be names of routing.conditions"),
     ({"part": "learn", "learn": {"start": "router:rule=sticky", "routers": []}}, "its rule is none of"),
 ])
