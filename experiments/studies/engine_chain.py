@@ -75,8 +75,9 @@ class StepModel(NamedTuple):
 
     def slower(self, factor: float) -> StepModel:
         """The same engine where everything takes `factor` times as long."""
-        return StepModel(*(Curve(one.knots, factor * one.values) if isinstance(one, Curve) else factor * one
-                           for one in self))
+        scaled: dict[str, Any] = {name: Curve(one.knots, factor * one.values) if isinstance(one, Curve) else
+                                  factor * one for name, one in self._asdict().items()}
+        return StepModel(**scaled)
 
     def time_us(self, rows: dict[str, np.ndarray]) -> np.ndarray:
         """Predicted times of iterations, from the columns of `iterations.parquet`."""

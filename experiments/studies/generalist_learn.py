@@ -172,15 +172,14 @@ class Context:
             ridge: what is added to the sum of squares of each figure.
             figures: float64[conditions, figures + 1], scaled, a column of ones last; None: those of all conditions.
         """
-        if figures is None:
-            figures = np.c_[self.by_condition, np.ones(len(settings))]
-        penalty = ridge * np.eye(figures.shape[1])
+        rows = np.c_[self.by_condition, np.ones(len(settings))] if figures is None else figures
+        penalty = ridge * np.eye(rows.shape[1])
         penalty[-1, -1] = 1e-9
         found = []
         for place in range(settings.shape[1]):
             weight = 1.0 / spread[:, place] ** 2
-            weighted = figures * (weight / weight.mean())[:, None]
-            found.append(np.linalg.solve(weighted.T @ figures + penalty, weighted.T @ settings[:, place]))
+            weighted = rows * (weight / weight.mean())[:, None]
+            found.append(np.linalg.solve(weighted.T @ rows + penalty, weighted.T @ settings[:, place]))
         return np.array(found)
 
 
@@ -381,7 +380,7 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any], climb: Cli
     climbed: dict[str, Any] = {}
     if climb is not None:
         climbed, spent_s = climb(scenarios, found, settings)
-        conditions.windows += round(spent_s / float(scenarios[0].duration_s + scenarios[0].warmup_s))
+        conditions.windows += round(spent_s / float(scenarios[0].duration_s))
     budget, had = conditions.windows, single.rows[-1]["windows"]
     with progress("the one setting, with as many windows", None):
         while had < budget:

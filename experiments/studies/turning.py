@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from agents.environments import make_env, split_seeds, windows
+from agents.environments import make_env, split_seeds
 from agents.lookahead.rollout import Futures
 from experiments.common.output import rounded, write_texts
 from experiments.common.probing import PARAMETERS, Probes, turn_now
@@ -115,7 +115,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     env: Any = make_env(config).unwrapped
     partner = env.config.partner
     policy_of(partner)
-    listed = [env.config.window(*one) for one in windows(split_seeds(config, "test"), int(options["windows"]))]
+    seeds = split_seeds(config, "test")
+    listed = [env.config.window(int(seeds[i % len(seeds)]), i // len(seeds)) for i in range(int(options["windows"]))]
     players: dict[str, Any] = {str(one): None for one in ("partner", *options["heuristics"])}
     for price in options["prices"]:
         players[f"turned, true future, price {price:g}"] = (float(price), 0)

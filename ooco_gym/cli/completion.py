@@ -32,11 +32,11 @@ def script(shell: str) -> str:
     if shell not in SHELLS:
         raise unknown("shell", shell, SHELLS)
     try:
-        import argcomplete
+        from argcomplete.shell_integration import shellcode
     except ModuleNotFoundError:
         raise UserError("completion needs the package 'argcomplete', which is not installed: pip install argcomplete"
                         ) from None
-    return argcomplete.shellcode(["ooco-gym"], shell=shell)
+    return shellcode(["ooco-gym"], shell=shell)
 
 
 def answer() -> None:
@@ -46,7 +46,7 @@ def answer() -> None:
     parser = argparse.ArgumentParser(add_help=False)
     words: Any = parser.add_argument("words", nargs="*")
     words.completer = lambda prefix, **_: completions(_typed(argcomplete), prefix)
-    argcomplete.autocomplete(parser, always_complete_options=False, default_completer=None)
+    argcomplete.autocomplete(parser, always_complete_options=False, default_completer=None)  # pyright: ignore[reportArgumentType]  # none: no names of files
 
 
 def _typed(argcomplete: Any) -> list[str]:
@@ -89,7 +89,7 @@ def _keys(command: Command, before: list[str], prefix: str) -> list[str]:
     own = _read(command.config)
     groups = _groups(own)
     found = [f"{key}=" for key in groups]
-    given = dict(word.partition("=")[::2] for word in before if "=" in word)
+    given = {word.partition("=")[0]: word.partition("=")[2] for word in before if "=" in word}
     for group, default in groups.items():
         if prefix.startswith(f"{group}."):
             found += [f"{group}.{key}=" for key in _dotted(_choice(command, group, given.get(group, default)))]
