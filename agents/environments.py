@@ -31,13 +31,17 @@ class Window(NamedTuple):
     number: int
 
 
-def make_env(config: Mapping[str, Any]) -> gym.Env:
+def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
     """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it).
+
+    Args:
+        config: of the environment.
+        **more: arguments of it that a configuration has not, such as `flat`.
 
     Raises:
         UserError: no `id`, an id that is not registered, or an argument the environment does not know.
     """
-    return _made(gym.make, config, disable_env_checker=True)
+    return _made(gym.make, config, disable_env_checker=True, **more)
 
 
 def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> Any:
@@ -48,6 +52,9 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
     from ooco_gym.envs.config import NOT_ARGUMENTS
 
     arguments = {key: value for key, value in spec.items() if key not in NOT_ARGUMENTS}
+    if arguments.get("flat"):
+        raise UserError("env.flat=true: commands take an observation by its parts; leave it out, it is for learners of "
+                        "your own (docs/training.md)")
     try:
         name = imported(str(spec["id"]))  # by its spec: Gymnasium calls a v0 out of date where there is a v1
         return make(gym.registry.get(name, name), **more, **arguments)
@@ -191,7 +198,8 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
 
     Args:
         seed: keys which windows each of them plays.
-        window_s: length of their episodes; None leaves the configuration's.
+        window_s: length of their episodes; None leaves the configuration's, as do environments of other packages that
+            are not given one there.
         group: so many neighbours play the same windows at the same time.
 
     Raises:
@@ -200,9 +208,10 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     from ooco_gym.envs import is_ours
 
     config, seeds = plain(config), split_seeds(config, "train")
-    if window_s is not None:
+    ours = is_ours(config.get("id"))
+    if window_s is not None and (ours or "window_s" in config):
         config["window_s"] = window_s
-    if is_ours(config.get("id")):
+    if ours:
         return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
                           train_stream=seed, train_group=group)
     if group > 1:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import gymnasium as gym
 
 from agents.environments import Window, check_ours, make_env, split_seeds, windows
-from agents.evaluation.function import Act, FunctionPlayer, function_of, given
+from agents.evaluation.function import Act, FunctionPlayer, function_of, given, of_vectors
 from agents.evaluation.heuristics import PARTNER, RANDOM, Heuristic, by_name, seated
 from agents.evaluation.kept import PLAYED_FILE, Kept, key_of
 from agents.evaluation.players import SWEEP_FILE, check_fit, environment_of, groups_of, load_learned, play, runs_of
@@ -329,7 +329,7 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
     """Plays a function on held-out windows beside heuristics, as `ooco-gym evaluate` does: paired, with intervals.
 
     Args:
-        act: takes an observation of the environment, returns an action.
+        act: takes an observation of the environment (a vector where that is made with `flat=True`), returns an action.
         env: a name of `conf/env` (`gating`), a Gymnasium id, an environment that `gymnasium.make` made, or a mapping
             with `id`, `splits` and arguments.
         split: `test`, `validation` or `train`; or give `seeds`.
@@ -348,6 +348,8 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
     seeds = more.pop("seeds", None) or split_seeds(config, split)
     if name in beside:
         raise UserError(f"evaluate(name={name!r}): another policy has this name; choose another")
+    if config.pop("flat", False):
+        act = of_vectors(act)
     with given(name, act), tempfile.TemporaryDirectory() as folder:
         return main({"env": config, "policies": [name, *beside], "seeds": seeds, "workers": 1,
                      "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})

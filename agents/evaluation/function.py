@@ -54,6 +54,11 @@ class FunctionPlayer:
         return value
 
 
+def of_vectors(act: Callable[[Any], Any]) -> Act:
+    """A function of an observation as one vector, as environments with `flat=True` give it, as one of its parts."""
+    return lambda observation: act(np.concatenate([observation[key] for key in sorted(observation)]))
+
+
 def function_of(name: str) -> Act | None:
     """The function that a player's name stands for: `my.py:act`, or one given to `evaluate`; None: it is another thing.
 

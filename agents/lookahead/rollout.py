@@ -70,7 +70,8 @@ class Rollout:
             raise UserError("action=box: looking ahead plays single candidates out; leave action=discrete")
         self.env, self.horizon_s, self.every, self.progress = env, horizon_s, every, progress
         self.samples, self.seed = samples, seed
-        self.weights = env.config.weights * [weight if term in PRICED else 1.0 for term in r.TERMS]
+        self.weights = env.config.weights.copy()
+        self.weights[[r.TERMS.index(term) for term in PRICED]] *= weight
         self.bases = bases_of(env, bases)
         self._window: Any = None
         self._clones: Clones | None = None

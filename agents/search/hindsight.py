@@ -50,7 +50,8 @@ class Hindsight:
         if base not in BASES:
             raise unknown("base", base, BASES)
         self.env, self.base, self.horizon_s = env, BASES.index(base), horizon_s
-        self.weights = env.config.weights * [weight if term in PRICED else 1.0 for term in r.TERMS]
+        self.weights = env.config.weights.copy()
+        self.weights[[r.TERMS.index(term) for term in PRICED]] *= weight
         self._window: Any = None
 
     def values(self) -> np.ndarray:

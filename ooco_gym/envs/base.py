@@ -10,12 +10,14 @@ from typing import Any, ClassVar
 import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
+from gymnasium.spaces.utils import flatten_space
 
 from ooco_gym.envs import features
 from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.decision import Decision, candidate_columns, slot_names
 from ooco_gym.envs.episodes import Episodes, Snapshot, Snapshots
+from ooco_gym.envs.own import Figure, Term
 from ooco_gym.envs.rule_agent import seat_of
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError
@@ -29,10 +31,13 @@ class DecisionEnv(gym.Env):
     `Dict`: `cluster` float32 (C,), `candidates` (K x F, row by row) float32 (K·F,), `action_mask` int8 (A,), `decision`
     float32 (D,), one hot. `ooco_gym.candidate_table(observation["candidates"])` is the table (K, F). Features, units
     and bounds are below. A feature that does not apply to a decision is 0. Every part has one axis, as
-    Stable-Baselines3 expects, and the whole flattens (`FlattenObservation`). Nothing is clairvoyant: lengths of
-    unfinished outputs are hidden. The wrapper `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)`
-    (`RevealLengthsVector`) adds `predicted_output` (K,): what a length predictor with that error believes that each
-    candidate still generates.
+    Stable-Baselines3 expects. With `flat=True` an observation is one float32 vector, `gymnasium.spaces.flatten` of the
+    Dict: mask, candidates, cluster, decision, in this order (`gymnasium.spaces.unflatten(env.unwrapped.parts_space,
+    observation)` takes it apart again).
+
+    Nothing is clairvoyant: lengths of unfinished outputs are hidden. The wrapper
+    `ooco_gym.envs.revealing.RevealLengths(env, error=0.3)` (`RevealLengthsVector`) adds `predicted_output` (K,): what a
+    length predictor with that error believes that each candidate still generates.
 
     ## Rewards
     The sum of named terms, each in `info["reward/<term>"]`, with weights from `conf/reward`. `service` is positive, all
@@ -41,7 +46,7 @@ class DecisionEnv(gym.Env):
     first time, `cost_ttft` and `cost_tpot` by SLO. The terms of an episode add up to the figures of `summary`.
     Where the scenario names classes of requests (`classes`), each request is held against its own class's SLO and
     counted once, whatever the class's weight; where a column has *the TPOT SLO*, that is the tightest of the online
-    classes.
+    classes. A subclass may add terms (`terms`), and figures to `cluster` (`figures`): `ooco_gym.envs.own`.
 
     ## Starting State
     `reset(seed=s, options={"window": w})` plays window w of seed s: a part of the day, its arrivals and lengths, after
@@ -64,7 +69,8 @@ class DecisionEnv(gym.Env):
     these fields), `partner` (policy), `window_s`, `warmup_s`, `candidates` (K), `reward` (name in `conf/reward` or
     mapping of weights), `interval_s` (of decisions by the clock; how long an answer of Batching-v0 stays in force),
     `shift` (one of the scenario's distribution shifts), `levels`, `shares`, `action`, `controls`, `vary`, `shifts` (as
-    in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes).
+    in `conf/env`), `render_mode`, `trace` (keep what `export_trace` writes), `flat` (an observation is one vector; the
+    mask is in `info["action_mask"]` and `action_masks()` as ever).
     An illegal action does what the partner would do.
 
     ## Rendering
@@ -89,6 +95,8 @@ class DecisionEnv(gym.Env):
     metadata: ClassVar[dict[str, Any]] = {"render_modes": ["human", "rgb_array", "ansi"], "render_fps": 4}
     id: ClassVar[str] = ""
     decisions: ClassVar[tuple[Decision, ...]] = ()
+    terms: ClassVar[tuple[Term, ...]] = ()  # of the reward, beside those of all environments
+    figures: ClassVar[tuple[Figure, ...]] = ()  # of the observation's `cluster`, beside the common ones
     default_scenario: ClassVar[str] = ""
     most_candidates: ClassVar[int] = 64
 
@@ -99,17 +107,21 @@ class DecisionEnv(gym.Env):
                  action: str | None = None, controls: Mapping[str, Any] | None = None,
                  vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
                  shift: str | None = None, render_mode: str | None = None, trace: bool = False,
-                 **unknown: Any) -> None:
+                 flat: bool = False, **unknown: Any) -> None:
         self.render_mode, self._trace = render_mode, bool(trace)
         self.config: EpisodeConfig = episode_config(
             self.default_scenario, scenario=scenario, partner=partner, window_s=window_s, warmup_s=warmup_s,
             candidates=candidates, reward=reward, interval_s=interval_s, workload=workload, cluster=cluster,
             levels=levels, shares=shares, action=action, controls=controls, vary=vary, shifts=shifts, shift=shift,
-            most_candidates=self.most_candidates, **unknown)
-        self.episodes = Episodes(self.config, self.decisions, 1)
-        self.observation_space, self.action_space = spaces_of(self.episodes)
+            most_candidates=self.most_candidates, terms=self.terms, **unknown)
+        self.episodes = self._new_episodes()
+        self.parts_space, self.action_space = spaces_of(self.episodes)
+        self._flat, self.observation_space = observed_as(flat, self.parts_space)
         self._attach()
         self._started = False
+
+    def _new_episodes(self) -> Episodes:
+        return Episodes(self.config, self.decisions, 1, terms=self.terms, figures=self.figures)
 
     def _attach(self) -> None:
         """Names the arrays of the one episode, and begins to watch it."""
@@ -117,27 +129,29 @@ class DecisionEnv(gym.Env):
         self._watch = Watch(self.episodes, type(self).__name__.removesuffix("Env"), self.render_mode, self._trace,
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._snapshots = Snapshots(self.episodes)
-        self._copies = (buffers.cluster[0].copy, buffers.candidates[0].reshape(-1).copy, buffers.mask[0].copy,
-                        buffers.decision[0].copy)
+        parts = {"cluster": buffers.cluster[0], "candidates": buffers.candidates[0].reshape(-1),
+                 "action_mask": buffers.mask[0], "decision": buffers.decision[0]}
+        self._copies = tuple(part.copy for part in parts.values())
+        self._row = [parts[key] for key in self.parts_space]
         self._actions, self._mask = buffers.actions[0], buffers.mask[0]
 
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items()
-                if key not in ("episodes", "_copies", "_actions", "_mask", "_watch", "_snapshots")}
+                if key not in ("episodes", "_copies", "_row", "_actions", "_mask", "_watch", "_snapshots")}
         return {**kept, "_frozen": self.episodes.frozen(0), "_recorded": self._watch.copied(0)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
         self.__dict__.update(state)
-        self.episodes = Episodes(self.config, self.decisions, 1)
+        self.episodes = self._new_episodes()
         self.episodes.thaw(0, frozen)
         self._attach()
         self._watch.put_back(0, recorded)
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None
-              ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+              ) -> tuple[Any, dict[str, Any]]:
         """Starts a window; see the class.
 
         Raises:
@@ -151,7 +165,7 @@ class DecisionEnv(gym.Env):
         self._started = True
         return self._observation(), {"action_mask": self._mask.copy(), "elapsed_s": 0.0}
 
-    def step(self, action: Any) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         """Answers the decision and runs on to the next one; see the class.
 
         Raises:
@@ -229,7 +243,7 @@ class DecisionEnv(gym.Env):
         taken.recording = self._watch.copied(0)
         return taken
 
-    def restore(self, state: Snapshot) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    def restore(self, state: Snapshot) -> tuple[Any, dict[str, Any]]:
         """Goes on where a snapshot stands: of this environment, or of another one of the same arguments.
 
         Returns:
@@ -293,7 +307,9 @@ class DecisionEnv(gym.Env):
         """The simulation under way; None before the first reset. Its records may be behind: read `sim.loop.look`."""
         return self.episodes.simulations[0]
 
-    def _observation(self) -> dict[str, np.ndarray]:
+    def _observation(self) -> Any:
+        if self._flat:
+            return np.concatenate(self._row)
         cluster, candidates, mask, decision = self._copies
         return {"cluster": cluster(), "candidates": candidates(), "action_mask": mask(), "decision": decision()}
 
@@ -312,6 +328,17 @@ def box_actions(action: Any, space: spaces.Space) -> np.ndarray:
         raise UserError(f"step({action!r}): expected an action of {space}")
     scaled = np.rint(np.clip(0.5 + 0.5 * np.nan_to_num(values), 0.0, 1.0) * BOX_ONE).astype(np.int64)
     return np.where(np.isnan(values).any(axis=-1, keepdims=True), ILLEGAL, scaled)
+
+
+def observed_as(flat: bool, parts: spaces.Dict) -> tuple[bool, spaces.Space]:
+    """Whether observations are vectors, and their space then.
+
+    Raises:
+        UserError: `flat` is neither true nor false.
+    """
+    if not isinstance(flat, bool):
+        raise UserError(f"flat={flat!r} must be True (an observation is one vector) or False (its parts by name)")
+    return flat, flatten_space(parts) if flat else parts
 
 
 def spaces_of(episodes: Episodes) -> tuple[spaces.Dict, spaces.Space]:

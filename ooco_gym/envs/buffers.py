@@ -56,8 +56,11 @@ class StepBuffers(NamedTuple):
     levels: np.ndarray  # float64[values, levels], values of what is controlled by the clock, or of each candidate
     params: np.ndarray  # int64[P], their indices in State.params
     settings: np.ndarray  # float64[SETTINGS]
-    weights: np.ndarray  # float64[terms of the reward]
-    account: np.ndarray  # float64[N, ACCOUNT]
+    weights: np.ndarray  # float64[terms of the reward, then the environment's own]
+    own_terms: np.ndarray  # int64[own terms], addresses of their readings (`own.reading`)
+    own_figures: np.ndarray  # int64[own figures], the same; they are the last columns of `cluster`
+    own_scales: np.ndarray  # float64[own figures, 4] (`own.scales_of`)
+    account: np.ndarray  # float64[N, ACCOUNT + 3 own terms]
     days: np.ndarray  # float64[N], time of day at time 0 of the episode, in seconds
     tuned: np.ndarray  # float64[N], the packing setting as the partner was tuned (or profiled) for the window
     notes: np.ndarray  # float64[N, NOTES], what an environment keeps of its own from decision to decision
@@ -73,7 +76,7 @@ class StepBuffers(NamedTuple):
 
 def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: tuple[int, int] = (1, 1),
                   actions: int | None = None, decisions: int = DECISION_SIZE, cluster: int = CLUSTER_SIZE,
-                  instances: int = 1) -> StepBuffers:
+                  instances: int = 1, own_terms: int = 0, own_figures: int = 0) -> StepBuffers:
     """Allocates buffers, zeroed."""
     n = episodes
     return StepBuffers(
@@ -82,8 +85,9 @@ def empty_buffers(episodes: int, candidates: int, dimensions: int = 1, levels: t
         np.zeros((n, dimensions), np.int64), np.zeros((n, TURN), np.int64),
         np.full((n, candidates), -1, np.int32), np.zeros((n, MOST_PICKS), np.int32),
         np.zeros((n, MOST_PICKS), np.int32), np.zeros(levels), np.zeros(dimensions, np.int64),
-        np.zeros(SETTINGS), np.zeros(len(TERMS)), np.zeros((n, ACCOUNT)), np.zeros(n),
-        np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64),
+        np.zeros(SETTINGS), np.zeros(len(TERMS) + own_terms), np.zeros(own_terms, np.int64),
+        np.zeros(own_figures, np.int64), np.zeros((own_figures, 4)), np.zeros((n, ACCOUNT + 3 * own_terms)),
+        np.zeros(n), np.zeros(n), np.zeros((n, NOTES)), np.zeros((n, instances, HELD), np.int64),
         np.zeros((n, OPEN_FIGURES + candidates), np.int64), np.zeros((n, cluster), np.float32),
         np.zeros((n, candidates, CANDIDATE_SIZE), np.float32),
         np.zeros((n, FIXED + candidates if actions is None else actions), np.int8),

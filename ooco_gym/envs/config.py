@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from ooco_gym.envs.own import Term
 from ooco_gym.envs.reward import TERMS
 from ooco_gym.errors import UserError, check_keys, is_number, nearest, unknown, whole_number
 from ooco_gym.policy.policy import Policy
@@ -33,7 +34,7 @@ class EpisodeConfig:
         partner: policy that takes all other decisions, as `policy_of` takes it.
         window_s, warmup_s: lengths, in seconds.
         candidates: how many are offered at a decision (K).
-        weights: float64[terms], of the reward's terms.
+        weights: float64[terms], of the reward's terms, those of the environment's own last.
         interval_s: from one decision by the clock to the next, in seconds.
         levels: shares of the TPOT SLO to which steps may be packed.
         shares: of the time that an iteration may take: `online` prompts' and `offline` work's, lists to choose from.
@@ -76,7 +77,8 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
                    levels: Sequence[float] | None = None, shares: Mapping[str, Any] | None = None,
                    action: str | None = None, controls: Mapping[str, Any] | None = None,
                    vary: Mapping[str, Any] | None = None, shifts: Mapping[str, Any] | None = None,
-                   shift: str | None = None, most_candidates: int = 64, **others: Any) -> EpisodeConfig:
+                   shift: str | None = None, most_candidates: int = 64, terms: Sequence[Term] = (),
+                   **others: Any) -> EpisodeConfig:
     """Completes an environment's arguments from its default scenario.
 
     Args:
@@ -88,6 +90,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         shift: name of one of the default's distribution shifts.
         levels, shares, action, controls, vary, shifts: instead of the default's, as in `conf/env`.
         most_candidates: more than the environment can ever offer are cut to this.
+        terms: of the reward, which the environment has of its own.
         **others: refused, with the nearest name that there is.
 
     Raises:
@@ -111,7 +114,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         chosen, _partner(given_or_default("partner", partner, "ooco")),
         _seconds("window_s", given_or_default("window_s", window_s, 1800.0), 0.001),
         _seconds("warmup_s", given_or_default("warmup_s", warmup_s, 300.0), 0.0), min(most_candidates, size),
-        reward_weights(given_or_default("reward", reward, "penalty")),
+        reward_weights(given_or_default("reward", reward, "penalty"), terms),
         _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
         _mapping("shares", base.get("shares"), "online and offline to lists of shares"), _is_box(base.get("action")),
         _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
@@ -300,20 +303,26 @@ def _is_range(values: Any) -> bool:
     return len(values) == 2 and all(isinstance(value, float) for value in values)
 
 
-def reward_weights(value: Any) -> np.ndarray:
+def reward_weights(value: Any, own: Sequence[Term] = ()) -> np.ndarray:
     """Reads the weights of the reward's terms: a name in `conf/reward`, a YAML path or a mapping.
+
+    Args:
+        value: of those left out a common term has the weight 0, one of `own` the weight that it says.
+        own: terms that the environment has of its own.
 
     Raises:
         UserError: an unknown term, a missing one, or a negative weight.
     """
     raw = dict(value) if isinstance(value, Mapping) else load_yaml("reward", value)
     raw.pop("name", None)
+    defaults = {**dict.fromkeys(TERMS, 0.0), **{term.name: term.weight for term in own}}
     for key, weight in raw.items():
-        if key not in TERMS:
-            raise UserError(f"reward: unknown term '{key}'{nearest(str(key), TERMS)}; terms are {', '.join(TERMS)}")
+        if key not in defaults:
+            raise UserError(f"reward: unknown term '{key}'{nearest(str(key), defaults)}; terms are "
+                            f"{', '.join(defaults)}")
         if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not 0 <= weight < 1e9:
             raise UserError(f"reward.{key}={weight!r} must be a number of at least 0")
-    return np.array([float(raw.get(term, 0.0)) for term in TERMS])
+    return np.array([float(raw.get(term, weight)) for term, weight in defaults.items()])
 
 
 def pack_parameter(policy: Policy, config: EpisodeConfig) -> tuple[int, float]:

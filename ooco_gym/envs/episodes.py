@@ -15,6 +15,7 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, cluster_table, slot_names
+from ooco_gym.envs.own import Figure, Term, addresses_of, check, scales_of
 from ooco_gym.envs.stepping import begin, drain, step_all
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
@@ -49,11 +50,14 @@ class Episodes:
         buffers: their arrays: observations, masks, accounts.
         features: of the observation's `cluster`.
         config: what an episode is made of.
+        own_terms: the terms of the reward that these episodes have of their own, by name: columns of `buffers.account`
+            with the step's term and the total so far.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
         watchers: objects whose `begin`, `opened` and `took` are called as episodes go, such as `recording.Recorder`.
     """
 
-    def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0) -> None:
+    def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0,
+                 terms: Sequence[Term] = (), figures: Sequence[Figure] = ()) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
         partner = policy_of(config.partner)
@@ -61,7 +65,7 @@ class Episodes:
         self._partner = self._prepared(partner)
         self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
-        self._lay_out(count)
+        self._lay_out(count, terms, figures)
         self.simulations: list[Simulation | None] = [None] * count
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
         self.bank = bank
@@ -83,7 +87,7 @@ class Episodes:
                "it has no parameter gate_window, which sets how many waiting requests it looks at")
         raise UserError(f"partner '{partner.name}' has no gate to be asked here: {why}")
 
-    def _lay_out(self, count: int) -> None:
+    def _lay_out(self, count: int, terms: Sequence[Term], figures: Sequence[Figure]) -> None:
         config = self.config
         dimensions, levels, actions, size = 1, np.zeros((1, 1)), None, config.candidates
         self.controls: Controls | None = None
@@ -101,9 +105,16 @@ class Episodes:
             if not all(decision.box for decision in self.decisions):
                 raise UserError("action=box: this environment's actions are candidates; leave it out, or take "
                                 "ooco_gym/Batching-v0")
-        self.features = cluster_table(self.decisions)
+        common = cluster_table(self.decisions)
+        check(terms, figures, r.TERMS, [feature.name for feature in common])
+        self.features = (*common, *(figure.feature for figure in figures)) if figures else common
         self.buffers = b.empty_buffers(count, size, dimensions, levels.shape, actions, len(slots), len(self.features),
-                                       _most_instances(config))
+                                       _most_instances(config), len(terms), len(figures))
+        own = len(terms)
+        self.own_terms = {term.name: (r.ACCOUNT + own + k, r.ACCOUNT + 2 * own + k) for k, term in enumerate(terms)}
+        self.buffers.own_terms[:] = addresses_of([term.total for term in terms])
+        self.buffers.own_figures[:] = addresses_of([figure.value for figure in figures])
+        self.buffers.own_scales[:] = scales_of(figures)
         self.buffers.levels[:] = levels
         self.buffers.weights[:] = config.weights
         self.buffers.settings[b.OFFERED] = config.candidates
@@ -204,6 +215,8 @@ class Episodes:
         drain(self._handle.address, self._run, i, simulation.end_ps)
         buffers.account[i, r.TERM:r.ELAPSED] += last[r.TERM:r.ELAPSED]
         buffers.account[i, r.ELAPSED] = last[r.ELAPSED]
+        for column, _ in self.own_terms.values():
+            buffers.account[i, column] += last[column]
         buffers.turns[i, b.OPEN] = 0
         if self.controls is not None:
             buffers.mask[i] = 1  # a vector of levels has no action of the partner's own: all are legal, also now
@@ -245,7 +258,10 @@ class Episodes:
     # --- What it looks like from outside ---------------------------------------------------------------------------
     def info(self, i: int) -> dict[str, Any]:
         """The step's information on episode i, without the mask."""
-        return dict(zip(INFO_KEYS, self._told[i].tolist(), strict=True))
+        told = dict(zip(INFO_KEYS, self._told[i].tolist(), strict=True))
+        for name, (column, _) in self.own_terms.items():
+            told[f"reward/{name}"] = float(self.buffers.account[i, column])
+        return told
 
     def summary(self, i: int) -> dict[str, float]:
         """The protocol's figures of episode i so far."""
@@ -265,6 +281,7 @@ class Episodes:
             "evictions": float(totals.evictions), "interruptions": float(totals.interruptions),
             "migrations": float(totals.migrations),
             **{f"reward/{term}": float(account[r.TOTAL + index]) for index, term in enumerate(r.TERMS)},
+            **{f"reward/{name}": float(account[total]) for name, (_, total) in self.own_terms.items()},
         }
 
     def line(self, i: int) -> str | None:

@@ -191,7 +191,7 @@ def play_out(buffers_address, run_address, bases, until_ps, end_ps, progress):
         window_end_ps = turn[b.UNTIL_PS]
         turn[b.UNTIL_PS] = min(until_ps, window_end_ps)
         _play_on(state, buffers, i, run_address, answer, base)
-        update_account(state, buffers.weights, buffers.account[i])
+        update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
         if until_ps >= window_end_ps:
             play_down(state, buffers, i, run_address, min(until_ps, end_ps))
         elif progress > 0.0:

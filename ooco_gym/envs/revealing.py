@@ -155,6 +155,7 @@ def _episodes_of(env: Any) -> Episodes:
 
 def _with_key(space: Any, episodes: Episodes) -> gym.spaces.Dict:
     if not isinstance(space, gym.spaces.Dict):
-        raise UserError("RevealLengths needs the Dict observation: wrap it before FlattenObservation")
+        raise UserError("RevealLengths needs the Dict observation: make the environment without flat=True, and wrap "
+                        "it before FlattenObservation")
     size = episodes.buffers.candidates.shape[1]
     return gym.spaces.Dict({**space.spaces, KEY: gym.spaces.Box(0.0, 1.0, (size,), dtype=np.float32)})

@@ -8,6 +8,9 @@
 | late | online requests that are past an SLO and unfinished, times seconds | as time goes by |
 | burst | online requests beyond the violation budget within a block of time | when they miss |
 | waste | instance time to be spent again | when it is lost |
+
+Terms that an environment has of its own (`own.Term`) come after these: the columns from ACCOUNT on have, for each of
+them, the reading at the last decision, the step's term, and the episode's total.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
+from ooco_gym.envs.own import reading_at
 from ooco_gym.sim.memory import late_area
 from ooco_gym.sim.state import (
     PS_PER_S,
@@ -36,13 +40,14 @@ SERVICE, WAITING, TTFT, TPOT, LATE, BURST, WASTE = range(_N)
 
 
 @inlined
-def update_account(state, weights, account):
+def update_account(state, weights, account, own):
     """Writes the terms of the reward since the last call: differences of the simulator's sums, weighted.
 
     Args:
         state: the episode.
-        weights: float64[terms], at least 0.
-        account: float64[ACCOUNT], kept from call to call.
+        weights: float64[terms + own ones], at least 0.
+        account: float64[ACCOUNT + 3 own ones], kept from call to call.
+        own: int64[own ones], addresses of the readings of the environment's own terms.
     """
     totals = state.totals
     now = state.clock.now_ps / PS_PER_S
@@ -64,6 +69,8 @@ def update_account(state, weights, account):
     account[REWARD] = 0.0
     for term in range(_N):
         account[REWARD] += account[TERM + term]
+    if own.size:
+        _book_own(state, weights, account, own)
     for column in range(_N + 2):
         account[TOTAL + column] += account[TERM + column]
 
@@ -72,6 +79,18 @@ def update_account(state, weights, account):
 def _book(account, weights, term, sign, total):
     account[TERM + term] = sign * weights[term] * (total - account[OLD + term])
     account[OLD + term] = total
+
+
+@inner
+def _book_own(state, weights, account, own):
+    count = own.size
+    for k in range(count):
+        total = reading_at(own[k])(state, np.int64(-1))
+        term = weights[_N + k] * (total - account[ACCOUNT + k])
+        account[ACCOUNT + k] = total
+        account[ACCOUNT + count + k] = term
+        account[ACCOUNT + 2 * count + k] += term
+        account[REWARD] += term
 
 
 @inlined
@@ -102,22 +121,23 @@ def turn_block(state, account):
 
 
 @inner
-def open_account(state, weights, budget, account):
+def open_account(state, weights, budget, account, own):
     """Opens the account at the beginning of an episode: nothing before it counts.
 
     Args:
         state: the episode.
-        weights: float64[terms].
+        weights, account, own: as of `update_account`; the account is written.
         budget: share of the online requests that may miss an SLO.
-        account: float64[ACCOUNT], written.
     """
     account[:] = 0.0
     account[BUDGET] = budget
     account[BLOCK] = np.floor(state.clock.now_ps / PS_PER_S / BURST_S)
-    update_account(state, weights, account)
+    update_account(state, weights, account, own)
     for column in range(_N + 2):
         account[TERM + column] = 0.0
         account[TOTAL + column] = 0.0
+    for column in range(ACCOUNT + own.size, account.size):
+        account[column] = 0.0
     account[ELAPSED] = 0.0
 
 

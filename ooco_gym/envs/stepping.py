@@ -9,6 +9,7 @@ from ooco_gym.envs import reward as r
 from ooco_gym.envs.buffers import buffers_at, kernel_at
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
+from ooco_gym.envs.own import reading_at, scaled
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
 from ooco_gym.errors import UserError
 from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
@@ -240,22 +241,37 @@ def own_answer(state, buffers, i):
 
 
 @inlined
+def _where(state, kind):
+    """The instance where the open decision is taken; by the clock, the first strict one."""
+    if kind >= b.CLOCK:
+        return np.int64(min(state.config.relaxed_count, state.instances.size - 1))
+    instance, slot = np.int64(state.pending.instance), state.pending.request
+    if instance < 0:
+        instance = np.int64(max(0, state.requests[slot].instance)) if slot >= 0 else np.int64(0)
+    return instance
+
+
+@inner
+def _observe_own(state, buffers, i):
+    """Writes the environment's own figures: the last ones of the cluster's."""
+    out, instance = buffers.cluster[i], _where(state, buffers.turns[i, b.KIND])
+    first = out.size - buffers.own_figures.size
+    for k in range(buffers.own_figures.size):
+        out[first + k] = scaled(reading_at(buffers.own_figures[k])(state, instance), buffers.own_scales[k])
+
+
+@inlined
 def observe(state, buffers, i):
     """Completes the observation of the open decision: the cluster, the decision, how the candidates compare."""
-    kind, instance = buffers.turns[i, b.KIND], np.int64(0)
+    kind = buffers.turns[i, b.KIND]
     buffers.decision[i, :] = 0.0
     buffers.decision[i, buffers.slots[kind]] = 1.0
+    if buffers.own_figures.size:
+        _observe_own(state, buffers, i)
     if buffers.observers[kind] != 0:
         kernel_at(buffers.observers[kind])(state, buffers, i)
         return
-    if kind < b.CLOCK:
-        instance = state.pending.instance
-        slot = state.pending.request
-        if instance < 0:
-            instance = np.int64(max(0, state.requests[slot].instance)) if slot >= 0 else np.int64(0)
-    else:
-        instance = min(state.config.relaxed_count, state.instances.size - 1)
-    out = buffers.cluster[i]
+    instance, out = _where(state, kind), buffers.cluster[i]
     fill_cluster(state, instance, buffers.days[i] + state.clock.now_ps / s.PS_PER_S, out)
     index = np.int64(buffers.settings[b.PACK_PARAM])
     packing = state.params[index] * buffers.settings[b.PACK_SCALE] if index >= 0 else 0.0
@@ -288,15 +304,15 @@ def show(state, buffers, i, goes_on):
 @inner
 def _step(state, buffers, i, run_address):
     if buffers.turns[i, b.KIND] == b.NO_KIND:  # a window without a decision: its one step is its end
-        update_account(state, buffers.weights, buffers.account[i])
+        update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
         return False
     answer = go_on(state, buffers, i, answer_of(state, buffers, i))
     if answer == b.MORE:
         observe(state, buffers, i)
-        update_account(state, buffers.weights, buffers.account[i])
+        update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
         return True
     goes_on = advance(state, buffers, i, run_address, answer)
-    update_account(state, buffers.weights, buffers.account[i])
+    update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
     show(state, buffers, i, goes_on)
     return goes_on
 
@@ -325,7 +341,8 @@ def begin(buffers_address, run_address, i):
     turn[b.NEXT_CONTROL_PS] = s.NEVER
     if turn[b.STEP_KIND] != b.NO_KIND:
         turn[b.NEXT_CONTROL_PS] = state.clock.now_ps
-    open_account(state, buffers.weights, buffers.settings[b.VIOLATION_BUDGET], buffers.account[i])
+    budget = buffers.settings[b.VIOLATION_BUDGET]
+    open_account(state, buffers.weights, budget, buffers.account[i], buffers.own_terms)
     goes_on = advance(state, buffers, i, run_address, s.ASK)
     show(state, buffers, i, goes_on)
     return goes_on
@@ -339,7 +356,7 @@ def play_down(state, buffers, i, run_address, end_ps):
     if buffers.turns[i, b.STEP_KIND] == b.CLOCK:
         kernel_at(buffers.partners[b.CLOCK])(state, buffers, i)
     run_to(state, buffers, i, run_address, buffers.rules[1], end_ps, s.ASK)
-    update_account(state, buffers.weights, buffers.account[i])
+    update_account(state, buffers.weights, buffers.account[i], buffers.own_terms)
     buffers.weights[r.WAITING] = waiting
 
 

@@ -17,7 +17,7 @@ from numba import types
 from ooco_gym.compile import inner, jit
 from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
-from ooco_gym.envs.base import DecisionEnv, box_actions, spaces_of
+from ooco_gym.envs.base import DecisionEnv, box_actions, observed_as, spaces_of
 from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION, buffers_at
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
@@ -30,7 +30,7 @@ _REWARD = INFO_KEYS.index("reward")
 _ELAPSED = INFO_KEYS.index("elapsed_s")  # the last: it and the mask are there for a reset, too
 _FLAGS = (*(f"_{key}" for key in INFO_KEYS), "_action_mask")
 WINDOWS = 1_000  # of a seed, to be drawn from
-_OF_THE_BUFFERS = ("episodes", "_arrays", "_actions", "_out", "_flags", "_watch")  # made anew by `_attach`
+_OF_THE_BUFFERS = ("episodes", "_arrays", "_rows", "_own", "_actions", "_out", "_flags", "_watch")  # of `_attach`
 
 
 class DecisionVectorEnv(VectorEnv):
@@ -52,6 +52,8 @@ class DecisionVectorEnv(VectorEnv):
         idle: where autoreset is `Disabled`, episodes that are over wait for their reset while the others go on, with
             rewards of 0 and observations that stay; otherwise `step` is refused until they are reset.
         trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
+        flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`;
+            the compiled step writes them.
         **arguments: as of the single environment.
 
     What `step` returns is its own copy. `infos` holds arrays of (N,), each with a mask `_<key>`, and `action_mask` as
@@ -65,7 +67,7 @@ class DecisionVectorEnv(VectorEnv):
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
                  train_group: int = 1, idle: bool = False,
-                 trace: bool = False, **arguments: Any) -> None:
+                 trace: bool = False, flat: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
         self._most = None if max_episode_steps is None else whole_number("max_episode_steps", max_episode_steps, 1)
@@ -79,9 +81,11 @@ class DecisionVectorEnv(VectorEnv):
         self.metadata = {**self.single.metadata, "render_modes": modes, "autoreset_mode": self.mode}
         self.render_mode, self._trace = render_mode, bool(trace)
         self.config: EpisodeConfig = episode_config(self.single.default_scenario,
-                                                    most_candidates=self.single.most_candidates, **arguments)
-        self.episodes = Episodes(self.config, self.single.decisions, num_envs, bank)
-        self.single_observation_space, self.single_action_space = spaces_of(self.episodes)
+                                                    most_candidates=self.single.most_candidates,
+                                                    terms=self.single.terms, **arguments)
+        self.episodes = self._new_episodes()
+        self.parts_space, self.single_action_space = spaces_of(self.episodes)
+        self._flat, self.single_observation_space = observed_as(flat, self.parts_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._attach()
@@ -97,6 +101,10 @@ class DecisionVectorEnv(VectorEnv):
         self._started = False
         self._look()
 
+    def _new_episodes(self) -> Episodes:
+        of = self.single
+        return Episodes(self.config, of.decisions, self.num_envs, self._bank, of.terms, of.figures)
+
     def _attach(self) -> None:
         """Names the arrays of the episodes, and begins to watch them."""
         buffers = self.episodes.buffers
@@ -104,12 +112,15 @@ class DecisionVectorEnv(VectorEnv):
                             self.metadata["render_modes"], self.metadata["render_fps"])
         self._arrays = {"cluster": buffers.cluster, "candidates": buffers.candidates.reshape(self.num_envs, -1),
                         "action_mask": buffers.mask, "decision": buffers.decision}
+        self._rows = [self._arrays[key] for key in self.parts_space]
         vectors = self.episodes.controls is not None or self.config.box
         self._actions = buffers.actions if vectors else buffers.actions[:, 0]
-        self._out = BatchStep(self.episodes)
+        self._out = BatchStep(self.episodes, self._flat)
         everyone = np.ones(self.num_envs, bool)
         everyone.flags.writeable = False
-        self._flags = {key: everyone for key in _FLAGS if key != "_reward"}
+        self._own = {f"reward/{name}": buffers.account[:, column]
+                     for name, (column, _) in self.episodes.own_terms.items()}
+        self._flags = {key: everyone for key in (*_FLAGS, *(f"_{key}" for key in self._own)) if key != "_reward"}
 
     def _look(self) -> None:
         """Notes what a step asks first: whether an episode is over, and how many steps none can come to its limit."""
@@ -126,7 +137,7 @@ class DecisionVectorEnv(VectorEnv):
     def __setstate__(self, state: dict[str, Any]) -> None:
         frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
         self.__dict__.update(state)
-        self.episodes = Episodes(self.config, self.single.decisions, self.num_envs, self._bank)
+        self.episodes = self._new_episodes()
         for i, one in enumerate(frozen):
             self.episodes.thaw(i, one)
         self._attach()
@@ -135,7 +146,7 @@ class DecisionVectorEnv(VectorEnv):
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-              ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+              ) -> tuple[Any, dict[str, Any]]:
         """Starts an episode in every slot, or in those of `options["reset_mask"]`.
 
         Args:
@@ -200,8 +211,7 @@ class DecisionVectorEnv(VectorEnv):
         self.episodes.start(i, played, window)
         self._over[i], self._steps[i] = False, 0
 
-    def step(self, actions: Any
-             ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """Answers every open decision and runs each episode on to its next one; see the class.
 
         Raises:
@@ -221,10 +231,11 @@ class DecisionVectorEnv(VectorEnv):
         self._free -= 1
         n, infos = self.num_envs, self._flags.copy()
         observations, rewards = self._out.take(infos)
+        for key, column in self._own.items():
+            infos[key] = column.copy()
         return observations, rewards, np.zeros(n, bool), np.zeros(n, bool), infos
 
-    def _turned(self, ended: Sequence[int]
-                ) -> tuple[dict[str, np.ndarray], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def _turned(self, ended: Sequence[int]) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         """The end of a step in which episodes may end or begin."""
         buffers, going = self.episodes.buffers, ~self._over
         resets = np.flatnonzero(self._over) if self.mode == AutoresetMode.NEXT_STEP else np.empty(0, int)
@@ -273,6 +284,9 @@ class DecisionVectorEnv(VectorEnv):
         infos: dict[str, Any] = dict(zip(INFO_KEYS, columns, strict=True))
         infos.update(zip(_FLAGS, masks, strict=True))
         del infos["reward"], infos["_reward"]
+        for key, column in self._own.items():
+            infos[key] = column.copy() if present is None else np.where(present, column, 0.0)
+            infos[f"_{key}"] = np.ones(self.num_envs, bool) if present is None else present.copy()
         infos["action_mask"] = self.episodes.buffers.mask.copy()
         return infos
 
@@ -290,7 +304,8 @@ class DecisionVectorEnv(VectorEnv):
         """Same-step mode: what belongs to the steps that were the last ones goes to `final_obs` and `final_info`."""
         last = np.full(self.num_envs, None, object)
         for i in np.flatnonzero(over):
-            last[i] = {key: array[i].copy() for key, array in self._arrays.items()}
+            last[i] = (np.concatenate([array[i] for array in self._rows]) if self._flat
+                       else {key: array[i].copy() for key, array in self._arrays.items()})
         final = _only(infos, over)
         infos = {key: value for key, value in _only(infos, ~over).items() if key.lstrip("_") != "summary"}
         infos["_action_mask"], infos["_elapsed_s"] = np.ones((2, self.num_envs), bool)
@@ -352,7 +367,9 @@ class DecisionVectorEnv(VectorEnv):
         """
         self._watch.export_trace(path, index if place is None else place)
 
-    def _observations(self) -> dict[str, np.ndarray]:
+    def _observations(self) -> Any:
+        if self._flat:
+            return np.concatenate(self._rows, axis=1)
         return {key: array.copy() for key, array in self._arrays.items()}
 
 
@@ -367,10 +384,11 @@ class BatchStep:
 
     Args:
         episodes: the buffers are theirs.
+        flat: observations are vectors.
     """
 
-    def __init__(self, episodes: Episodes) -> None:
-        buffers = episodes.buffers
+    def __init__(self, episodes: Episodes, flat: bool = False) -> None:
+        buffers, self._flat = episodes.buffers, flat
         self._address, self._count = episodes.address, len(buffers.turns)
         n, actions = buffers.mask.shape
         masks = ("action_mask", np.int8, (n, actions))
@@ -378,18 +396,21 @@ class BatchStep:
                                    ("candidates", np.float32, (n, buffers.candidates[0].size)),
                                    ("decision", np.float32, buffers.decision.shape), masks])
         self._figures = np.dtype([*((key, np.float64, (n,)) for key in _FIGURES), masks])
-        self._sizes = -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
+        size = sum(part[0].size for part in (buffers.cluster, buffers.candidates, buffers.mask, buffers.decision))
+        self._sizes = n * size if flat else -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
 
-    def take(self, infos: dict[str, Any]) -> tuple[dict[str, np.ndarray], np.ndarray]:
+    def take(self, infos: dict[str, Any]) -> tuple[Any, np.ndarray]:
         """Observations and rewards; figures and masks of legality go into `infos`."""
         observed_size, figures_size = self._sizes
         observed, figures, rewards = np.empty(observed_size, np.float32), np.empty(figures_size), np.empty(self._count)
-        copy_out(self._address, observed, figures, rewards)
-        parts: Any = np.ndarray((), self._observed, observed)
+        copy_out(self._address, self._flat, observed, figures, rewards)
         named: Any = np.ndarray((), self._figures, figures)
         for key in _FIGURES:
             infos[key] = named[key]
         infos["action_mask"] = named["action_mask"]
+        if self._flat:
+            return observed.reshape(self._count, -1), rewards
+        parts: Any = np.ndarray((), self._observed, observed)
         return {"cluster": parts["cluster"], "candidates": parts["candidates"], "action_mask": parts["action_mask"],
                 "decision": parts["decision"]}, rewards
 
@@ -404,23 +425,45 @@ def _copied(source, out, begin):
     return end
 
 
-@jit(types.void(types.int64, types.float32[::1], types.float64[::1], types.float64[::1]))
-def copy_out(buffers_address, observed, figures, rewards):
+@inner
+def _copy_parts(buffers, observed):
+    """Copies cluster, candidates, decision and, as bytes, the mask."""
+    end = _copied(buffers.cluster.reshape(buffers.cluster.size), observed, 0)
+    end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
+    end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
+    _copied(buffers.mask.reshape(buffers.mask.size), observed.view(np.int8), 4 * end)
+
+
+@inner
+def _copy_rows(buffers, observed):
+    """Copies the episodes' observations as vectors, one after the other: the parts in the order of their names."""
+    end = 0
+    for i in range(buffers.turns.shape[0]):
+        candidates = buffers.candidates[i]
+        end = _copied(buffers.mask[i], observed, end)
+        end = _copied(candidates.reshape(candidates.size), observed, end)
+        end = _copied(buffers.cluster[i], observed, end)
+        end = _copied(buffers.decision[i], observed, end)
+
+
+@jit(types.void(types.int64, types.boolean, types.float32[::1], types.float64[::1], types.float64[::1]))
+def copy_out(buffers_address, flat, observed, figures, rewards):
     """Copies what a step returns.
 
     Args:
         buffers_address: address of the buffers (`buffers.buffers_handle`).
-        observed: takes cluster, candidates, decision and, as bytes, the mask.
+        flat: whether observations are vectors.
+        observed: takes cluster, candidates, decision and, as bytes, the mask; or all of them as vectors.
         figures: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
         rewards: takes the reward of each episode.
     """
     buffers = buffers_at(buffers_address)
     episodes = rewards.size
-    end = _copied(buffers.cluster.reshape(buffers.cluster.size), observed, 0)
-    end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
-    end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
+    if flat:
+        _copy_rows(buffers, observed)
+    else:
+        _copy_parts(buffers, observed)
     mask = buffers.mask.reshape(buffers.mask.size)
-    _copied(mask, observed.view(np.int8), 4 * end)
     _copied(mask, figures.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
     account, begin = buffers.account, 0
     for column in range(r.TERM, r.ELAPSED + 1):

@@ -1,0 +1,36 @@
+"""Gating with a term of the reward and a figure of the observation that are one's own, in one file.
+
+    ooco-gym train env=gating env.id=examples/own_reward.py:mine/Gating-v0
+"""
+
+from typing import ClassVar
+
+from ooco_gym.envs.features import Feature
+from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.own import Figure, Term, reading
+from ooco_gym.envs.vector import register
+
+
+@reading
+def interrupted(state, instance):
+    """Interruptions so far, counted downwards: they cost."""
+    return -state.totals.interruptions
+
+
+@reading
+def offline_residents(state, instance):
+    """Offline requests that hold memory where the prefill would start."""
+    return state.instances[instance].offline_members
+
+
+class OwnGatingEnv(GatingEnv):
+    """The gate of OOCO's relaxed pool, where interruptions cost something and the offline residents are seen."""
+
+    id: ClassVar[str] = "mine/Gating-v0"
+    terms: ClassVar[tuple[Term, ...]] = (Term("interrupted", interrupted, weight=0.1),)
+    figures: ClassVar[tuple[Figure, ...]] = (
+        Figure(Feature("offline_residents", "requests", "log", 256, 0.0, 1.0, "offline requests that decode here"),
+               offline_residents),)
+
+
+register(OwnGatingEnv)

@@ -1,0 +1,121 @@
+"""`flat=True`: one vector for an observation, equal to Gymnasium's own flattening, in one episode and in many."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from episodes_in_short import IDS, alike, arguments, at_random, make, play
+from gymnasium.spaces.utils import flatten, flatten_space, unflatten
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode, SyncVectorEnv
+
+import ooco_gym
+from agents.environments import make_env
+from ooco_gym import UserError
+from ooco_gym.envs.revealing import RevealLengths
+
+GATING = "ooco_gym/Gating-v0"
+BRIEF: dict[str, Any] = {"window_s": 12.0, "warmup_s": 20.0}
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_an_observation_is_what_gymnasium_makes_of_the_parts(name: str) -> None:
+    parts, flat = make(name), make(name, flat=True)
+    assert flat.observation_space == flatten_space(parts.observation_space)
+    assert flat.observation_space.dtype == np.float32 and flat.parts_space == parts.observation_space
+    ours, theirs = play(flat, at_random(1), most=40), play(parts, at_random(1), most=40)
+    for one, other in zip(ours, theirs, strict=True):
+        assert one.observation.dtype == np.float32
+        assert np.array_equal(one.observation, flatten(parts.observation_space, other.observation))
+        assert alike(unflatten(flat.parts_space, one.observation), other.observation)
+        assert alike(one[1:], other[1:]), "all else is the same, the mask in the info as well"
+    assert np.array_equal(flat.action_masks(), parts.action_masks())
+
+
+@pytest.mark.parametrize("mode", list(AutoresetMode))
+@pytest.mark.parametrize("name", [GATING, "ooco_gym/Control-v0", "ooco_gym/Batching-v0"])
+def test_a_vector_of_them_is_gymnasiums_of_single_ones(name: str, mode: AutoresetMode) -> None:
+    given = arguments(name, **BRIEF, flat=True)
+    ours: Any = gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", autoreset_mode=mode, **given)
+    theirs: Any = SyncVectorEnv([lambda: gym.make(name, disable_env_checker=True, **given)] * 3, autoreset_mode=mode)
+    assert ours.observation_space == theirs.observation_space
+    assert alike(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
+    ended = 0
+    for _ in range(400):
+        actions = ours.partner_actions()
+        mine, other = ours.step(actions), theirs.step(actions)
+        assert alike(mine[:4], other[:4])
+        over = mine[3]
+        ended += int(over.sum())
+        if mode == AutoresetMode.SAME_STEP:
+            for i in np.flatnonzero(over):
+                assert alike(mine[4]["final_obs"][i], other[4]["final_obs"][i])
+        if mode == AutoresetMode.DISABLED and over.any():
+            both = [env.reset(options={"reset_mask": over.copy()})[0] for env in (ours, theirs)]
+            assert alike(*both)
+        if ended > 4:
+            break
+        if not (mode == AutoresetMode.DISABLED and over.any()):
+            assert np.array_equal(ours.action_masks(), mine[4]["action_mask"] > 0)
+    assert ended > 0
+
+
+def test_steps_return_copies_and_pickled_ones_go_on() -> None:
+    env: Any = gym.make_vec(GATING, num_envs=2, vectorization_mode="vector_entry_point", flat=True, **BRIEF)
+    env.reset(seed=1)
+    first = env.step([1, 1])
+    kept = first[0].copy()
+    copy = pickle.loads(pickle.dumps(env))
+    assert alike(env.step([0, 1]), copy.step([0, 1]))
+    assert np.array_equal(first[0], kept)
+    single = make(GATING, flat=True)
+    single.reset(seed=1)
+    assert alike(single.step(1)[0], pickle.loads(pickle.dumps(single))._observation())
+
+
+def test_gymnasiums_checker_passes() -> None:
+    check_env(gym.make(GATING, flat=True, **BRIEF).unwrapped, skip_render_check=True)
+
+
+def test_what_needs_the_parts_says_so() -> None:
+    with pytest.raises(UserError, match="flat='yes' must be True"):
+        make(GATING, flat="yes")
+    with pytest.raises(UserError, match="without flat=True"):
+        RevealLengths(make(GATING, flat=True))
+    with pytest.raises(UserError, match="env.flat=true: commands take an observation by its parts"):
+        make_env({"id": GATING, "flat": True})
+
+
+def test_a_learner_of_vectors_enters_the_paired_table() -> None:
+    seen = []
+
+    def act(observation: np.ndarray) -> int:
+        seen.append(observation.copy())
+        return 1
+
+    env = gym.make(GATING, flat=True, **BRIEF)
+    found = ooco_gym.evaluate(act, env, split="validation", episodes=2)
+    assert all(env.observation_space.contains(one) for one in seen)
+    same = next(row for row in found["paired"] if (row["policy"], row["metric"]) == ("mine", "episode_reward"))
+    assert same["mean_difference"] == 0.0
+
+
+def test_stable_baselines_trains_a_plain_network_on_them() -> None:
+    pytest.importorskip("sb3_contrib")
+    from sb3_contrib import MaskablePPO
+    from stable_baselines3 import PPO
+
+    from agents.learning.vector import GymnasiumVecEnv
+
+    for algorithm in (PPO, MaskablePPO):
+        envs = GymnasiumVecEnv(gym.make_vec(GATING, num_envs=2, vectorization_mode="vector_entry_point",
+                                            autoreset_mode="SameStep", flat=True, **BRIEF))
+        model = algorithm("MlpPolicy", envs, n_steps=16, batch_size=16, n_epochs=1).learn(64)
+        before = algorithm("MlpPolicy", envs, n_steps=16, batch_size=16, n_epochs=1, seed=model.seed).policy
+        assert model.num_timesteps == 64
+        assert before.observation_space.shape == envs.observation_space.shape
+        assert envs.observation_space.contains(model._last_obs[0])

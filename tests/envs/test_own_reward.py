@@ -1,0 +1,200 @@
+"""A term of the reward and a figure of the observation of one's own: one file, in a folder that is no part of this."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+from typing import Any, ClassVar
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from episodes_in_short import alike, arguments, at_random, make, play
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import SyncVectorEnv
+
+from ooco_gym import UserError
+from ooco_gym.cli import main
+from ooco_gym.envs import imported, is_ours
+from ooco_gym.envs.features import Feature
+from ooco_gym.envs.gating import GatingEnv
+from ooco_gym.envs.own import Figure, Term, reading
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "own_reward.py"
+COMMON, ID = "ooco_gym/Gating-v0", "mine/Gating-v0"
+BUSY: dict[str, Any] = {"rate_scale": 0.2}  # interruptions are frequent
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The example's file in a folder of its own."""
+    return Path(shutil.copy(EXAMPLE, tmp_path_factory.mktemp("own")))
+
+
+@pytest.fixture(scope="module")
+def name(file: Path) -> str:
+    """The id, after the file has registered it."""
+    assert is_ours(f"{file}:{ID}")
+    return imported(f"{file}:{ID}")
+
+
+def own(name: str, **changes: Any) -> Any:
+    given = arguments(COMMON, **{"scenario": BUSY, **changes})
+    return gym.make(name, disable_env_checker=True, **given).unwrapped
+
+
+def eager(env: Any) -> int:
+    """Starts the last candidate, whenever there is one: many prefills, many interruptions."""
+    return int(np.flatnonzero(env.action_masks())[-1])
+
+
+def test_the_term_counts_interruptions_and_is_part_of_the_reward(name: str) -> None:
+    common, mine = make(COMMON, window_s=120.0), own(name, scenario={}, window_s=120.0)
+    theirs, ours = play(common, eager), play(mine, eager)
+    for one, other in zip(ours[1:], theirs[1:], strict=True):
+        assert one.reward == pytest.approx(other.reward + one.info["reward/interrupted"], abs=1e-9)
+    summary, plain = ours[-1].info["summary"], theirs[-1].info["summary"]
+    total = sum(step.info["reward/interrupted"] for step in ours[1:])
+    assert summary["interruptions"] == plain["interruptions"] > 5, "else zeros were compared"
+    assert total == pytest.approx(-0.1 * summary["interruptions"], abs=1e-9)
+    assert summary["reward/interrupted"] == pytest.approx(total, abs=1e-9)
+    assert summary["reward_total"] == pytest.approx(plain["reward_total"] + total, abs=1e-6)
+
+
+def test_its_weight_is_one_of_the_rewards(name: str, tmp_path: Path) -> None:
+    free, dear = (own(name, scenario={}, window_s=120.0, reward=weights)
+                  for weights in ({"service": 1.0, "interrupted": 0.0}, {"interrupted": 2.0}))
+    steps, others = play(free, eager), play(dear, eager)
+    assert {step.info["reward/interrupted"] for step in steps[1:]} == {0.0}
+    summary = others[-1].info["summary"]
+    assert summary["reward_total"] == pytest.approx(-2.0 * summary["interruptions"]) and summary["interruptions"] > 0
+    (tmp_path / "mine.yaml").write_text("service: 1.0\ninterrupted: 3.0\n")
+    assert own(name, reward=str(tmp_path / "mine.yaml")).config.weights.tolist() == [1.0, *[0.0] * 6, 3.0]
+    with pytest.raises(UserError, match=r"unknown term 'interupted'.*did you mean 'interrupted'"):
+        own(name, reward={"interupted": 1.0})
+    with pytest.raises(UserError, match="unknown term 'interrupted'"):
+        make(COMMON, reward={"interrupted": 1.0})
+
+
+def test_the_figure_comes_after_the_common_ones_on_its_scale(name: str) -> None:
+    common, mine = make(COMMON), own(name, scenario={})
+    width = common.observation_space["cluster"].shape[0]
+    assert mine.observation_space["cluster"].shape == (width + 1,)
+    assert mine.feature_tables()["cluster"][-1]["name"] == "offline_residents"
+    shown = set()
+
+    def choose(env: Any) -> Any:
+        pending = env.simulation.state.pending
+        residents = env.simulation.state.instances["offline_members"][int(pending.instance)]
+        assert env._observation()["cluster"][-1] == pytest.approx(np.log1p(residents) / np.log1p(256), abs=1e-6)
+        shown.add(int(residents))
+        return env.partner_action()
+
+    for one, other in zip(play(mine, choose), play(common, lambda env: 1), strict=True):
+        assert np.array_equal(one.observation["cluster"][:-1], other.observation["cluster"])
+        assert mine.observation_space.contains(one.observation)
+    assert len(shown) > 2
+
+
+def test_many_are_as_single_ones(name: str) -> None:
+    given = arguments(COMMON, scenario=BUSY, window_s=15.0)
+    ours: Any = gym.make_vec(name, num_envs=3, vectorization_mode="vector_entry_point", **given)
+    theirs: Any = SyncVectorEnv([lambda: gym.make(name, disable_env_checker=True, **given)] * 3)
+    assert alike(ours.reset(seed=1)[0], theirs.reset(seed=1)[0])
+    ended, costs = 0, 0.0
+    while ended < 4:
+        mine, other = ours.step(ours.partner_actions()), theirs.step(ours.partner_actions())
+        assert alike(mine[:4], other[:4])
+        for key in ("reward/interrupted", "_reward/interrupted"):
+            assert alike(mine[4][key], other[4][key])
+        ended += int(mine[3].sum())
+        costs += float(mine[4]["reward/interrupted"].sum())
+    assert costs < 0.0
+
+
+def test_it_keeps_the_conventions(name: str) -> None:
+    check_env(gym.make(name, **arguments(COMMON)).unwrapped, skip_render_check=True)
+    env = own(name, scenario={})
+    play(env, at_random(1), most=20)
+    copy = pickle.loads(pickle.dumps(env))
+    state = env.snapshot()
+    first = [env.step(1) for _ in range(20)]
+    assert alike(first, [copy.step(1) for _ in range(20)])
+    env.restore(state)
+    assert alike(first, [env.step(1) for _ in range(20)])
+    flat = own(name, scenario={}, flat=True)
+    assert flat.reset(seed=1)[0].shape == (sum(space.shape[0] for space in env.observation_space.values()),)
+
+
+@reading
+def now_s(state, instance):
+    """Seconds so far."""
+    return state.clock.now_ps / 1e12
+
+
+def of_class(**attributes: Any) -> Any:
+    return type("OwnEnv", (GatingEnv,), attributes)(**arguments(COMMON))
+
+
+def figure(**changes: Any) -> Figure:
+    whole = {"name": "now", "unit": "s", "scale": "linear", "limit": 10.0, "low": 0.0, "high": 1.0, "meaning": ""}
+    return Figure(Feature(**{**whole, **changes}), now_s)
+
+
+@pytest.mark.parametrize(("attributes", "words"), [
+    ({"terms": (Term("late", now_s),)}, "term 'late': there is another one"),
+    ({"terms": (Term("a", now_s), Term("a", now_s))}, "term 'a': there is another one"),
+    ({"terms": (Term("a", now_s, weight=-1.0),)}, "weight=-1.0 must be a number of at least 0"),
+    ({"figures": (figure(name="busy"),)}, "figure 'busy': there is another one"),
+    ({"figures": (figure(scale="exp"),)}, "scale 'exp' must be one of as is, linear"),
+    ({"figures": (figure(limit=0.0),)}, "limit=0.0 must be a number above 0"),
+    ({"figures": (figure(low=0.5),)}, "its bounds 0.5 and 1.0 must have 0 between them")])
+def test_what_cannot_be_told_apart_or_shown_is_refused(attributes: dict[str, Any], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        of_class(**attributes)
+
+
+@pytest.mark.parametrize(("changes", "low", "high"), [
+    ({"scale": "as is", "high": 1e9}, 20.0, 80.0), ({"limit": 160.0}, 0.125, 0.5), ({"limit": 10.0}, 1.0, 1.0),
+    ({"scale": "log", "limit": 1e6}, 0.22, 0.32), ({"scale": "signed log", "limit": 1e6, "low": -1.0}, 0.22, 0.32)])
+def test_scales(changes: dict[str, Any], low: float, high: float) -> None:
+    """Of seconds, from the warm-up's 30 on."""
+    env = of_class(figures=(figure(**changes),), terms=(Term("now", now_s),))
+    observation, _ = env.reset(seed=1, options={"window": 0})
+    begun = env.simulation.now_s
+    assert 20.0 <= begun <= 80.0, "else the bounds below mean nothing"
+    assert low <= observation["cluster"][-1] <= high
+    summary, over = {}, False
+    while not over:
+        *_, over, info = env.step(1)
+        summary = info.get("summary", {})
+    assert summary["reward/now"] == pytest.approx(env.simulation.now_s - env.simulation.window_s[0])
+
+
+class Both(GatingEnv):
+    """Two of each."""
+
+    terms: ClassVar[tuple[Term, ...]] = (Term("now", now_s), Term("later", now_s, weight=2.0))
+    figures: ClassVar[tuple[Figure, ...]] = (figure(name="a", limit=1e3), figure(name="b", limit=2e3))
+
+
+def test_several_of_each() -> None:
+    env: Any = Both(**arguments(COMMON))
+    for step in play(env, at_random(3), most=30)[1:]:
+        a, b = step.observation["cluster"][-2:]
+        assert a == pytest.approx(2 * b) and a > 0.0
+        assert step.info["reward/later"] == pytest.approx(2 * step.info["reward/now"])
+
+
+@pytest.mark.slow
+def test_a_policy_is_trained_and_evaluated_with_them(file: Path, tmp_path: Path) -> None:
+    pytest.importorskip("sb3_contrib")
+    short = ["env=gating", f"env.id={file}:{ID}", "env.window_s=30", "env.warmup_s=10"]
+    assert main(["train", *short, "total_timesteps=64", "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=16",
+                 "validation.windows=2", "validation.every_steps=64", f"out={tmp_path / 'run'}"]) == 0
+    assert "reward/interrupted_per_s" in (tmp_path / "run" / "progress.csv").read_text().splitlines()[0]
+    assert main(["evaluate", *short, f"policies=[{tmp_path / 'run'},ooco]", "episodes=2", "workers=1",
+                 f"out={tmp_path / 'e'}"]) == 0
+    assert len(json.loads((tmp_path / "e" / "summary.json").read_text())["policies"]) == 2
