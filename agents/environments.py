@@ -31,17 +31,13 @@ class Window(NamedTuple):
     number: int
 
 
-def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
+def make_env(config: Mapping[str, Any]) -> gym.Env:
     """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it).
-
-    Args:
-        config: of the environment.
-        **more: arguments of it that a configuration has not, such as `flat`.
 
     Raises:
         UserError: no `id`, an id that is not registered, or an argument the environment does not know.
     """
-    return _made(gym.make, config, disable_env_checker=True, **more)
+    return _made(gym.make, config, disable_env_checker=True)
 
 
 def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> Any:
@@ -198,8 +194,7 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
 
     Args:
         seed: keys which windows each of them plays.
-        window_s: length of their episodes; None leaves the configuration's, as do environments of other packages that
-            are not given one there.
+        window_s: length of their episodes; None leaves the configuration's.
         group: so many neighbours play the same windows at the same time.
 
     Raises:
@@ -208,10 +203,9 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     from ooco_gym.envs import is_ours
 
     config, seeds = plain(config), split_seeds(config, "train")
-    ours = is_ours(config.get("id"))
-    if window_s is not None and (ours or "window_s" in config):
+    if window_s is not None:
         config["window_s"] = window_s
-    if ours:
+    if is_ours(config.get("id")):
         return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
                           train_stream=seed, train_group=group)
     if group > 1:
