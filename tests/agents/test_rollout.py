@@ -19,7 +19,8 @@ from ooco_gym.sim import state as s
 
 SHORT = {"window_s": 15.0, "warmup_s": 30.0}
 WINDOW = {"seed": 5, "options": {"window": 1}}
-ALL = ["Gating", "Eviction", "Preemption", "Migration", "Packing", "Control", "Colocation", "Routing"]
+ALL = ["Gating", "Eviction", "Preemption", "Migration", "Packing", "Control", "Colocation", "Routing",
+       "Reclaiming"]
 
 
 def make(name, **arguments):
