@@ -41,7 +41,8 @@ def test_load_policy_refuses_other_names():
 def test_a_card_of_another_schema_is_refused(tmp_path):
     assert zoo.read_card(tmp_path) == {}
     for text, words in (("{", "is not valid JSON: line 1"), ('{"schema": "x/1"}', "has schema 'x/1'"),
-                        ("[]", "has schema 'None'")):
+                        ("{}", "has schema 'None'"),
+                        ("[]", "must hold a mapping")):
         (tmp_path / "card.json").write_text(text)
         with pytest.raises(UserError, match=words):
             zoo.read_card(tmp_path)

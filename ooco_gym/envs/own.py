@@ -57,8 +57,10 @@ def check(terms: Sequence[Term], figures: Sequence[Figure], known_terms: Sequenc
     """Refuses what cannot be told apart, scaled or shown.
 
     Args:
-        terms, figures: of an environment's class.
-        known_terms, known_figures: names that are taken.
+        terms: of an environment's class.
+        figures: of the same class.
+        known_terms: names of terms that are taken.
+        known_figures: names of figures that are taken.
 
     Raises:
         UserError: a name twice, a negative weight, an unknown scale, a limit that is not positive, or bounds without

@@ -172,7 +172,7 @@ def test_the_engine_s_file_says_the_model(tmp_path: Path) -> None:
     model = load_model(rows.sizes)
     assert (model.name, model.head_dim, model.kv_heads, model.dtype_bytes, rows.tp) == ("a_model_1", 32, 2, 4, 2)
     (tmp_path / "engine.json").write_text("{")
-    with pytest.raises(UserError, match=r"engine.json' cannot be read as JSON"):
+    with pytest.raises(UserError, match=r"engine.json' is not valid JSON"):
         read(tmp_path / "iterations.csv", Context())
 
 
