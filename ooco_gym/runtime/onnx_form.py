@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,14 +31,14 @@ def open_graph(path: Path, threads: int = 1) -> Any:
         raise UserError(f"'{path}' cannot be loaded by onnxruntime: {_said(error)}") from error
 
 
-def run_graph(session: Any, path: Path, outputs: Sequence[str], inputs: Mapping[str, np.ndarray]) -> list[Any]:
+def run_graph(session: Any, path: Path, outputs: Sequence[str], inputs: dict[str, np.ndarray]) -> list[Any]:
     """What the graph answers.
 
     Raises:
         UserError: it does not take these inputs, or has no such outputs.
     """
     try:
-        return session.run(list(outputs), dict(inputs))
+        return session.run(outputs, inputs)
     except Exception as error:  # onnxruntime's own exception classes; all mean that they do not fit each other
         raise UserError(f"'{path}' does not take what its manifest says: {_said(error)}") from error
 
