@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 SCHEMA = "ooco-gym/sim_to_real/1"
 SCHEDULERS = ("vllm_fcfs", "vllm_priority", "hygen", "deadline", "learned")
-TRAIN = "train"
+TRAIN, MEASURE = "train", "measure"
 PRIORITIES = {"online": 0, "offline": 1}
 _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
               "num_blocks", "block_tokens", "model_config")
@@ -56,10 +56,12 @@ class Engine(NamedTuple):
     fitted: StepModel
     fit: dict[str, Any]
 
-    def slower(self, factor: float, folder: Path) -> dict[str, Any]:
-        """The cluster of the same engine where every iteration takes `factor` times as long."""
-        chip = write_chip(folder, self.fitted.slower(factor), self.facts, self.cluster["model"])
-        return {**self.cluster, "mixed": [{**self.cluster["mixed"][0], "chip": str(chip)}]}
+    def slower(self, factor: float, folder: Path) -> Engine:
+        """The same engine where every iteration takes `factor` times as long; its chip is written into a folder."""
+        fitted = self.fitted.slower(factor)
+        chip = write_chip(folder, fitted, self.facts, self.cluster["model"])
+        cluster = {**self.cluster, "mixed": [{**self.cluster["mixed"][0], "chip": str(chip)}]}
+        return self._replace(cluster=cluster, chip=chip.parent, fitted=fitted)
 
 
 class Load(NamedTuple):
@@ -89,11 +91,17 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if not (measured / "engine.json").is_file():
         measure(engine_plan, measured)
     engine = fitted_engine(measured, out)
+    played = None if plan["played"] is None else Path(plan["played"])
+    pace = plan["pace"]
+    if pace == MEASURE:
+        if played:
+            raise UserError("engine_live.pace=measure plays the engine, and engine_live.played does not; give the pace "
+                            "that sim_to_real.json of that run has under 'fit'")
+        trial = Study({**plan, "bundle": None}, engine, out)
+        pace = trial.paced(find_python(engine_plan["python"]), engine_plan, measured)
+    engine = engine.slower(float(pace), out / "chip")._replace(fit={**engine.fit, "pace": float(pace)})
     study = Study(plan, engine, out)
-    if plan["played"] is not None:
-        found = study.sum_up(Path(plan["played"]))
-    else:
-        found = study.run(find_python(engine_plan["python"]), engine_plan, measured)
+    found = study.sum_up(played) if played else study.run(find_python(engine_plan["python"]), engine_plan, measured)
     write_json(out / "sim_to_real.json", found)
     with atomic_write(out / "sim_to_real.md") as temporary:
         temporary.write_text(table(found), encoding="utf-8")
@@ -124,6 +132,7 @@ class Study:
 
     def __init__(self, plan: dict[str, Any], engine: Engine, out: Path) -> None:
         self.plan, self.engine, self.out = plan, engine, out
+        self._slower: dict[float, dict[str, Any]] = {1.0: engine.cluster}
         belief, seats = Fitted.load(engine.chip), int(engine.facts["max_num_seqs"])
         sums = belief.none
         for _ in range(seats):
@@ -155,11 +164,14 @@ class Study:
                   for load in self.loads for number in range(plan["traces"])]
         base = {**self.settings["deadline"], "interval_s": self.plan["interval_s"],
                 "violation_budget": self.promise.budget}
-        rule = [self.predicted("deadline", trace)["offline_tokens_per_s"] for trace in traces]
+        # What is learned on one speed breaks promises on a machine that is a little slower.
+        windows = [(trace, float(slowness)) for trace in traces for slowness in plan["slowness"]]
+        rule = [self.predicted("deadline", trace, slowness=slowness)["offline_tokens_per_s"]
+                for trace, slowness in windows]
 
         def score(weights: Path) -> list[tuple[float, float, float]]:
             self.settings["learned"] = {**base, "weights": str(weights)}
-            played = [self.predicted("learned", trace) for trace in traces]
+            played = [self.predicted("learned", trace, slowness=slowness) for trace, slowness in windows]
             return [(one["offline_tokens_per_s"], other, one["violation_rate"])
                     for one, other in zip(played, rule, strict=True)]
         path = learn(score, self.out, {**plan, "seed": int(self.plan["seed"])})
@@ -194,8 +206,9 @@ class Study:
         """What the simulator says of a scheduler on a trace; with `slowness`, on an engine whose iterations take so
         many times what the scheduler believes."""
         window = window_s or float(self.plan["window_s"])
-        cluster = self.engine.cluster if slowness == 1.0 else self.engine.slower(slowness, self.out / "slower")
-        seen = simulated(trace, self.policy(name, settings), cluster, self.promise, window,
+        if slowness not in self._slower:
+            self._slower[slowness] = self.engine.slower(slowness, self.out / "slower" / f"{slowness:g}").cluster
+        seen = simulated(trace, self.policy(name, settings), self._slower[slowness], self.promise, window,
                          float(self.plan["until_s"]), self.out, 1.0 / slowness)
         return figures(trace, seen, self.promise, window, float(self.plan["warm_s"]))
 
@@ -253,9 +266,8 @@ class Study:
         return {(name, load.name): self.predicted(name, load.trace, self.values(name, load))
                 for name in self.schedulers for load in self.loads}
 
-    def run(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> dict[str, Any]:
-        """Plays every cell: schedulers and loads in random order, anew for each repeat."""
-        predicted = self._all_predicted()
+    def _server(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> Server:
+        """The server of the measured engine, not yet started."""
         model = engine_plan["model"]
         if model is None:
             model = str((measured / "model").absolute())
@@ -263,12 +275,29 @@ class Study:
         settings = {**engine_plan["settings"], **self.plan["server"],
                     **({"load_format": "dummy"} if engine_plan["model"] is None else {})}
         settings = {key: value for key, value in settings.items() if key != "disable_log_stats"}
-        cells: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in predicted}
-        draws = np.random.default_rng(int(self.plan["seed"]))
         server = Server(python, model, settings, engine_plan["environment"], self.out / "server",
                         bool(engine_plan["priority"]))
         server.use(self.scheduler(self.schedulers[0], self.loads[0]))
-        with server:
+        return server
+
+    def paced(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> float:
+        """How many times as long iterations take beside an API server and a client as they were measured: the median
+        over cells of `deadline` at each load, on traces that no other cell has.
+        """
+        with self._server(python, engine_plan, measured) as server:
+            self._warm_up(server)
+            found = [slowness_of(self._cell(server, "deadline", load._replace(trace=self._trace(
+                load.online_per_s, load.offline_per_s, int(self.plan["seed"]) + 5000)))) for load in self.loads]
+        print(f"iterations beside the server over those measured: {', '.join(map(str, found))}", file=sys.stderr,
+              flush=True)
+        return round(float(np.median(found)), 4)
+
+    def run(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> dict[str, Any]:
+        """Plays every cell: schedulers and loads in random order, anew for each repeat."""
+        predicted = self._all_predicted()
+        cells: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in predicted}
+        draws = np.random.default_rng(int(self.plan["seed"]))
+        with self._server(python, engine_plan, measured) as server:
             self._warm_up(server)
             for repeat in range(int(self.plan["repeats"])):
                 order = [(name, load) for load in self.loads for name in self.schedulers]
