@@ -20,8 +20,9 @@ from ooco_gym.resources import conf_root
 CONDITION = {"name": "a", "group": "g", "cluster": "four", "workload": "sharegpt", "lag_s": 1.0, "load": 0.5,
              "knee": 6.0}
 SHORT = {"duration_s": 20.0, "warmup_s": 5.0, "conditions": [CONDITION], "offline": {"mode": "rate", "rate": 1.0}}
-SMALL = {"conditions": ["a"], "start": "router:rule=latency", "seeds": [1, 2],
-         "validation_seeds": [3], "generations": 2, "learn_generations": 2, "duration_s": 20.0, "warmup_s": 5.0, "population": 4, "keep_every": 1, "seeds_a_generation": 1,
+SMALL = {"conditions": ["a"], "start": "router:rule=latency", "seeds": [1, 2], "validation_seeds": [3],
+         "generations": 2, "learn_generations": 2, "duration_s": 20.0, "warmup_s": 5.0, "population": 4,
+         "keep_every": 1, "seeds_a_generation": 1,
          "routers": [{"policy": "router:rule=latency", "turned": {"sent_weight": [0.0, 2.0]}},
                      {"policy": "router:rule=requests",
                       "turned": {"sent_weight": [0.0, 2.0], "speed_share": [0.0, 3.0]}}]}
