@@ -31,13 +31,17 @@ class Window(NamedTuple):
     number: int
 
 
-def make_env(config: Mapping[str, Any]) -> gym.Env:
+def make_env(config: Mapping[str, Any], **more: Any) -> gym.Env:
     """Makes one environment of an `env` configuration, without Gymnasium's passive checker (tests run it).
+
+    Args:
+        config: of the environment.
+        **more: arguments of it that no configuration has, such as `flat`.
 
     Raises:
         UserError: no `id`, an id that is not registered, or an argument the environment does not know.
     """
-    return _made(gym.make, config, disable_env_checker=True)
+    return _made(gym.make, config, disable_env_checker=True, **more)
 
 
 def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> Any:
@@ -144,6 +148,21 @@ def split_seeds(config: Mapping[str, Any], split: str) -> list[int]:
     return seeds
 
 
+def with_length(config: Mapping[str, Any], window_s: float | None) -> dict[str, Any]:
+    """An `env` configuration with episodes of another length; one of another package keeps its own, unless it names
+    one: its environment may know no such argument.
+
+    Args:
+        window_s: the length in seconds; None: the configuration's own.
+    """
+    from ooco_gym.envs import is_ours
+
+    config = plain(config)
+    if window_s is not None and ("window_s" in config or is_ours(config.get("id"))):
+        config["window_s"] = window_s
+    return config
+
+
 def windows(seeds: Sequence[int], count: int) -> list[Window]:
     """Spreads `count` windows over `seeds`: window 0 of every seed, then window 1 of every seed, and so on.
 
@@ -194,7 +213,7 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
 
     Args:
         seed: keys which windows each of them plays.
-        window_s: length of their episodes; None leaves the configuration's.
+        window_s: length of their episodes, as for `with_length`.
         group: so many neighbours play the same windows at the same time.
 
     Raises:
@@ -202,9 +221,7 @@ def training_env(config: Mapping[str, Any], count: int, seed: int, window_s: flo
     """
     from ooco_gym.envs import is_ours
 
-    config, seeds = plain(config), split_seeds(config, "train")
-    if window_s is not None:
-        config["window_s"] = window_s
+    config, seeds = with_length(config, window_s), split_seeds(config, "train")
     if is_ours(config.get("id")):
         return vector_env(config, count, autoreset_mode=AutoresetMode.SAME_STEP.value, train_seeds=seeds,
                           train_stream=seed, train_group=group)

@@ -128,6 +128,12 @@ def by_name(env: Any, name: str) -> Heuristic:
         UserError: nothing of that name here, or a published policy where only the clock asks.
     """
     if not hasattr(env, "episodes"):  # an environment of another package: its own rules
+        if name == RANDOM:
+            return Heuristic(name, _random_of_masks)
+        if not hasattr(env, "partner_action" if is_partner(name, env) else "rule_action"):
+            raise UserError(f"'{name}' has no say in {type(env).__name__}, which has no method rule_action: play "
+                            f"learned policies there, or {RANDOM}; train begins from random play with "
+                            "agent.imitate.rule=null")
         return Heuristic(name, lambda env: env.partner_action if is_partner(name, env) else partial(env.rule_action,
                                                                                                     name))
     kinds = {decision.kind for decision in env.decisions}
@@ -334,6 +340,18 @@ def _constant(controls: Any, name: str) -> Heuristic:
 
 def _look_ahead(env: Any, **how: Any) -> Callable[[], Any]:
     return Rollout(env, **how).act
+
+
+def _random_of_masks(env: Any) -> Callable[[], Any]:
+    """Legal actions of an environment of another package, all equally likely; its action space is seeded by the window
+    (`players._Episode`)."""
+    counts = getattr(env.action_space, "nvec", None)
+
+    def act() -> Any:
+        mask = np.asarray(env.action_masks(), np.int8)
+        return env.action_space.sample(mask if counts is None else tuple(np.split(mask, np.cumsum(counts)[:-1])))
+
+    return act
 
 
 def _random(env: Any) -> Callable[[], Any]:

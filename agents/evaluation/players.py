@@ -31,6 +31,7 @@ from agents.environments import (
     observed_shapes,
     vector_env,
 )
+from agents.evaluation.scoring import METRICS
 from agents.explaining.rules import TREE_FILE, load_tree
 from agents.learning.runs import CONFIG_FILE, POLICY_FILE, load_run, read_config
 from agents.settings import plain
@@ -172,6 +173,8 @@ class _Episode:
     def __init__(self, env: gym.Env, index: int, window: Window, history: int = 1) -> None:
         self.env, self.index, self.window = env, index, window
         self.observation, _ = env.reset(seed=window.seed, options={"window": window.number})
+        drawn = np.random.SeedSequence([abs(window.seed), window.number]).generate_state(1)  # random play's
+        env.action_space.seed(int(drawn[0]))
         self._stack = ClusterStack(history) if history > 1 else None
         if self._stack is not None:
             self.observation = self._stack.begin(self.observation)
@@ -190,6 +193,9 @@ class _Episode:
             if "summary" not in info:
                 raise UserError("the environment gives no 'summary' in its last info, so it cannot be evaluated")
             self.summary = info["summary"]
+            if missing := [key for key, _ in METRICS.values() if key and key not in self.summary]:
+                raise UserError(f"the environment's 'summary' lacks {', '.join(missing)}, by which policies are "
+                                "compared")
         return self.done
 
     def record(self) -> dict[str, Any]:

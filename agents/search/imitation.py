@@ -19,7 +19,15 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from agents.environments import OBSERVATION_KEYS, Window, history_of, make_env, random_legal, split_seeds
+from agents.environments import (
+    OBSERVATION_KEYS,
+    Window,
+    history_of,
+    make_env,
+    random_legal,
+    split_seeds,
+    with_length,
+)
 from agents.evaluation.heuristics import by_name, heuristics_of, play_heuristic, seated
 from agents.evaluation.scoring import HEADLINE, best_heuristic, values
 from agents.learning.networks import Actor, ObservationEncoder
@@ -188,8 +196,7 @@ def learn_rule(trainer: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def training_config(trainer: Any) -> dict[str, Any]:
     """The `env` configuration of training's episodes."""
-    window_s = trainer.config.get("window_s")
-    return {**trainer.config["env"], **({} if window_s is None else {"window_s": window_s})}
+    return with_length(trainer.config["env"], trainer.config.get("window_s"))
 
 
 def best_on_training(config: Mapping[str, Any], count: int, seed: int) -> dict[str, Any]:

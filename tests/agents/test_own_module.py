@@ -1,0 +1,124 @@
+"""An environment of a module of one's own, without our simulator: `id: module:mine/Env-v0` in every command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from gating_double import CONFIG
+from gymnasium import spaces
+
+pytest.importorskip("sb3_contrib")
+
+from agents.environments import windows, with_length
+from agents.evaluation.heuristics import RANDOM, by_name, play_heuristic
+from ooco_gym.cli import main
+
+MODULE = '''
+import gymnasium as gym
+import numpy as np
+from gymnasium import spaces
+
+
+class Offers(gym.Env):
+    """Of some offers, the one of the largest value is the right one; 0 takes none, 1 the first."""
+
+    def __init__(self, offers=3, steps=12):
+        self.offers, self.steps = offers, steps
+        self.action_space = spaces.Discrete(2 + offers)
+        self.observation_space = spaces.Dict({
+            "cluster": spaces.Box(0.0, 1.0, (2,), np.float32),
+            "candidates": spaces.Box(0.0, 1.0, (offers, 2), np.float32),
+            "action_mask": spaces.MultiBinary(2 + offers),
+            "decision": spaces.Box(0.0, 1.0, (1,), np.float32)})
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.random = np.random.default_rng([seed or 0, (options or {}).get("window", 0)])
+        self.left, self.earned = self.steps, 0.0
+        return self._drawn(), {"elapsed_s": 0.0}
+
+    def _drawn(self):
+        self.values = self.random.random(self.offers)
+        return {"cluster": np.array([self.left / self.steps, 0.5], np.float32),
+                "candidates": np.stack([self.values, np.ones(self.offers)], 1).astype(np.float32),
+                "action_mask": np.ones(2 + self.offers, np.int8), "decision": np.ones(1, np.float32)}
+
+    def action_masks(self):
+        return np.ones(2 + self.offers, bool)
+
+    def step(self, action):
+        reward = float(self.values[max(0, action - 2)]) if action else 0.0
+        self.left, self.earned = self.left - 1, self.earned + reward
+        info = {"elapsed_s": 1.0, "cost": 0.0}
+        if not self.left:
+            info["summary"] = {SUMMARY}
+        return self._drawn(), reward, False, not self.left, info
+
+
+gym.register("mine/Offers-v0", entry_point="own_module_of_a_test:Offers")
+'''
+WHOLE = ('"violation_rate": 0.0, "offline_reference_gpu_s_per_s": self.earned, "output_tokens_per_s": 0.0, '
+         '"wasted_tokens_per_s": 0.0')
+TRAIN = ["agent.imitate.rule=null", "agent.scale_decisions=64", "agent.n_envs=2", "agent.n_steps=16",
+         "agent.batch_size=16", "total_timesteps=64", "validation.windows=1", "validation.every_steps=64"]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the module, on Python's path, and the environment's YAML."""
+    (tmp_path / "own_module_of_a_test.py").write_text(MODULE.replace("SUMMARY", WHOLE))
+    (tmp_path / "mine.yaml").write_text("id: own_module_of_a_test:mine/Offers-v0\noffers: 4\n"
+                                        "splits: {train: [1, 2], validation: [3], test: [4, 5]}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.delitem(sys.modules, "own_module_of_a_test", raising=False)
+    return tmp_path
+
+
+def test_it_is_trained_on_and_evaluated(here: Path) -> None:
+    assert main(["train", "env=mine.yaml", *TRAIN, "out=run"]) == 0
+    (here / "my.py").write_text("def best(observation):\n"
+                                "    return 2 + int(observation['candidates'][:, 0].argmax())\n")
+    assert main(["evaluate", "env=mine.yaml", "policies=[run,random actions,my.py:best]", "episodes=2", "workers=2",
+                 "out=e"]) == 0
+    rows = json.loads((here / "e" / "summary.json").read_text())["results"]
+    reward = {row["policy"]: row["mean"] for row in rows if row["metric"] == "episode_reward"}
+    assert reward["my.py:best"] > reward["random actions"] and reward["my.py:best"] >= reward["run"]
+
+
+def test_random_play_depends_on_the_window_alone() -> None:
+    games = windows(CONFIG["splits"]["test"], 3)
+    alone = [play_heuristic(CONFIG, RANDOM, [game])[0] for game in games]
+    assert play_heuristic(CONFIG, RANDOM, games) == alone
+    assert len({one["reward"] for one in alone}) == len(games)
+
+
+def test_random_play_of_vectors_is_legal_in_every_part() -> None:
+    env = SimpleNamespace(action_space=spaces.MultiDiscrete([2, 3]), action_masks=lambda: np.array([1, 0, 0, 0, 1]))
+    assert by_name(env, RANDOM).begin(env)().tolist() == [0, 2]
+
+
+def test_length_of_training_episodes_is_told_to_environments_that_name_one() -> None:
+    assert "window_s" not in with_length(CONFIG, 60.0)
+    assert with_length({**CONFIG, "window_s": 5.0}, 60.0)["window_s"] == 60.0
+    assert with_length({"id": "ooco_gym/Gating-v0"}, 60.0)["window_s"] == 60.0
+    assert with_length({**CONFIG, "window_s": 5.0}, None)["window_s"] == 5.0
+
+
+def test_what_it_lacks_is_said_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "env=mine.yaml", *TRAIN[1:], "out=run"]) == 2
+    assert "train begins from random play with agent.imitate.rule=null" in capsys.readouterr().err
+    assert main(["train", "env=mine.yaml", "env.offers=5", "+env.ofers=5", *TRAIN, "out=run"]) == 2
+    assert "takes no argument 'ofers'" in capsys.readouterr().err
+    module = here / "own_module_of_a_test.py"
+    module.write_text(MODULE.replace("SUMMARY", WHOLE.partition(',')[0]))
+    sys.modules.pop("own_module_of_a_test")
+    assert main(["evaluate", "env=mine.yaml", "policies=[random actions]", "episodes=1", "out=e"]) == 2
+    assert "'summary' lacks offline_reference_gpu_s_per_s, output_tokens_per_s" in capsys.readouterr().err
