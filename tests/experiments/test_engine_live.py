@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
-from experiments.studies.engine_chain import Curve, StepModel
+from experiments.studies.engine_chain import Curve, StepModel, model_of, write_chip
 from experiments.studies.engine_live.cells import Promise, Seen, drawn_trace, figures, seen_by_client
 from experiments.studies.engine_live.server import _flags, write_tokenizer
-from experiments.studies.engine_live.study import read_cells, slowness_of, without_folders
+from experiments.studies.engine_live.study import Engine, Study, read_cells, slowness_of, without_folders
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
 from experiments.studies.engine_live.train import worth, write_bundle
 from ooco_gym.errors import UserError
+from ooco_gym.resources import conf_root
 from ooco_gym.workload import Trace
 
 PROMISE = Promise(1.0, 0.1, 0.03)
@@ -90,12 +93,58 @@ def test_how_slow_an_engine_was_is_what_it_took_over_what_was_believed() -> None
     assert slowness_of({"ooco": {}}) == 1.0
 
 
-def test_an_engine_that_is_slower_is_slower_in_every_iteration(tmp_path: Path) -> None:
-    curve = Curve(np.array([1.0, 4.0, 16.0]), np.array([0.0, 30.0, 90.0]))
-    model = StepModel(100.0, 20.0, 3.0, 5.0, 0.01, 0.2, 0.1, curve, curve)
+CURVE = Curve(np.array([1.0, 4.0, 16.0]), np.array([0.0, 30.0, 90.0]))
+
+
+def test_an_engine_that_is_slower_is_slower_in_every_iteration() -> None:
+    model = StepModel(100.0, 20.0, 3.0, 5.0, 0.01, 0.2, 0.1, CURVE, CURVE)
     rows = {name: np.array([1.0, 8.0, 30.0]) for name in ("tokens", "n_decode", "n_prefill", "sequences_sampled",
                                                           "prefill_work", "prefill_context_sum", "decode_context_sum")}
     assert np.allclose(model.slower(1.25).time_us(rows), 1.25 * model.time_us(rows))
+
+
+def made_engine(folder: Path) -> Engine:
+    """An engine of some milliseconds an iteration."""
+    config = {"num_hidden_layers": 2, "hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "intermediate_size": 256, "vocab_size": 1000}
+    facts = {"engine": "made up", "device": "none", "model": "A/Model-1", "dtype": "float32", "tensor_parallel": 1,
+             "model_config": config, "max_num_seqs": 8, "max_num_batched_tokens": 64, "max_model_len": 512,
+             "num_blocks": 256, "block_tokens": 16}
+    fitted = StepModel(4000.0, 200.0, 30.0, 5.0, 0.01, 0.2, 0.1, CURVE, CURVE)
+    model = model_of(facts)
+    chip = write_chip(folder / "chip", fitted, facts, model)
+    cluster = {"name": "measured", "model": model, "block_tokens": 16, "max_batch": 9,
+               "mixed": [{"chip": str(chip), "count": 1, "kv_blocks": 256}]}
+    return Engine(facts, cluster, chip.parent, fitted, {})
+
+
+def made_study(engine: Engine, out: Path, **changes: Any) -> Study:
+    """The study as it ships, with two loads and short windows."""
+    plan = yaml.safe_load((conf_root() / "experiment.yaml").read_text(encoding="utf-8"))["engine_live"]
+    return Study({**plan, "window_s": 4.0, "loads": {"half": 0.5, "over": 1.2}, **changes}, engine, out)
+
+
+def test_a_machine_that_is_slower_serves_less_and_an_engine_that_is_known_to_be_promises_more(tmp_path: Path) -> None:
+    engine = made_engine(tmp_path)
+    study = made_study(engine, tmp_path, bundle=None)
+    trace = study.loads[0].trace
+    believed, slow = (study.predicted("deadline", trace, slowness=one) for one in (1.0, 1.3))
+    assert slow["offline_tokens_per_s"] < believed["offline_tokens_per_s"]
+    assert slow["tpot_p50_s"] > believed["tpot_p50_s"]
+    known = made_study(engine.slower(1.3, tmp_path / "known"), tmp_path, bundle=None)
+    assert known.promise.tpot_s == pytest.approx(1.3 * study.promise.tpot_s, rel=0.1)
+    assert known.loads[0].online_per_s < study.loads[0].online_per_s
+
+
+def test_weights_are_learned_on_each_speed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    played = []
+    predicted = Study.predicted
+    monkeypatch.setattr(Study, "predicted", lambda self, name, *rest, slowness=1.0, **more: (
+        played.append((name, slowness)), predicted(self, name, *rest, slowness=slowness, **more))[1])
+    training = {"generations": 1, "population": 4, "traces": 1, "limit": 0.01, "slowness": [1.0, 1.2]}
+    study = made_study(made_engine(tmp_path), tmp_path, training=training)
+    assert played.count(("learned", 1.0)) == played.count(("learned", 1.2)) == 4 * len(study.loads)
+    assert (tmp_path / "bundle" / "manifest.json").is_file()
 
 
 def test_cells_of_another_plan_are_refused(tmp_path: Path) -> None:
