@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ooco_gym.compile import Handle
+from ooco_gym.compile.references import Handle
 from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import validity_warnings, warn_once
 from ooco_gym.policy import Policy, policy_of

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from numba import njit
 
-import ooco_gym.compile as compile_module
-from ooco_gym.compile import Part, inlined, inner
+import ooco_gym
+from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.parts import Part
+from ooco_gym.compile.source_cache import KEPT, KeyedFiles
 
-SOURCES = Path(compile_module.__file__).parent
+SOURCES = Path(ooco_gym.__file__).parent
 
 HELPER = """
 from numba import njit
@@ -91,8 +93,7 @@ def package(tmp_path: Path) -> Path:
         (root / folder).mkdir(parents=True)
         (root / folder / "__init__.py").write_text("")
     (root / "__init__.py").write_text("")
-    for name in ("compile.py",):
-        shutil.copy(SOURCES / name, root)
+    shutil.copytree(SOURCES / "compile", root / "compile", ignore=shutil.ignore_patterns("__pycache__"))
     (root / "sim" / "helper.py").write_text(HELPER.format(add=1))
     (root / "sim" / "loop.py").write_text(LOOP)
     return root
@@ -202,13 +203,13 @@ def test_rule_outside_follows_its_helpers(tmp_path: Path) -> None:
 
 
 def test_old_digests_are_removed(tmp_path: Path) -> None:
-    for i in range(compile_module.KEPT + 5):
-        compile_module.KeyedFiles(tmp_path / f"ooco_gym-x-{i}", "ooco_gym-x-", "f-1").save(("key",), i)
+    for i in range(KEPT + 5):
+        KeyedFiles(tmp_path / f"ooco_gym-x-{i}", "ooco_gym-x-", "f-1").save(("key",), i)
         os.utime(tmp_path / f"ooco_gym-x-{i}", (i, i))
     left = {path.name for path in tmp_path.iterdir()}
-    newest = {f"ooco_gym-x-{i}" for i in range(4, compile_module.KEPT + 5)}
+    newest = {f"ooco_gym-x-{i}" for i in range(4, KEPT + 5)}
     assert left == newest
-    assert compile_module.KeyedFiles(tmp_path / "ooco_gym-x-12", "ooco_gym-x-", "f-1").load(("key",)) == 12
+    assert KeyedFiles(tmp_path / "ooco_gym-x-12", "ooco_gym-x-", "f-1").load(("key",)) == 12
 
 
 @inner

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import typeof, types
 
-from ooco_gym.compile import Handle, Reference, function_at, jit, layer, reference_at
+from ooco_gym.compile import function_at, jit
+from ooco_gym.compile.references import Handle, Reference, layer, reference_at
 from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_SIZE, DECISION_SIZE
 from ooco_gym.envs.reward import ACCOUNT, TERMS
 from ooco_gym.policy.decisions import POINTS

@@ -4,7 +4,8 @@ import math
 
 import numpy as np
 
-from ooco_gym.compile import LANES, count_below, inlined, inner, quotient, stack_floats
+from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import LANES, count_below, quotient, stack_floats
 from ooco_gym.envs.config import MOST_CANDIDATES
 from ooco_gym.envs.features import CANDIDATE_SIZE, CANDIDATES, CLUSTER, CLUSTER_COLUMN, CLUSTER_SIZE, COLUMN
 from ooco_gym.policy.engine_features import log1p, online_rate

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import Reference, address_of, function_at, inlined, jit
+from ooco_gym.compile import address_of, function_at, inlined, jit
+from ooco_gym.compile.references import Reference
 from ooco_gym.envs.features import Feature
 from ooco_gym.errors import UserError, is_number
 from ooco_gym.policy.engine_features import log1p

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import address_of, jit, refer
+from ooco_gym.compile import address_of, jit
+from ooco_gym.compile.references import refer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.decode import flush_all
 from ooco_gym.sim.state import View, rule_at

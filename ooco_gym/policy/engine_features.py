@@ -12,7 +12,8 @@ from collections import namedtuple
 
 import numpy as np
 
-from ooco_gym.compile import LANES, bits_of, float_of, inlined, inner, quotient, stack_floats
+from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import LANES, bits_of, float_of, quotient, stack_floats
 from ooco_gym.policy.latency_budget import decodes, token_slack
 from ooco_gym.runtime.batching_features import BLOCKS_S, ENGINE, LOOK_OFFLINE, LOOK_ONLINE
 from ooco_gym.sim import state as s

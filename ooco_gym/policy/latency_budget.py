@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ooco_gym.compile import bits_of, float_of, inlined, inner
+from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import bits_of, float_of
 from ooco_gym.policy.mixed import (
     admit,
     allocate_slots,

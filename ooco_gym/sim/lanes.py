@@ -14,7 +14,8 @@ brought up to date where it is about to be read (`write_down`: a flush).
 
 import numpy as np
 
-from ooco_gym.compile import inlined, inner, prefetch
+from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import prefetch
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import blocks_for
 from ooco_gym.sim.records import CACHE_LINE

@@ -9,7 +9,8 @@ import math
 import numpy as np
 from numba import types
 
-from ooco_gym.compile import function_at, inlined, inner, jit, prefetch
+from ooco_gym.compile import function_at, inlined, inner, jit
+from ooco_gym.compile.instructions import prefetch
 from ooco_gym.sim import state as s
 from ooco_gym.sim.blocks import note_demand
 from ooco_gym.sim.costs import blocks_for

@@ -9,7 +9,7 @@ import numpy as np
 from numba import from_dtype
 from numba.extending import typeof_impl
 
-from ooco_gym.compile import RecordType
+from ooco_gym.compile.references import RecordType
 
 CACHE_LINE = 64
 

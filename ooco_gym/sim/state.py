@@ -9,7 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import config, typeof, types
 
-from ooco_gym.compile import Handle, Reference, function_at, layer, reference_at
+from ooco_gym.compile import function_at
+from ooco_gym.compile.references import Handle, Reference, layer, reference_at
 from ooco_gym.errors import UserError
 from ooco_gym.perf.table import GRID_COLUMNS, GRID_ROWS
 from ooco_gym.sim.records import (

@@ -13,7 +13,8 @@ levels.
 
 import numpy as np
 
-from ooco_gym.compile import inlined, inner, leading_zeros, trailing_zeros
+from ooco_gym.compile import inlined, inner
+from ooco_gym.compile.instructions import leading_zeros, trailing_zeros
 from ooco_gym.sim.state import BUCKETS
 
 FIRST, FIRST_LENGTH, SHORTEST, SHORTEST_LENGTH, WINDOW_ROWS = range(5)  # rows of State.waiting_window

@@ -14,7 +14,8 @@ from numba import types
 
 from baselines.past_future import greatest, output_length
 from baselines.sjf import predicted_lengths
-from ooco_gym.compile import jit, refer
+from ooco_gym.compile import jit
+from ooco_gym.compile.references import refer
 from ooco_gym.policy import get_policy
 from ooco_gym.sim import state as s
 

@@ -4,7 +4,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.compile import count_below, jit, stack_floats
+from ooco_gym.compile import jit
+from ooco_gym.compile.instructions import count_below, stack_floats
 from ooco_gym.envs.filling import scale_log
 from ooco_gym.policy.engine_features import log1p
 

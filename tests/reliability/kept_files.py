@@ -147,7 +147,7 @@ def read_peaks(folder: Path) -> Any:
 
 
 def compiled(folder: Path) -> Any:
-    from ooco_gym.compile import KeyedFiles
+    from ooco_gym.compile.source_cache import KeyedFiles
 
     return KeyedFiles(folder / "ooco_gym-rule-0123", "ooco_gym-rule-", "rule-10.py311")
 

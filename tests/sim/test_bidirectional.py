@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from numba import types
 from two_way_blocks import Blocks
 
-from ooco_gym.compile import jit, refer
+from ooco_gym.compile import jit
+from ooco_gym.compile.references import refer
 from ooco_gym.sim import state as s
 from ooco_gym.sim.bidirectional import fill_pairs, pair_entries, pair_fits, pair_grow, pair_release
 

@@ -1,0 +1,107 @@
+"""Compilation of the core: all that touches private parts of numba and llvmlite is in this package, nowhere else.
+
+Private are a disk cache that knows all the sources of a compiled function (`source_cache`), functions that are compiled
+only together with their callers (`parts`), references (`references`) and single instructions (`instructions`): they
+hang on versions of numba and llvmlite, which pyproject.toml bounds.
+
+`NUMBA_DISABLE_JIT=1` turns compilation off for a look at a single rule; references need it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Callable
+from typing import Any
+
+from numba import njit
+from numba.core import cgutils, typeinfer, types
+from numba.core.dispatcher import Dispatcher
+from numba.extending import intrinsic
+
+from ooco_gym.compile.parts import PartCompiler
+from ooco_gym.compile.source_cache import SourceCache, note_not_kept
+
+
+def jit(signature: Any = None, **options: Any) -> Any:
+    """Compiles a function with numba and keeps the result on disk until one of its sources changes.
+
+    Args:
+        signature: a numba signature (or several in a list): compiled, or loaded, at once. None: at the first call of
+            each combination of argument types. Also usable bare, as `@jit`.
+        **options: as of `numba.njit`.
+
+    Returns:
+        A decorator, or the compiled function where used bare.
+    """
+    if inspect.isfunction(signature):
+        return _compile(signature, None, options)
+    return lambda function: _compile(function, signature, options)
+
+
+def inner(function: Callable[..., Any]) -> Any:
+    """Compiles a helper that only compiled code calls, together with what calls it (`parts`).
+
+    It cannot be called from Python (no wrapper is made for it) and counts no references: the arrays that it is given
+    live as long as the outermost call. LLVM decides where it is inlined.
+    """
+    return _part(function, inline=False)
+
+
+def inlined(function: Callable[..., Any]) -> Any:
+    """As `inner`, and always inlined: for what lies on the way from one decision to the next.
+
+    A call passes on where results and errors go, and looks at what came back, which is long beside what these do.
+    """
+    return _part(function, inline=True)
+
+
+def _part(function: Callable[..., Any], inline: bool) -> Any:
+    # Where forceinline is not set at all, a function takes it from the first one that calls it.
+    options: dict[str, Any] = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True, "_nrt": False,
+                               "forceinline": inline, "pipeline_class": PartCompiler}
+    return njit(**options)(function)
+
+
+def address_of(compiled: Any, signature: Any) -> int:
+    """Address of a compiled function, for `function_at`: a number crosses from Python in no time, a function value in
+    some 70 microseconds. The function must stay alive (a module's global does)."""
+    result = compiled.get_compile_result(signature)
+    return result.library.get_pointer_to_function(result.fndesc.llvm_func_name)
+
+
+def function_at(function_type: Any) -> Any:
+    """Builds a compiled helper that turns an address (int64) into a first-class function value of the given type."""
+
+    @intrinsic
+    def value(typing_context, address):
+        def build(context, builder, signature, arguments):
+            pointer = builder.inttoptr(arguments[0], context.get_value_type(types.voidptr))
+            function = cgutils.create_struct_proxy(function_type)(context, builder)
+            function.jit_addr = pointer
+            function.c_addr = pointer
+            function.py_addr = pointer
+            return function._getvalue()
+
+        return function_type(types.int64), build
+
+    return value
+
+
+def _compile(function: Callable[..., Any], signature: Any, options: dict[str, Any]) -> Any:
+    options = {"_nrt": False, **options}            # no reference counts: the core allocates nothing
+    compiled = njit(**options)(function)
+    if not isinstance(compiled, Dispatcher):        # NUMBA_DISABLE_JIT
+        return compiled
+    if os.path.isfile(inspect.getfile(function)):   # not where it was typed into a console
+        try:
+            compiled._cache = SourceCache(function)  # pyright: ignore[reportAttributeAccessIssue]
+        except (OSError, RuntimeError) as error:    # no folder to write to
+            note_not_kept(str(error))
+    if signature is not None:
+        # What numba.jit does with signatures; it must come after the cache is in place.
+        with typeinfer.register_dispatcher(compiled):
+            for one in signature if isinstance(signature, list) else [signature]:
+                compiled.compile(one)
+            compiled.disable_compile()
+    return compiled

@@ -1,0 +1,109 @@
+"""What numba has no function for: each of these is an instruction or two of the processor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llvmlite import ir
+from numba.core import cgutils, types
+from numba.cpython.unsafe import numbers
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array
+
+LANES = 8  # numbers of a vector register of the widest processors
+
+leading_zeros: Any = numbers.leading_zeros
+trailing_zeros: Any = numbers.trailing_zeros
+
+
+def _prefetch(typing_context, record, offset):
+    """Tells the processor that what is at so many bytes of a record is about to be used: it is on the way by then."""
+
+    def build(context, builder, signature, arguments):
+        place, flag = cgutils.voidptr_t, ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [place, flag, flag, flag])
+        function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+        write, keep, data = flag(1), flag(3), flag(1)
+        address = cgutils.pointer_add(builder, arguments[0], arguments[1])
+        builder.call(function, [builder.bitcast(address, place), write, keep, data])
+        return context.get_dummy_value()
+
+    return types.void(record, offset), build
+
+
+prefetch: Any = intrinsic(_prefetch)
+
+
+def _bits_of(typing_context, value):
+    """Bits of a float64, as int64."""
+
+    def build(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.IntType(64))
+
+    return types.int64(types.float64), build
+
+
+def _float_of(typing_context, bits):
+    """The float64 of these bits."""
+
+    def build(context, builder, signature, arguments):
+        return builder.bitcast(arguments[0], ir.DoubleType())
+
+    return types.float64(types.int64), build
+
+
+def _quotient(typing_context, value, divisor):
+    """value / divisor, unchecked: with the check for a zero, no loop becomes vector code."""
+
+    def build(context, builder, signature, arguments):
+        return builder.fdiv(*arguments)
+
+    return types.float64(types.float64, types.float64), build
+
+
+bits_of: Any = intrinsic(_bits_of)
+float_of: Any = intrinsic(_float_of)
+quotient: Any = intrinsic(_quotient)
+
+
+def stack_floats(size: int) -> Any:
+    """Builds a compiled helper without arguments: float64[size] on the stack of its caller, not initialised.
+
+    The caller must inline whatever it hands them to, or keep them alive until it returns.
+    """
+
+    def floats(typing_context):
+        kind = types.Array(types.float64, 1, "C")
+
+        def build(context, builder, signature, arguments):
+            with builder.goto_entry_block():
+                memory = builder.alloca(ir.DoubleType(), size=ir.IntType(64)(size))
+                memory.align = 64
+            array = make_array(kind)(context, builder)
+            word = context.get_constant(types.intp, 8)
+            context.populate_array(array, data=memory, shape=[context.get_constant(types.intp, size)], strides=[word],
+                                   itemsize=word, meminfo=None)
+            return getattr(array, "_getvalue")()  # noqa: B009 (llvmlite's own words)
+
+        return kind(), build
+
+    return intrinsic(floats)
+
+
+def _count_below(typing_context, values, first, limit):
+    """How many of the LANES numbers of float64[n] from `first` on are less than a limit."""
+
+    def build(context, builder, signature, arguments):
+        lanes = ir.VectorType(ir.DoubleType(), LANES)
+        data = builder.gep(make_array(values)(context, builder, arguments[0]).data, [arguments[1]])
+        loaded = builder.load(builder.bitcast(data, lanes.as_pointer()), align=8)
+        one = builder.insert_element(ir.Constant(lanes, ir.Undefined), arguments[2], ir.IntType(32)(0))
+        every = ir.Constant(ir.VectorType(ir.IntType(32), LANES), [0] * LANES)
+        limits = builder.shuffle_vector(one, ir.Constant(lanes, ir.Undefined), every)
+        bits = builder.bitcast(builder.fcmp_ordered("<", loaded, limits), ir.IntType(LANES))
+        return builder.zext(builder.ctpop(bits), ir.IntType(64))
+
+    return types.int64(values, types.int64, types.float64), build
+
+
+count_below: Any = intrinsic(_count_below)

@@ -1,0 +1,178 @@
+"""The disk cache of compiled code, which knows all the sources of a compiled function.
+
+Numba stamps a cached function with the file that defines it alone. Compiled code, however, holds a copy of everything
+it calls, so a cached event loop would go stale as soon as another file of the core changes. Here the stamp is a digest
+of every file of the compiled core that the function may have been built from, of the function's own file, and of the
+files of the compiled functions that it calls; each digest has a folder of its own, so that versions never mix:
+
+    __pycache__/ooco_gym-<file>-<digest>/<function>-<line>.py<version>-<signature>.nbc
+
+Where the package's folder cannot be written the files go to numba's cache folder of the user; `NUMBA_CACHE_DIR` names
+another place. One file holds one signature, with a digest of itself, and is renamed into place, so any number of
+processes may start at once: at worst each compiles for itself. A file that was damaged counts as none: LLVM trusts what
+it is given.
+
+Not seen: constants that a rule outside ooco_gym imports from another file of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import pickle
+import shutil
+import uuid
+import warnings
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numba
+from numba.core.caching import FunctionCache
+from numba.core.dispatcher import Dispatcher
+from numba.core.serialize import dumps
+
+PACKAGE = Path(__file__).resolve().parents[1]
+# A function is built from its own level and those before it, as the imports go.
+LEVELS = ("sim", "policy", "envs")
+RULES = 2                   # levels that a rule outside the package builds on: the simulator and the policy helpers
+KEPT = 8                    # folders of older digests that stay for one source file
+DIGEST_BYTES = 16           # at the beginning of each file of the disk cache
+
+
+class SourceCache(FunctionCache):
+    """Numba's cache of a function's compiled forms, under the digest of all its sources."""
+
+    def __init__(self, function: Callable[..., Any]):
+        super().__init__(function)
+        path = Path(inspect.getfile(function))
+        prefix = f"ooco_gym-{path.stem}-"
+        folder = Path(self._cache_path) / f"{prefix}{source_digest(function)}"
+        self._cache_file = KeyedFiles(folder, prefix, self._impl.filename_base)
+
+
+class KeyedFiles:
+    """One file for each key in `folder`; stands in for numba's index file, whose writers can cross."""
+
+    def __init__(self, folder: Path, prefix: str, stem: str):
+        self.folder, self.prefix, self.stem = folder, prefix, stem
+
+    def load(self, key: Any) -> Any:
+        """Returns what was saved under `key`, or None."""
+        try:
+            content = self._path(key).read_bytes()
+            if content[:DIGEST_BYTES] != _digest_of(content[DIGEST_BYTES:]):
+                return None
+            stored, data = pickle.loads(content[DIGEST_BYTES:])
+        except (OSError, EOFError, pickle.UnpicklingError, AttributeError, ImportError):
+            return None
+        return data if stored == key else None
+
+    def save(self, key: Any, data: Any) -> None:
+        """Saves `data` under `key`; a cache that cannot be written costs time, nothing else."""
+        try:
+            if not self.folder.exists():
+                self.folder.mkdir(parents=True, exist_ok=True)
+                self._prune()
+            path = self._path(key)
+            temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+            try:
+                content = dumps((key, data))
+                temporary.write_bytes(_digest_of(content) + content)
+                os.replace(temporary, path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            note_not_kept(f"{self.folder}: {error.strerror}")
+
+    def flush(self) -> None:
+        """Removes every file of this function."""
+        for path in self.folder.glob(f"{self.stem}-*.nbc"):
+            path.unlink(missing_ok=True)
+
+    def _path(self, key: Any) -> Path:
+        return self.folder / f"{self.stem}-{hashlib.blake2b(str(key).encode(), digest_size=8).hexdigest()}.nbc"
+
+    def _prune(self) -> None:
+        """Removes the folders of digests gone by, all but the newest few."""
+        found = [path for path in self.folder.parent.glob(f"{self.prefix}*") if path != self.folder]
+        for path in sorted(found, key=_changed_s)[:-KEPT]:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _changed_s(path: Path) -> float:
+    """When a folder was changed; 0 of one that another process has just removed."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _digest_of(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+
+
+_NOTED: list[str] = []
+
+
+def note_not_kept(reason: str) -> None:
+    """Warns once in a process that compiled code is lost at its end."""
+    if not _NOTED:
+        _NOTED.append(reason)
+        warnings.warn(f"compiled code cannot be kept ({reason}): every start compiles anew, for about a minute; set "
+                      "NUMBA_CACHE_DIR to a folder that can be written", UserWarning, stacklevel=2)
+
+
+def source_digest(function: Callable[..., Any]) -> str:
+    """Digest of all that a compiled form of `function` is built from: core sources, own file, callees' files, numba."""
+    files: set[Path] = set()
+    _collect(function, files, set())
+    digest = hashlib.blake2b(numba.__version__.encode(), digest_size=8)
+    digest.update(core_digest(PACKAGE, _levels(Path(inspect.getfile(function)).resolve())))
+    for path in sorted(files):
+        digest.update(_file_digest(path))
+    return digest.hexdigest()
+
+
+def _levels(path: Path) -> int:
+    """How many of the core's levels the functions of a file are built from."""
+    for count, folder in enumerate(LEVELS, start=1):
+        if path.is_relative_to(PACKAGE / folder):
+            return count
+    return RULES
+
+
+@cache
+def core_digest(package: Path, levels: int) -> bytes:
+    """Digest of the sources in the first `levels` levels of the compiled core; read once in a process."""
+    paths = [path for folder in ("compile", *LEVELS[:levels]) for path in (package / folder).rglob("*.py")]
+    digest = hashlib.blake2b(digest_size=16)
+    for path in sorted(paths):
+        digest.update(str(path.relative_to(package)).encode() + b"\0")
+        digest.update(_file_digest(path))
+    return digest.digest()
+
+
+@cache
+def _file_digest(path: Path) -> bytes:
+    return hashlib.blake2b(path.read_bytes(), digest_size=16).digest()
+
+
+def _collect(function: Callable[..., Any], files: set[Path], seen: set[Any]) -> None:
+    """Adds to `files` those of `function` and of the compiled functions that it names, and theirs in turn."""
+    if function in seen:
+        return
+    seen.add(function)
+    path = Path(inspect.getfile(function)).resolve()
+    if any(path.is_relative_to(PACKAGE / folder) for folder in LEVELS):
+        return                                      # the core's digest has it, and all that it calls
+    if path.is_file():
+        files.add(path)
+    names = function.__code__.co_names              # of attributes, too
+    found = [function.__globals__.get(name) for name in names]
+    found += [getattr(one, name, None) for one in found if inspect.ismodule(one) for name in names]
+    for called in found:
+        if isinstance(called, Dispatcher) and called.py_func is not None:
+            _collect(called.py_func, files, seen)
