@@ -16,9 +16,10 @@ from ooco_gym.envs import features
 from ooco_gym.envs.buffers import BOX_ONE, FIXED, ILLEGAL, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.decision import Decision, candidate_columns, slot_names
-from ooco_gym.envs.episodes import Episodes, Snapshot, Snapshots
+from ooco_gym.envs.episodes import Episodes
 from ooco_gym.envs.own import Figure, Term
 from ooco_gym.envs.rule_agent import seat_of
+from ooco_gym.envs.snapshots import Snapshot, Snapshots
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError
 from ooco_gym.policy import list_policies
@@ -139,15 +140,15 @@ class DecisionEnv(gym.Env):
         """All that a copy in another process needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items()
                 if key not in ("episodes", "_copies", "_row", "_actions", "_mask", "_watch", "_snapshots")}
-        return {**kept, "_frozen": self.episodes.frozen(0), "_recorded": self._watch.copied(0)}
+        return {**kept, "_taken": self.snapshot() if self.episodes.simulations[0] is not None else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
+        taken = state.pop("_taken")
         self.__dict__.update(state)
         self.episodes = self._new_episodes()
-        self.episodes.thaw(0, frozen)
         self._attach()
-        self._watch.put_back(0, recorded)
+        if taken is not None:
+            self.restore(taken)
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -25,22 +25,12 @@ from ooco_gym.scenario import ResolvedScenario
 from ooco_gym.sim import state as s
 from ooco_gym.sim.build import Facts, Machine, facts_of
 from ooco_gym.sim.loop import RUN_SIGNATURE, run
-from ooco_gym.sim.records import bytes_of
 from ooco_gym.simulation import Simulation, prepared
 from ooco_gym.workload import Trace
 
 _INFO = slice(r.TERM, r.ELAPSED + 1)
 INFO_KEYS = (*(f"reward/{term}" for term in r.TERMS), "reward", "cost", *(f"cost_{slo}" for slo in r.COSTS),
              "elapsed_s")
-
-
-class Frozen(NamedTuple):
-    """Where an episode stands."""
-
-    seed: int
-    number: int
-    state: s.State
-    rows: dict[str, np.ndarray]  # of the step buffers
 
 
 class Episodes:
@@ -160,14 +150,15 @@ class Episodes:
             simulation = self.simulations[i] = copy(kept)
             simulation.state = s.copy_state(kept.state)
             return simulation
-        simulation = self._build(i, seed, number)
+        simulation = self.build(i, seed, number)
         simulation.advance(simulation.window_s[0])
         if len(self._bank) < self.bank:
             kept = self._bank[seed, number] = copy(simulation)
             kept.state = s.copy_state(simulation.state)
         return simulation
 
-    def _build(self, i: int, seed: int, number: int) -> Simulation:
+    def build(self, i: int, seed: int, number: int) -> Simulation:
+        """Lays out window `number` of `seed` in slot i, before its warm-up."""
         self.windows[i], self._rules[i] = (seed, number), {}
         self._latest = self.config.window(seed, number).resolve(like=self._latest)
         simulation = self.simulations[i] = Simulation(self._latest, self._partner)
@@ -233,27 +224,6 @@ class Episodes:
     def open(self, i: int) -> bool:
         """Whether the episode in slot i goes on."""
         return bool(self.buffers.turns[i, b.OPEN])
-
-    # --- Copies ----------------------------------------------------------------------------------------------------
-    def frozen(self, i: int) -> Frozen | None:
-        """A copy of where episode i stands, which can be pickled and given to `thaw`; None before its start."""
-        simulation = self.simulations[i]
-        if simulation is None:
-            return None
-        rows = {name: getattr(self.buffers, name)[i].copy() for name in b.ROWS}
-        return Frozen(*self.windows[i], s.copy_state(simulation.state), rows)
-
-    def thaw(self, i: int, frozen: Frozen | None) -> None:
-        """Goes on in slot i where a copy stands, of this configuration."""
-        if frozen is None:
-            return
-        simulation = self.simulations[i]
-        if simulation is None or self.windows[i] != (frozen.seed, frozen.number):
-            simulation = self._build(i, frozen.seed, frozen.number)
-        simulation.state = s.copy_state(frozen.state)
-        for name, row in frozen.rows.items():
-            getattr(self.buffers, name)[i] = row
-        self.buffers.handles[i] = simulation.handle.address
 
     # --- What it looks like from outside ---------------------------------------------------------------------------
     def info(self, i: int) -> dict[str, Any]:
@@ -429,135 +399,3 @@ def _facts(simulation: Simulation) -> Facts:
     trace = Trace(requests["arrival_ps"] / s.PS_PER_S, requests["prompt_tokens"].copy(),
                   requests["output_tokens"].copy(), requests["online"] == 1)
     return facts_of(machines, trace, simulation.terms)
-
-
-# --- Snapshots: copies of an episode in microseconds -----------------------------------------------------------------
-# Requests are nearly all of an episode's memory, and those that have not arrived yet stand as they were built: a copy
-# has the rows of those that have, and shares one array of the others with all copies of the same window.
-_ROW = s.REQUEST.itemsize
-_APART = (*s.SHARED, "requests", "log")  # the log belongs to the recorder
-_COPIED = tuple(name for name in s.State._fields if name not in _APART)
-
-
-@dataclass(slots=True)
-class Snapshot:
-    """Where an episode stands; can be pickled, and restored in any environment of the same configuration.
-
-    Attributes:
-        key: what must be the same where it is restored.
-        window: (seed, number) of the episode.
-        arrived: rows of requests that `buffer` has.
-        buffer: uint8, these rows, then the state's other arrays.
-        built: uint8, all rows of requests; those after `arrived` as they were built.
-        rows: of the step buffers.
-        recording: what was recorded of the episode, where anything is.
-    """
-
-    key: tuple[Any, ...]
-    window: tuple[int, int]
-    arrived: int
-    buffer: np.ndarray
-    built: np.ndarray
-    rows: dict[str, np.ndarray]
-    recording: Any = None
-
-
-class Snapshots:
-    """Takes copies of one slot of `Episodes` and puts them back."""
-
-    def __init__(self, episodes: Episodes, i: int = 0) -> None:
-        self.episodes, self.index = episodes, i
-        self.key = _key(episodes)
-        self._built: tuple[tuple[int, int], int, np.ndarray] | None = None
-
-    def take(self, into: Snapshot | None = None) -> Snapshot:
-        """Copies where the episode stands.
-
-        Args:
-            into: a snapshot that is not needed any more; its memory is used again.
-
-        Raises:
-            UserError: no episode has begun.
-        """
-        simulation, window = self.episodes.simulations[self.index], self.episodes.windows[self.index]
-        if simulation is None:
-            raise UserError("call reset() before snapshot(): there is no episode yet")
-        state, buffers = simulation.state, self.episodes.buffers
-        arrived = int(state.clock.next_arrival)
-        views = [bytes_of(state.requests)[: arrived * _ROW], *_views(state)]
-        size = sum(view.size for view in views)
-        buffer = into.buffer if into is not None and into.buffer.size >= size else np.empty(size, np.uint8)
-        _pack(views, buffer)
-        rows = {name: getattr(buffers, name)[self.index].copy() for name in b.ROWS}
-        return Snapshot(self.key, window, arrived, buffer, self._as_built(window, state, arrived), rows)
-
-    def _as_built(self, window: tuple[int, int], state: s.State, arrived: int) -> np.ndarray:
-        """All rows of requests as they stood when fewer than now had arrived in this window; shared by its copies."""
-        known = self._built
-        if known is None or known[0] != window or known[1] > arrived:
-            known = self._built = (window, arrived, bytes_of(state.requests).copy())
-        return known[2]
-
-    def put_back(self, snapshot: Snapshot) -> None:
-        """Goes on where a copy stands.
-
-        Raises:
-            UserError: it is no snapshot, or one of another configuration.
-        """
-        if not isinstance(snapshot, Snapshot):
-            raise UserError(f"restore({type(snapshot).__name__}): expected what snapshot() returned")
-        if snapshot.key != self.key:
-            raise UserError("restore(): the snapshot is of an environment of another configuration; make this one with "
-                            "the same arguments")
-        episodes, i = self.episodes, self.index
-        same = episodes.simulations[i] is not None and episodes.windows[i] == snapshot.window
-        if not same:
-            episodes._build(i, *snapshot.window)
-        simulation = episodes.simulations[i]
-        assert simulation is not None
-        state, first = simulation.state, snapshot.arrived * _ROW
-        last = int(state.clock.next_arrival) * _ROW if same else snapshot.built.size
-        requests = bytes_of(state.requests)
-        if first < last:
-            requests[first:last] = snapshot.built[first:last]
-        _unpack(snapshot.buffer, [requests[:first], *_views(state)])
-        state.queues.log_used = 0  # what it had logged, its recording has
-        for name, row in snapshot.rows.items():
-            getattr(episodes.buffers, name)[i] = row
-        episodes.buffers.handles[i] = simulation.handle.address
-
-
-def _key(episodes: Episodes) -> tuple[Any, ...]:
-    """What an environment was made of, as plain values: they are compared across processes."""
-    config: EpisodeConfig = episodes.config
-    shapes = tuple(getattr(episodes.buffers, name).shape[1:] for name in b.ROWS)
-    return (tuple(decision.name for decision in episodes.decisions), _partner_key(episodes._partner), config.window_s,
-            config.warmup_s, config.interval_s, repr(config.scenario), repr(dict(config.vary)), shapes,
-            tuple(config.weights.tolist()), tuple(config.levels), repr(dict(config.controls)),
-            repr(dict(config.shares)), config.box)
-
-
-def _partner_key(partner: Policy) -> tuple[Any, ...]:
-    """Its name, its rules and its parameters; those that only a scenario sets are left out."""
-    rules = tuple((getattr(rule, "__module__", ""), getattr(rule, "__qualname__", "")) for rule in partner.hooks())
-    numbers = tuple((param.name, param.number(partner.values[param.name], partner.name))
-                    for param in partner.params if param.name in partner.values)
-    return partner.name, partner.class_blind, rules, numbers
-
-
-def _views(state: s.State) -> list[np.ndarray]:
-    return [bytes_of(array) for name in _COPIED if (array := getattr(state, name)).size]
-
-
-def _pack(views: list[np.ndarray], buffer: np.ndarray) -> None:
-    at = 0
-    for view in views:
-        buffer[at : at + view.size] = view
-        at += view.size
-
-
-def _unpack(buffer: np.ndarray, views: list[np.ndarray]) -> None:
-    at = 0
-    for view in views:
-        view[:] = buffer[at : at + view.size]
-        at += view.size

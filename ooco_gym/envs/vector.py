@@ -22,6 +22,7 @@ from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION, buffers_at
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.rule_agent import seat_of
+from ooco_gym.envs.snapshots import Snapshots
 from ooco_gym.envs.watching import Watch
 from ooco_gym.errors import UserError, whole_number
 
@@ -130,19 +131,17 @@ class DecisionVectorEnv(VectorEnv):
     def __getstate__(self) -> dict[str, Any]:
         """All that a copy in another process needs to go on here."""
         kept = {key: value for key, value in self.__dict__.items() if key not in _OF_THE_BUFFERS}
-        slots = range(self.num_envs)
-        return {**kept, "_frozen": [self.episodes.frozen(i) for i in slots],
-                "_recorded": [self._watch.copied(i) for i in slots]}
+        begun = [i for i, simulation in enumerate(self.episodes.simulations) if simulation is not None]
+        return {**kept, "_taken": {i: (Snapshots(self.episodes, i).take(), self._watch.copied(i)) for i in begun}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        frozen, recorded = state.pop("_frozen"), state.pop("_recorded")
+        taken = state.pop("_taken")
         self.__dict__.update(state)
         self.episodes = self._new_episodes()
-        for i, one in enumerate(frozen):
-            self.episodes.thaw(i, one)
         self._attach()
-        for i, one in enumerate(recorded):
-            self._watch.put_back(i, one)
+        for i, (snapshot, recorded) in taken.items():
+            Snapshots(self.episodes, i).put_back(snapshot)
+            self._watch.put_back(i, recorded)
 
     # --- Gymnasium -------------------------------------------------------------------------------------------------
     def reset(self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None

@@ -61,10 +61,10 @@ def test_playing_out_leaves_the_episode_as_it_was(gate):
     gate.reset(seed=1001)
     while not gate.episodes.buffers.mask[0, 3]:
         gate.step(gate.partner_action())
-    before = {key: value.copy() for key, value in gate.episodes.frozen(0).rows.items()}
+    before = {key: value.copy() for key, value in gate.snapshot().rows.items()}
     values = Hindsight(gate, "shortest", 5.0).values()
     assert np.isfinite(values[gate.episodes.buffers.mask[0] > 0]).all()
-    after = gate.episodes.frozen(0).rows
+    after = gate.snapshot().rows
     assert all(np.array_equal(before[key], after[key]) for key in before)
 
 

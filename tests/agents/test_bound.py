@@ -36,10 +36,10 @@ def at_start(env, seed, window):
 def every_end(env):
     """(Service, violation rate) of every sequence of legal actions, by depth-first search over copies."""
     ends, steps = [], 0
-    stack = [env.episodes.frozen(0)]
+    stack = [env.snapshot()]
     while stack:
         here = stack.pop()
-        env.episodes.thaw(0, here)
+        env.restore(here)
         if not env.episodes.open(0):
             summary = env.summary()
             ends.append((summary["offline_reference_gpu_s_per_s"] * env.config.window_s, summary["violation_rate"]))
@@ -47,9 +47,9 @@ def every_end(env):
         for action in legal_actions(env, held=here.rows["actions"][:0]):
             steps += 1
             assert steps < MOST, "not a tiny instance"
-            env.episodes.thaw(0, here)
+            env.restore(here)
             env.step(int(action[0]))
-            stack.append(env.episodes.frozen(0))
+            stack.append(env.snapshot())
     return ends
 
 

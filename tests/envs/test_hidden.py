@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from episodes_in_short import IDS, alike, at_random, make, random_legal
@@ -36,6 +38,15 @@ def seen(env):
     return env._observation()
 
 
+@contextmanager
+def put_back_after(env):
+    """What is done to the episode in the block is undone at its end; a snapshot takes future requests as built."""
+    state, requests = env.snapshot(), env.simulation.state.requests.copy()
+    yield
+    env.restore(state)
+    env.simulation.state.requests[:] = requests
+
+
 def longer(state, random):
     """Other lengths for all unfinished outputs, and the worth that comes with them; the runs in progress stay."""
     slots = np.flatnonzero(unfinished(state))
@@ -52,14 +63,12 @@ def check_decisions(env, most=60):
     random, choose, changed = np.random.default_rng(5), np.random.default_rng(6), 0
     for _ in range(most):
         before = seen(env)
-        look_again(env.episodes._handle.address, 0)
+        look_again(env.episodes.address, 0)
         assert alike(seen(env), before), "to look twice changes nothing"
-        frozen = env.episodes.frozen(0)
-        changed += longer(env.simulation.state, random)
-        look_again(env.episodes._handle.address, 0)
-        after = seen(env)
-        env.episodes.thaw(0, frozen)
-        env._attach()
+        with put_back_after(env):
+            changed += longer(env.simulation.state, random)
+            look_again(env.episodes.address, 0)
+            after = seen(env)
         assert [key for key in before if not np.array_equal(before[key], after[key])] == []
         if env.step(random_legal(choose, env))[3]:
             break
@@ -96,11 +105,9 @@ def test_lengths_are_hidden_from_rules(name):
         pytest.skip("no rule is asked")
     for _ in range(25):
         wanted = [env.rule_action(policy) for policy in RULES]
-        frozen = env.episodes.frozen(0)
-        longer(env.simulation.state, random)
-        again = [env.rule_action(policy) for policy in RULES]
-        env.episodes.thaw(0, frozen)
-        env._attach()
+        with put_back_after(env):
+            longer(env.simulation.state, random)
+            again = [env.rule_action(policy) for policy in RULES]
         assert wanted == again
         if env.step(env.partner_action())[3]:
             break
@@ -145,16 +152,15 @@ def test_a_run_of_decode_steps_is_seen_as_one_step(name):
     env, choose = make(name), at_random(4)
     env.reset(seed=1, options={"window": 0})
     for _ in range(200):
-        frozen, before = env.episodes.frozen(0), seen(env)
-        for spec in env.simulation.state.instances:
-            if spec["activity"] == s.DECODE and spec["steps"] > 1:
-                spec["end_ps"] += 7 * (spec["end_ps"] - spec["start_ps"])
-                spec["steps"] *= 8
-                found += 1
-        look_again(env.episodes._handle.address, 0)
-        after = seen(env)
-        env.episodes.thaw(0, frozen)
-        env._attach()
+        before = seen(env)
+        with put_back_after(env):
+            for spec in env.simulation.state.instances:
+                if spec["activity"] == s.DECODE and spec["steps"] > 1:
+                    spec["end_ps"] += 7 * (spec["end_ps"] - spec["start_ps"])
+                    spec["steps"] *= 8
+                    found += 1
+            look_again(env.episodes.address, 0)
+            after = seen(env)
         assert alike(before, after)
         if env.step(choose(env))[3]:
             break
