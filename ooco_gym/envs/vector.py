@@ -12,13 +12,12 @@ import numpy as np
 from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
-from numba import types
 
-from ooco_gym.compile import inner, jit
 from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.base import DecisionEnv, box_actions, observed_as, spaces_of
-from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION, buffers_at
+from ooco_gym.envs.batch_step import BatchStep
+from ooco_gym.envs.buffers import OPEN, PARTNER_ACTION
 from ooco_gym.envs.config import EpisodeConfig, episode_config, reset_options, window_number
 from ooco_gym.envs.episodes import INFO_KEYS, Episodes
 from ooco_gym.envs.rule_agent import seat_of
@@ -370,107 +369,6 @@ class DecisionVectorEnv(VectorEnv):
         if self._flat:
             return np.concatenate(self._rows, axis=1)
         return {key: array.copy() for key, array in self._arrays.items()}
-
-
-_FIGURES = tuple(key for key in INFO_KEYS if key != "reward")
-
-
-class BatchStep:
-    """Copies of the observations and figures of all episodes of the buffers.
-
-    The parts of the observations share one block of memory, the figures another one, and rewards have their own:
-    keeping one part keeps no more than its block.
-
-    Args:
-        episodes: the buffers are theirs.
-        flat: observations are vectors.
-    """
-
-    def __init__(self, episodes: Episodes, flat: bool = False) -> None:
-        buffers, self._flat = episodes.buffers, flat
-        self._address, self._count = episodes.address, len(buffers.turns)
-        n, actions = buffers.mask.shape
-        masks = ("action_mask", np.int8, (n, actions))
-        self._observed = np.dtype([("cluster", np.float32, buffers.cluster.shape),
-                                   ("candidates", np.float32, (n, buffers.candidates[0].size)),
-                                   ("decision", np.float32, buffers.decision.shape), masks])
-        self._figures = np.dtype([*((key, np.float64, (n,)) for key in _FIGURES), masks])
-        size = sum(part[0].size for part in (buffers.cluster, buffers.candidates, buffers.mask, buffers.decision))
-        self._sizes = n * size if flat else -(-self._observed.itemsize // 4), -(-self._figures.itemsize // 8)
-
-    def take(self, infos: dict[str, Any]) -> tuple[Any, np.ndarray]:
-        """Observations and rewards; figures and masks of legality go into `infos`."""
-        observed_size, figures_size = self._sizes
-        observed, figures, rewards = np.empty(observed_size, np.float32), np.empty(figures_size), np.empty(self._count)
-        copy_out(self._address, self._flat, observed, figures, rewards)
-        named: Any = np.ndarray((), self._figures, figures)
-        for key in _FIGURES:
-            infos[key] = named[key]
-        infos["action_mask"] = named["action_mask"]
-        if self._flat:
-            return observed.reshape(self._count, -1), rewards
-        parts: Any = np.ndarray((), self._observed, observed)
-        return {"cluster": parts["cluster"], "candidates": parts["candidates"], "action_mask": parts["action_mask"],
-                "decision": parts["decision"]}, rewards
-
-
-@inner
-def _copied(source, out, begin):
-    """Copies `source` (one axis) into `out` from `begin` on. Returns where it ends."""
-    end = begin + source.size
-    there = out[begin:end]  # indices from 0 on, which cannot be negative, are copied in bulk
-    for k in range(source.size):
-        there[k] = source[k]
-    return end
-
-
-@inner
-def _copy_parts(buffers, observed):
-    """Copies cluster, candidates, decision and, as bytes, the mask."""
-    end = _copied(buffers.cluster.reshape(buffers.cluster.size), observed, 0)
-    end = _copied(buffers.candidates.reshape(buffers.candidates.size), observed, end)
-    end = _copied(buffers.decision.reshape(buffers.decision.size), observed, end)
-    _copied(buffers.mask.reshape(buffers.mask.size), observed.view(np.int8), 4 * end)
-
-
-@inner
-def _copy_rows(buffers, observed):
-    """Copies the episodes' observations as vectors, one after the other: the parts in the order of their names."""
-    end = 0
-    for i in range(buffers.turns.shape[0]):
-        candidates = buffers.candidates[i]
-        end = _copied(buffers.mask[i], observed, end)
-        end = _copied(candidates.reshape(candidates.size), observed, end)
-        end = _copied(buffers.cluster[i], observed, end)
-        end = _copied(buffers.decision[i], observed, end)
-
-
-@jit(types.void(types.int64, types.boolean, types.float32[::1], types.float64[::1], types.float64[::1]))
-def copy_out(buffers_address, flat, observed, figures, rewards):
-    """Copies what a step returns.
-
-    Args:
-        buffers_address: address of the buffers (`buffers.buffers_handle`).
-        flat: whether observations are vectors.
-        observed: takes cluster, candidates, decision and, as bytes, the mask; or all of them as vectors.
-        figures: takes the account's figures of the step but for the reward, each for all episodes, and the mask.
-        rewards: takes the reward of each episode.
-    """
-    buffers = buffers_at(buffers_address)
-    episodes = rewards.size
-    if flat:
-        _copy_rows(buffers, observed)
-    else:
-        _copy_parts(buffers, observed)
-    mask = buffers.mask.reshape(buffers.mask.size)
-    _copied(mask, figures.view(np.int8), 8 * (r.ELAPSED - r.TERM) * episodes)
-    account, begin = buffers.account, 0
-    for column in range(r.TERM, r.ELAPSED + 1):
-        there = rewards
-        if column != r.REWARD:
-            there, begin = figures[begin : begin + episodes], begin + episodes
-        for i in range(episodes):
-            there[i] = account[i, column]
 
 
 def _train_seeds(seeds: Any) -> list[int] | None:
