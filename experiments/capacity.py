@@ -27,14 +27,14 @@ from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.common.sustain import Bench, Sustained, placed, row_of, sustain
 from ooco_gym.commands.simulate import scenario_of
+from ooco_gym.conditions import protocol_values
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval_words
-from ooco_gym.peak import label
+from ooco_gym.peak import label, short_name
 from ooco_gym.protocol import SEEDS, WINDOW_S
 from ooco_gym.report import Column, Table, console, layout, percent, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.resources import load_yaml
-from ooco_gym.scenario import protocol_values, workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -135,7 +135,7 @@ def scenarios_of(base: Scenario, options: Mapping[str, Any]) -> list[Scenario]:
 
 def where_of(scenario: Scenario) -> str:
     """A condition in words: the workload and the cluster."""
-    return f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}"
+    return f"{short_name(scenario.workload)} on {scenario.load_cluster().name}"
 
 
 def _cell(scenario: Scenario, options: Mapping[str, Any], policies: list[str], baselines: tuple[str, ...],

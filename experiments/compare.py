@@ -21,10 +21,10 @@ from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.metrics.statistics import interval, interval_words, paired_interval, within
 from ooco_gym.metrics.summary import keeps_prefixes
+from ooco_gym.peak import short_name
 from ooco_gym.report import Column, Table, as_text, console, layout, show_notes, write_figure
 from ooco_gym.report.pages import COLOURS
 from ooco_gym.report.tables import missing
-from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -57,7 +57,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         summaries = {name: [future.result() for future in futures] for name, futures in asked.items()}
     metrics = metrics_of(options["metrics"], policies)
     rows = compare(summaries, metrics, baseline, float(options["violation_budget"]))
-    title = f"{workload_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
+    title = f"{short_name(scenario.workload)} on {scenario.load_cluster().name}, seeds {list(seeds)}"
     compare_table(rows, baseline, title, _caption(rows, summaries))
     show_notes([f"{note}."] if note else [])
     write_figure(Path(options["out"]) / "compare.html", compare_figure(rows, metrics, baseline), title)

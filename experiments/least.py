@@ -21,9 +21,9 @@ from experiments.common.policies import base_policy, seeds_of
 from experiments.common.runner import Jobs
 from ooco_gym.cluster import Cluster
 from ooco_gym.errors import UserError
-from ooco_gym.peak import label
+from ooco_gym.peak import label, short_name
 from ooco_gym.report import Column, Table, console, percent
-from ooco_gym.scenario import Scenario, workload_name
+from ooco_gym.scenario import Scenario
 from ooco_gym.workload import workload_mean_rate
 
 SCHEMA = "ooco-gym/least/1"
@@ -96,7 +96,7 @@ def main(scenario: Scenario, options: Mapping[str, Any], policies: Sequence[str]
         file = out / f"least_{re.sub(r'[^a-z0-9.]+', '_', policy)}.yaml"
         write_texts({file: yaml.safe_dump(rounded(cluster), sort_keys=False)})
         found.append({**rows[-1], "cluster": str(file), "tried": rows})
-    where = (f"{workload_name(scenario.workload)} at its peak, {least['window_s']:g} s, "
+    where = (f"{short_name(scenario.workload)} at its peak, {least['window_s']:g} s, "
              f"{scenario.online_scale() * workload_mean_rate(scenario.workload):.3g} requests/s in the day's mean")
     columns = (Column("policy", "policy", align="l"), Column("instances", "instances"),
                *(Column(role, lambda row, role=role: row.get(role, 0)) for role in ROLES),

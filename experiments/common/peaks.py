@@ -20,6 +20,7 @@ from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.simulation import NO_SAMPLES_S
 from experiments.common.sustain import settling
+from ooco_gym.conditions import Predictor
 from ooco_gym.errors import UserError
 from ooco_gym.files import cache_folder
 from ooco_gym.peak import (
@@ -34,7 +35,7 @@ from ooco_gym.peak import (
     stored_entry,
 )
 from ooco_gym.protocol import VIOLATION_BUDGET
-from ooco_gym.scenario import Predictor, Scenario
+from ooco_gym.scenario import Scenario
 from ooco_gym.workload import workload_mean_rate
 
 

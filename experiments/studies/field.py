@@ -38,10 +38,9 @@ from experiments.studies.field_page import field_table, write_results
 from ooco_gym.commands.simulate import scenario_of
 from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.metrics.statistics import interval, resampled_interval, within
-from ooco_gym.peak import label
+from ooco_gym.peak import label, short_name
 from ooco_gym.policy import get_policy, spelled
 from ooco_gym.report import show_notes
-from ooco_gym.scenario import workload_name
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
@@ -163,7 +162,7 @@ def cells_of(cfg: DictConfig, options: Mapping[str, Any], policies: Sequence[str
         scenario = scenario.with_(rate_scale=scenario.online_scale())
         for policy in policies:
             placed(scenario, policy)
-        name = f"{workload_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
+        name = f"{short_name(given.get('workload', base.workload))} on {scenario.load_cluster().name}"
         cells.append(Cell(name, scenario, Plan(**{**options["search"], **own}),
                           Plan(**{**options["search"], **options["tuning"]["search"], **own}),
                           {**(options["params"] or {}), **(given.get("params") or {})},
@@ -346,7 +345,7 @@ def _described(cell: Cell) -> dict[str, Any]:
     from ooco_gym.workload import workload_mean_rate
 
     scenario = cell.scenario
-    return {"name": cell.name, "workload": workload_name(scenario.workload),
+    return {"name": cell.name, "workload": short_name(scenario.workload),
             "offline": scenario.offline.get("dataset") or scenario.offline.get("name", "ooc"),
             "cluster": label("cluster", scenario.cluster), "slo": scenario.describe()["slo"],
             "rate_scale": scenario.rate_scale, "window_s": float(scenario.duration_s), "params": dict(cell.params),

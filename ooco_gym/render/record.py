@@ -16,7 +16,7 @@ from ooco_gym.documents import file_digest, read_mapping
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write
 from ooco_gym.peak import short_name
-from ooco_gym.scenario import Scenario, workload_name
+from ooco_gym.scenario import Scenario
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -256,4 +256,4 @@ def _text(value: Any) -> str:
 def scenario_name(scenario: Mapping[str, Any] | Scenario) -> str:
     """`workload on cluster`, as titles have it."""
     values = vars(scenario) if isinstance(scenario, Scenario) else scenario
-    return f"{workload_name(values['workload'])} on {short_name(values['cluster'])}"
+    return f"{short_name(values['workload'])} on {short_name(values['cluster'])}"

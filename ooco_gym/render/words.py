@@ -26,7 +26,6 @@ from ooco_gym.render.figures import (
 from ooco_gym.render.record import RunRecord
 from ooco_gym.report import Table, percent
 from ooco_gym.resources import load_yaml, names
-from ooco_gym.scenario import workload_name
 
 THRASH = 0.25  # evictions for each finished offline request from which memory is said to thrash
 EQUAL = 0.001  # of the offline output: differences below are not spelled out
@@ -220,7 +219,7 @@ def conditions_table(record: RunRecord, seeds: Sequence[int]) -> Table:
     arrived = record.summary["online"]["arrived"] / record.window_s
     parts = [
         ("cluster", _cluster(_loaded("cluster", scenario["cluster"]))),
-        ("online workload", f"{workload_name(scenario['workload'])}: {arrived:.3g} requests/s in the window, "
+        ("online workload", f"{short_name(scenario['workload'])}: {arrived:.3g} requests/s in the window, "
                             f"{scenario['rate_scale']:.4g} of the workload's own rate"),
         *([("", workload["description"])] if workload.get("description") else []),
         *([("assumed", workload["assumed"])] if workload.get("assumed") else []),
