@@ -60,17 +60,6 @@ def token_slack(state, slot, tpot_share):
 
 
 @inner
-def least_slack(state, instance, tpot_share):
-    """The least `token_slack` of the online requests that decode on an instance, in ps; NEVER where none does."""
-    least = NEVER
-    for place in range(state.instances[instance].running):
-        slot = state.members[BATCH, instance, place]
-        if state.requests[slot].urgent and decodes(state, slot):
-            least = min(least, token_slack(state, slot, tpot_share))
-    return least
-
-
-@inner
 def first_waiting(state, instance, kind):
     """The waiting request of a class that is next to be admitted, -1 where there is none: by arrival, or offline ones
     by prefix where the policy keeps them in that order."""

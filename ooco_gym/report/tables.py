@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table as RichTable
 
-BY_CONTENT = ""  # alignment: the first column left, the others right where they hold numbers
 NONE = "–"  # stands where there is no figure
 BRACKETS, TO, RANGE = "{} [{}, {}]", "{} ({} to {})", "{} ({}–{})"  # a mean with its interval
 Form = str | Callable[[Any], str]  # how a value is written: a format specification (".4g") or a function

@@ -15,8 +15,6 @@ NONE = -1
 # Kinds of logged events.
 (LOG_ARRIVAL, LOG_PREFILL_START, LOG_PREFILL_END, LOG_INTERRUPT, LOG_DECODE_RUN, LOG_TRANSFER_START, LOG_TRANSFER_END,
  LOG_EVICT, LOG_FINISH, LOG_MIXED) = range(10)
-LOG_NAMES = ("arrival", "prefill_start", "prefill_end", "interrupt", "decode_run", "transfer_start", "transfer_end",
-             "evict", "finish", "mixed")
 
 
 # --- Linked queues of requests --------------------------------------------------------------------------------------

@@ -39,8 +39,6 @@ NEVER = np.iinfo(np.int64).max // 4  # a time that no event reaches; sums of two
 
 # --- Request status -------------------------------------------------------------------------------------------------
 FUTURE, WAITING, PREFILLING, PUSH_WAITING, RESIDENT, LEAVING, MOVING, FINISHED, REJECTED = range(9)
-STATUS_NAMES = ("future", "waiting", "prefilling", "push_waiting", "resident", "leaving", "moving", "finished",
-                "rejected")
 
 # --- Instance roles and activities ----------------------------------------------------------------------------------
 RELAXED, STRICT, MIXED = range(3)

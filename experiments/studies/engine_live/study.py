@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SCHEMA = "ooco-gym/sim_to_real/1"
-SCHEDULERS = ("vllm_fcfs", "vllm_priority", "hygen", "deadline", "learned")
 TRAIN, MEASURE = "train", "measure"
 PRIORITIES = {"online": 0, "offline": 1}
 _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
