@@ -13,7 +13,8 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs.batching_filling import fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.features import COLUMN, columns
-from ooco_gym.policy.engine_features import SLACKS, count_late, log1p
+from ooco_gym.envs.filling import log_scale, log_scales
+from ooco_gym.policy.engine_features import SLACKS, count_late
 from ooco_gym.policy.latency_budget import (
     OFFLINE_CLASS,
     OPEN_FIGURES,
@@ -34,15 +35,10 @@ PLACES = {"present": "present", "tokens": "tokens", "generated": "generated", "p
           "evictions": "evictions", "memory": "memory", "step": "step", "cached": "slack", "output": "backlog",
           "growth": "residents", "before": "level", "limit": "interrupt_risk", "late": "running", "first": "partner"}
 F = columns(ENTRY)
-_PER_LOG = [1.0 / math.log1p(one.limit) if one.scale == "log" else 0.0 for one in ENTRY]
+_PER_LOG = log_scales(ENTRY)
 _TOKENS, _GENERATED, _OUTPUT = _PER_LOG[F.tokens], _PER_LOG[F.generated], _PER_LOG[F.output]
 _WAIT, _PREFILL = _PER_LOG[F.wait], _PER_LOG[F.prefill]
 _EVICTIONS, _GROWTH, _TIMES = ENTRY[F.evictions].limit, ENTRY[F.growth].limit, ENTRY[F.step].limit
-
-
-@inlined
-def _log(value, per_log):
-    return min(1.0, log1p(max(0.0, float(value))) * per_log)
 
 
 @inlined
@@ -79,13 +75,13 @@ def fill_entry(state, buffers, i, k, computed, need, so_far):
     grown = need + blocks_for(state, np.int64(math.ceil(tokens + output))) - blocks_for(state, tokens)
     free = max(1, num_free_blocks(state, instance))
     out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = _log(tokens, _TOKENS)
+    out[COLUMN.tokens] = log_scale(tokens, _TOKENS)
     out[COLUMN.slack] = computed / tokens
-    out[COLUMN.generated] = _log(request.generated_tokens, _GENERATED)
-    out[COLUMN.backlog] = _log(output, _OUTPUT)
-    out[COLUMN.wait] = _log((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
+    out[COLUMN.generated] = log_scale(request.generated_tokens, _GENERATED)
+    out[COLUMN.backlog] = log_scale(output, _OUTPUT)
+    out[COLUMN.wait] = log_scale((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
     out[COLUMN.evictions] = min(1.0, request.evictions / _EVICTIONS)
-    out[COLUMN.prefill] = _log(alone / 1e9, _PREFILL)
+    out[COLUMN.prefill] = log_scale(alone / 1e9, _PREFILL)
     out[COLUMN.memory] = min(1.0, need / free)
     out[COLUMN.residents] = min(1.0, grown / (free * _GROWTH))
     out[COLUMN.level] = min(1.0, before * per_tpot)

@@ -32,14 +32,14 @@ ROW = CLUSTER_SIZE + -CLUSTER_SIZE % LANES  # numbers of a row of features, in w
 CHUNK = 32  # candidates' logarithms that are taken at once
 
 
-def _scales(features, size):
-    """What the logarithms of a row of features are multiplied by; 0 where a feature is none."""
+def log_scales(features, size=0):
+    """What the logarithms of features are multiplied by; 0 where a feature is none, and beyond, up to `size`."""
     scales = [1.0 / math.log1p(feature.limit) if feature.scale == "log" else 0.0 for feature in features]
-    return np.array(scales + [0.0] * (size - len(scales)))
+    return scales + [0.0] * (size - len(scales))
 
 
-_CLUSTER_SCALES = _scales(CLUSTER, ROW)
-_LOG_SCALES = np.tile(_scales(CANDIDATES[FIRST_LOG : FIRST_LOG + LOG_COUNT], LOG_COUNT), CHUNK // LOG_COUNT)
+_CLUSTER_SCALES = np.array(log_scales(CLUSTER, ROW))
+_LOG_SCALES = np.tile(log_scales(CANDIDATES[FIRST_LOG : FIRST_LOG + LOG_COUNT]), CHUNK // LOG_COUNT)
 _LOG_UNITS = np.tile([1.0, 1.0, 1e9, s.PS_PER_S], CHUNK // LOG_COUNT)  # tokens, tokens, ms and s of ps
 _cluster_row = stack_floats(ROW)
 stack_logs = stack_floats(MOST_CANDIDATES * LOG_COUNT)
@@ -50,7 +50,7 @@ _lengths = stack_floats(MOST_CANDIDATES + LANES)
 @inlined
 def log_scale(value, per_log):
     """log(1 + value) times `per_log`, cut to 0 … 1."""
-    return min(1.0, log1p(max(0.0, value)) * per_log)
+    return min(1.0, log1p(max(0.0, float(value))) * per_log)
 
 
 @inlined
@@ -266,8 +266,8 @@ def fill_instance(state, instance, slot, decodes, out):
     spec, now = state.instances[instance], state.clock.now_ps
     tokens = length(state, slot)
     out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = log_scale(float(tokens), _SHORT)
-    out[COLUMN.generated] = log_scale(float(state.requests[slot].generated_tokens), _LONG)
+    out[COLUMN.tokens] = log_scale(tokens, _SHORT)
+    out[COLUMN.generated] = log_scale(state.requests[slot].generated_tokens, _LONG)
     out[COLUMN.prefill] = log_scale(predict_prefill(state, instance, tokens) / 1e9, TEN_MS)
     out[COLUMN.memory] = share(blocks_for(state, tokens + 1) / max(1, spec.free_blocks), 1.0)
     requests = spec.decodable + spec.arriving + decodes

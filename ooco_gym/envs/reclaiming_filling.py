@@ -4,16 +4,14 @@
 descriptions of requests; a test compares both.
 """
 
-import math
-
 import numpy as np
 
-from ooco_gym.compile import inlined, inner
+from ooco_gym.compile import inner
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.batching_filling import fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.features import COLUMN, columns
-from ooco_gym.policy.engine_features import log1p
+from ooco_gym.envs.filling import log_scale, log_scales
 from ooco_gym.policy.latency_budget import OPEN_FIGURES, believed_latency, decodes
 from ooco_gym.policy.reclaiming import private_blocks, relief
 from ooco_gym.runtime.reclaiming_features import VICTIM
@@ -27,16 +25,11 @@ PLACES = {"present": "present", "tokens": "tokens", "generated": "generated", "c
           "computed": "slack", "place": "running", "lack": "step", "output": "backlog", "freed": "residents",
           "swap": "level"}
 F = columns(VICTIM)
-_PER_LOG = [1.0 / math.log1p(one.limit) if one.scale == "log" else 0.0 for one in VICTIM]
+_PER_LOG = log_scales(VICTIM)
 _TOKENS, _GENERATED, _OUTPUT, _WAIT = (_PER_LOG[F.tokens], _PER_LOG[F.generated], _PER_LOG[F.output],
                                        _PER_LOG[F.wait])
 _MEMORY, _LACK, _COST = _PER_LOG[F.memory], _PER_LOG[F.lack], _PER_LOG[F.cost]
 _EVICTIONS, _FREED = VICTIM[F.evictions].limit, VICTIM[F.freed].limit
-
-
-@inlined
-def _log(value, per_log):
-    return min(1.0, log1p(max(0.0, float(value))) * per_log)
 
 
 @inner
@@ -80,20 +73,20 @@ def fill_victim(state, buffers, i, k, short):
     tokens = length(state, slot)
     output = max(1.0, state.observed.offline_output_mean - request.generated_tokens)
     out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = _log(tokens, _TOKENS)
+    out[COLUMN.tokens] = log_scale(tokens, _TOKENS)
     out[COLUMN.slack] = request.num_computed_tokens / tokens
-    out[COLUMN.generated] = _log(request.generated_tokens, _GENERATED)
-    out[COLUMN.backlog] = _log(output, _OUTPUT)
-    out[COLUMN.wait] = _log((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
+    out[COLUMN.generated] = log_scale(request.generated_tokens, _GENERATED)
+    out[COLUMN.backlog] = log_scale(output, _OUTPUT)
+    out[COLUMN.wait] = log_scale((state.clock.now_ps - request.arrival_ps) / s.PS_PER_S, _WAIT)
     out[COLUMN.evictions] = min(1.0, request.evictions / _EVICTIONS)
     out[COLUMN.interruptions] = decodes(state, slot)
     out[COLUMN.running] = order_of(state, instance, slot)
-    out[COLUMN.memory] = _log(private_blocks(state, instance, slot), _MEMORY)
+    out[COLUMN.memory] = log_scale(private_blocks(state, instance, slot), _MEMORY)
     out[COLUMN.residents] = min(1.0, relief(state, instance, slot) / (lack * _FREED))
-    out[COLUMN.step] = _log(lack, _LACK)
+    out[COLUMN.step] = log_scale(lack, _LACK)
     out[COLUMN.interrupt_risk] = online / need
     out[COLUMN.level] = how == s.SWAP
-    out[COLUMN.prefill] = _log(cost_ps(state, instance, slot, how) / 1e9, _COST)
+    out[COLUMN.prefill] = log_scale(cost_ps(state, instance, slot, how) / 1e9, _COST)
 
 
 @step_kernel

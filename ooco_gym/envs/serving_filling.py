@@ -4,8 +4,6 @@
 descriptions of engines; a test compares both.
 """
 
-import math
-
 import numpy as np
 
 from ooco_gym.compile import inlined, inner
@@ -13,7 +11,8 @@ from ooco_gym.envs import buffers as b
 from ooco_gym.envs.batching_filling import fill_engine
 from ooco_gym.envs.buffers import step_kernel
 from ooco_gym.envs.features import COLUMN, columns
-from ooco_gym.policy.engine_features import NONE_MS, believed, log1p
+from ooco_gym.envs.filling import log_scale, log_scales
+from ooco_gym.policy.engine_features import NONE_MS, believed
 from ooco_gym.policy.latency_budget import believed_latency, decodes
 from ooco_gym.runtime.serving_features import TARGET
 from ooco_gym.sim import state as s
@@ -27,16 +26,11 @@ PLACES = {"present": "present", "tokens": "tokens", "online": "generated", "dead
           "online_requests": "running", "online_missing": "backlog", "offline_requests": "residents",
           "offline_missing": "level", "online_decodes": "interrupt_risk", "decodes": "step", "default": "partner"}
 F = columns(TARGET)
-_PER_LOG = [1.0 / math.log1p(one.limit) if one.scale == "log" else 0.0 for one in TARGET]
+_PER_LOG = log_scales(TARGET)
 _TOKENS, _DEADLINE, _PREFILL = _PER_LOG[F.tokens], _PER_LOG[F.deadline], _PER_LOG[F.prefill]
 _ONLINE, _ONLINE_MISSING = _PER_LOG[F.online_requests], _PER_LOG[F.online_missing]
 _OFFLINE, _OFFLINE_MISSING = _PER_LOG[F.offline_requests], _PER_LOG[F.offline_missing]
 _TIMES = TARGET[F.decodes].limit
-
-
-@inlined
-def _log(value, per_log):
-    return min(1.0, log1p(max(0.0, float(value))) * per_log)
 
 
 @inlined
@@ -80,19 +74,19 @@ def fill_target(state, instance, slot, default, out):
     alone = believed_latency(state, instance, add_to_sums(state, table, NO_SUMS, tokens - computed, tokens, 1))
     per_tpot = 1.0 / (tpot_ps * _TIMES)
     out[COLUMN.present] = 1.0
-    out[COLUMN.tokens] = _log(tokens, _TOKENS)
+    out[COLUMN.tokens] = log_scale(tokens, _TOKENS)
     out[COLUMN.generated] = request.online
-    out[COLUMN.slack] = _log(due_ms, _DEADLINE)
+    out[COLUMN.slack] = log_scale(due_ms, _DEADLINE)
     out[COLUMN.wait] = computed / tokens
-    out[COLUMN.prefill] = _log(alone / 1e9, _PREFILL)
+    out[COLUMN.prefill] = log_scale(alone / 1e9, _PREFILL)
     need = blocks_for(state, tokens) - shared + idle
     out[COLUMN.memory] = min(1.0, need / max(1, num_free_blocks(state, instance)))
     out[COLUMN.evictions] = spec.free_blocks / spec.total_blocks
     out[COLUMN.interruptions] = 1.0 - spec.running / state.config.max_num_seqs
-    out[COLUMN.running] = _log(online[0] + online[2] + spec.online_waiting, _ONLINE)
-    out[COLUMN.backlog] = _log(online[3] + spec.online_waiting_tokens, _ONLINE_MISSING)
-    out[COLUMN.residents] = _log(offline[0] + offline[2] + spec.offline_waiting, _OFFLINE)
-    out[COLUMN.level] = _log(offline[3] + spec.offline_waiting_tokens, _OFFLINE_MISSING)
+    out[COLUMN.running] = log_scale(online[0] + online[2] + spec.online_waiting, _ONLINE)
+    out[COLUMN.backlog] = log_scale(online[3] + spec.online_waiting_tokens, _ONLINE_MISSING)
+    out[COLUMN.residents] = log_scale(offline[0] + offline[2] + spec.offline_waiting, _OFFLINE)
+    out[COLUMN.level] = log_scale(offline[3] + spec.offline_waiting_tokens, _OFFLINE_MISSING)
     some, context = online[0], online[1]
     out[COLUMN.interrupt_risk] = min(1.0, believed(state, table, some, context, 0) * per_tpot)
     every, whole = some + offline[0], context + offline[1]
