@@ -10,11 +10,11 @@ import numpy as np
 
 from baselines.echo_estimator import P, batch_time, with_chunk, with_decode, without_decode
 from ooco_gym.compile import inner
+from ooco_gym.policy.latency_budget import decodes
 from ooco_gym.policy.mixed import (
     bucket_of,
     bucket_start,
     get_computed_blocks,
-    missing,
     next_in_order,
     num_free_blocks,
     previous_in_order,
@@ -44,12 +44,6 @@ def blocks_to_start(state, instance, slot):
 
 
 # --- What a request adds to a batch ---------------------------------------------------------------------------------
-@inner
-def decodes(state, slot):
-    """Whether a request is past its prefill."""
-    return state.requests[slot].generated_tokens > 0 and missing(state, slot) == 1
-
-
 @inner
 def with_running(state, instance, load, slot, tokens):
     """The batch with `tokens` tokens of a request that runs."""

@@ -34,7 +34,6 @@ from baselines.sarathi import (
     ONLINE_CLASS,
     begin,
     decode,
-    decodes,
     first_waiting,
     prefill,
     running_of,
@@ -44,6 +43,7 @@ from baselines.sarathi import (
 )
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.latency_budget import decodes
 from ooco_gym.policy.mixed import get_computed_tokens, next_in_order, wake_at
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import length, route_fewest_requests

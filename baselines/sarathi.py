@@ -19,6 +19,7 @@ admitted, as in Sarathi's engine.
 
 from ooco_gym.compile import inner
 from ooco_gym.policy.decisions import COMPOSE, hook
+from ooco_gym.policy.latency_budget import decodes
 from ooco_gym.policy.mixed import (
     RECOMPUTE,
     SWAP,
@@ -71,12 +72,6 @@ def running_of(state, instance, kind):
 def runs(state, slot):
     """Whether a request is still running: it may have lost its memory since it was listed."""
     return state.requests[slot].status == RESIDENT
-
-
-@inner
-def decodes(state, slot):
-    """Whether a running request decodes, rather than computes its prompt (or, preempted, its context again)."""
-    return state.requests[slot].generated_tokens > 0 and missing(state, slot) == 1
 
 
 @inner
