@@ -133,3 +133,13 @@ def real_config(out, **changes):
     changes = {"total_timesteps": 1600, "window_s": 30.0, **changes}
     return {**train_config(out, agent={"n_envs": 4, "n_steps": 200, "batch_size": 400, "imitate": None}, **changes),
             "env": SHORT, "validation": {"windows": 2, "every_steps": 800, "violation_limit": 0.03}}
+
+
+def composed(out, *words):
+    """The configuration of `ooco-gym train` with these words, without validation and checkpoints."""
+    from hydra import compose, initialize_config_module
+    from omegaconf import OmegaConf
+
+    with initialize_config_module("conf", version_base=None):
+        return OmegaConf.to_container(compose("train", [
+            *words, "validation.windows=0", "checkpoint_every_steps=0", f"out={out}"]), resolve=True)

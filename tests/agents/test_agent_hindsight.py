@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from gating_double import CONFIG, train_config
+from gating_double import CONFIG, composed, train_config
 
 from agents.environments import make_env
 from agents.lookahead.rollout import Rollout
@@ -76,14 +76,10 @@ def test_targets_lead_with_the_teacher_and_cut_what_is_far_off():
 
 
 def hindsight_config(folder, **imitate):
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    with initialize_config_module("conf", version_base=None):
-        config = OmegaConf.to_container(compose("train", [
-            "env=gating", "agent=ppo_hindsight", "env.window_s=20", "env.warmup_s=10", "env.candidates=4",
-            "window_s=20", "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16",
-            "total_timesteps=64", "validation.windows=0", "checkpoint_every_steps=0", f"out={folder}"]), resolve=True)
+    config = composed(
+        folder, "env=gating", "agent=ppo_hindsight", "env.window_s=20", "env.warmup_s=10", "env.candidates=4",
+        "window_s=20", "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16",
+        "total_timesteps=64")
     config["agent"]["imitate"].update({"looks": 60, "every": 3, "horizon_s": 5.0, "workers": 1, **imitate})
     return config
 
@@ -135,16 +131,12 @@ def test_a_copy_that_is_smoothed_stays_unsure(tmp_path):
 
 
 def test_a_constant_of_several_controls_is_imitated_too(tmp_path):
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
     from agents.learning import train
 
-    with initialize_config_module("conf", version_base=None):
-        config = OmegaConf.to_container(compose("train", [
-            "env=control", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2", "agent.n_steps=8",
-            "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule='interrupt=1,slo_margin=0.95'",
-            "agent.imitate.decisions=64", "agent.imitate.epochs=40", "agent.imitate.learning_rate=0.01",
-            "total_timesteps=16", "validation.windows=0", "checkpoint_every_steps=0", f"out={tmp_path}"]), resolve=True)
+    config = composed(
+        tmp_path, "env=control", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2",
+        "agent.n_steps=8", "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule='interrupt=1,slo_margin=0.95'",
+        "agent.imitate.decisions=64", "agent.imitate.epochs=40", "agent.imitate.learning_rate=0.01",
+        "total_timesteps=16")
     imitation = train.main(config)["imitation"]
     assert imitation["decisions"] >= 64 and imitation["agreement"] > 0.95

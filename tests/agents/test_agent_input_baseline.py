@@ -4,7 +4,7 @@ import csv
 
 import numpy as np
 import pytest
-from gating_double import CONFIG
+from gating_double import CONFIG, composed
 
 from agents.environments import training_env
 from agents.learning.advantages import InputBaseline, Timeline, group_of, of_siblings
@@ -102,17 +102,12 @@ class Recorder:
 
 
 def test_training_with_groups_logs_what_siblings_explain(tmp_path):
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
     from agents.learning import train
 
-    with initialize_config_module("conf", version_base=None):
-        config = OmegaConf.to_container(compose("train", [
-            "env=packing", "agent=ppo_input", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=4",
-            "agent.n_steps=60", "agent.batch_size=120", "agent.hidden=16", "agent.imitate.rule=null",
-            "agent.scale_decisions=64", "total_timesteps=720", "validation.windows=0", "checkpoint_every_steps=0",
-            f"out={tmp_path}"]), resolve=True)
+    config = composed(
+        tmp_path, "env=packing", "agent=ppo_input", "env.window_s=40", "env.warmup_s=5", "window_s=40",
+        "agent.n_envs=4", "agent.n_steps=60", "agent.batch_size=120", "agent.hidden=16", "agent.imitate.rule=null",
+        "agent.scale_decisions=64", "total_timesteps=720")
     train.main(config)
     rows = [row for row in csv.DictReader((tmp_path / "progress.csv").open()) if row["input/covered"]]
     assert len(rows) == 3 and all(float(row["input/covered"]) > 0.9 for row in rows)

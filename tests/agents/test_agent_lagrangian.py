@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 import torch
+from gating_double import composed
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -100,15 +101,10 @@ def test_a_cost_critic_starts_from_nothing():
 
 def lagrangian_config(folder, **settings):
     """Packing, where a decision lasts a second, so that a few hundred of them see thousands of requests."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    with initialize_config_module("conf", version_base=None):
-        config = OmegaConf.to_container(compose("train", [
-            "env=packing", "agent=pid_lagrangian", "env.window_s=60", "env.warmup_s=10", "window_s=60",
-            "agent.n_envs=4", "agent.n_steps=64", "agent.batch_size=128", "agent.hidden=16", "agent.imitate.rule=null",
-            "agent.scale_decisions=64", "total_timesteps=1024", "validation.windows=0", "checkpoint_every_steps=0",
-            f"out={folder}"]), resolve=True)
+    config = composed(
+        folder, "env=packing", "agent=pid_lagrangian", "env.window_s=60", "env.warmup_s=10", "window_s=60",
+        "agent.n_envs=4", "agent.n_steps=64", "agent.batch_size=128", "agent.hidden=16", "agent.imitate.rule=null",
+        "agent.scale_decisions=64", "total_timesteps=1024")
     config["agent"]["lagrangian"].update(settings)
     return config
 

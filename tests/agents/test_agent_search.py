@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from gating_double import composed
 
 from agents.environments import make_env
 from agents.evaluation.heuristics import by_name
@@ -78,17 +79,11 @@ def test_windows_are_the_same_for_every_rule_and_as_single_episodes():
 
 
 def search_config(folder, **imitate):
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    with initialize_config_module("conf", version_base=None):
-        config = OmegaConf.to_container(compose("train", [
-            "env=gating", "agent=ppo_search", "env.window_s=15", "env.warmup_s=5", "env.candidates=4", "window_s=15",
-            "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16", "total_timesteps=64",
-            "agent.imitate.decisions=400", "agent.imitate.others={gate: longest}",
-            "agent.imitate.start={decline: -3, partner: -9, tokens: -1, kv_free: 0.5}",
-            "validation.windows=0", "checkpoint_every_steps=0", f"out={folder}"]),
-            resolve=True)
+    config = composed(
+        folder, "env=gating", "agent=ppo_search", "env.window_s=15", "env.warmup_s=5", "env.candidates=4",
+        "window_s=15", "agent.n_envs=2", "agent.n_steps=16", "agent.batch_size=32", "agent.hidden=16",
+        "total_timesteps=64", "agent.imitate.decisions=400", "agent.imitate.others={gate: longest}",
+        "agent.imitate.start={decline: -3, partner: -9, tokens: -1, kv_free: 0.5}")
     config["agent"]["imitate"].update({"windows": 2, "window_s": 15.0, "generations": 1, "population": 2, "elite": 2,
                                        "scale_decisions": 100, **imitate})
     return config

@@ -1,12 +1,11 @@
 """What trackers get of a real run: series, tables, histograms, the picture, regret, the policy; read back from disk."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import yaml
-from gating_double import SHORT, real_config
+from gating_double import SHORT, composed, real_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from wandb_log import BLOCK, FIRST, HEAD, HEADER, LAST, MIDDLE, WHOLE, chunks, offline_run
@@ -80,14 +79,10 @@ def test_actions_are_histograms_by_kind_of_decision(tracked):
 
 def test_settings_are_no_shares_of_no_and_of_the_partner(tmp_path):
     """Level 0 of a parameter is no 'no': Control's vectors have histograms, a parameter each, and no such shares."""
-    from hydra import compose, initialize_config_module
-    from omegaconf import OmegaConf
-
-    with initialize_config_module("conf", version_base=None):
-        config: Any = OmegaConf.to_container(compose("train", [
-            "env=control", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2", "agent.n_steps=8",
-            "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule=null", "agent.scale_decisions=8",
-            "total_timesteps=16", "validation.windows=0", "checkpoint_every_steps=0", f"out={tmp_path}"]), resolve=True)
+    config = composed(
+        tmp_path, "env=control", "env.window_s=40", "env.warmup_s=5", "window_s=40", "agent.n_envs=2",
+        "agent.n_steps=8", "agent.batch_size=16", "agent.hidden=16", "agent.imitate.rule=null",
+        "agent.scale_decisions=8", "total_timesteps=16")
     train.main(config)
     columns = (tmp_path / "progress.csv").read_text().splitlines()[0]
     assert "rollout/simulated_s" in columns and "_share" not in columns

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_description import compared, describe, describe_iteration
-from episodes_in_short import at_random, differences, make, partner, play
+from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
 
 from ooco_gym import Simulation, UserError, candidate_table
 from ooco_gym.envs.admission_filling import PLACES
@@ -137,20 +137,7 @@ def test_a_snapshot_in_the_midst_of_an_iteration_goes_on_alike():
         env.step(int(np.flatnonzero(env.action_masks())[-1]))
         if int(env.simulation.state.instances["steps_begun"][0]) == steps:
             break
-    snapshot = env.snapshot()
-    actions = []
-
-    def noted(one):
-        actions.append(choose(one))
-        return actions[-1]
-
-    for _ in range(100):
-        env.step(noted(env))
-    wanted = env._observation()
-    env.restore(snapshot)
-    for action in actions:
-        env.step(action)
-    assert all(np.array_equal(wanted[key], value) for key, value in env._observation().items())
+    assert goes_on_alike(env, choose, 100)
 
 
 def test_the_mean_output_is_that_of_the_simulator():

@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import warnings
+from contextlib import contextmanager
 
 import gymnasium as gym
 import numpy as np
@@ -30,21 +31,24 @@ print(*env.step(1)[2:4], "ooco_gym" in sys.modules)
 """
 
 
-@pytest.mark.parametrize("name", IDS)
-def test_gymnasiums_checker_passes(name):
+@contextmanager
+def warnings_as_errors():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)  # Gymnasium's, of a v0 beside a v1
         warnings.filterwarnings("ignore", "chip .* not measured", UserWarning)  # said once a process, of the scenario
+        yield
+
+
+@pytest.mark.parametrize("name", IDS)
+def test_gymnasiums_checker_passes(name):
+    with warnings_as_errors():
         check_env(gym.make(name, render_mode="ansi", **arguments(name)).unwrapped)
 
 
 @pytest.mark.parametrize("name", IDS)
 def test_gymnasiums_passive_checker_passes(name):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)  # Gymnasium's, of a v0 beside a v1
-        warnings.filterwarnings("ignore", "chip .* not measured", UserWarning)  # said once a process, of the scenario
+    with warnings_as_errors():
         env = gym.make(name, **arguments(name))
         steps = play(env, at_random(1), most=50)
         env.close()
@@ -54,10 +58,7 @@ def test_gymnasiums_passive_checker_passes(name):
 @pytest.mark.parametrize("name", IDS)
 def test_stable_baselines_checker_passes(name):
     checker = pytest.importorskip("stable_baselines3.common.env_checker")
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warnings.filterwarnings("ignore", ".*is out of date", DeprecationWarning)  # Gymnasium's, of a v0 beside a v1
-        warnings.filterwarnings("ignore", "chip .* not measured", UserWarning)  # said once a process, of the scenario
+    with warnings_as_errors():
         env = gym.make(name, **arguments(name))
         checker.check_env(env)
         checker.check_env(env.unwrapped)

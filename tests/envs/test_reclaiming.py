@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from engine_description import compared, describe_short
-from episodes_in_short import alike, at_random, differences, make, partner, play
+from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
 
 from agents.evaluation.heuristics import RECLAIMING, heuristics_of
 from baselines.deadline import compose_within, settings_of
@@ -177,15 +177,7 @@ def test_a_snapshot_between_two_who_give_way_goes_on_alike():
         env.step(choose(env))
         if env.simulation.now_s == now:
             break
-    snapshot, actions = env.snapshot(), []
-    for _ in range(60):
-        actions.append(choose(env))
-        env.step(actions[-1])
-    wanted = env._observation()
-    env.restore(snapshot)
-    for action in actions:
-        env.step(action)
-    assert alike(wanted, env._observation())
+    assert goes_on_alike(env, choose, 60)
 
 
 @pytest.mark.parametrize(("changes", "words"), [

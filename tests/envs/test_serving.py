@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from engine_description import compared, describe, describe_iteration, describe_targets
-from episodes_in_short import alike, at_random, differences, make, partner, play
+from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
 
 from ooco_gym import Simulation, UserError, candidate_table
 from ooco_gym.envs import admission_filling, batching_filling, serving_filling
@@ -161,15 +161,7 @@ def test_a_snapshot_between_filling_and_entering_goes_on_alike():
     env.reset(seed=1, options={"window": 0})
     while kind(env) != "admit":
         env.step(choose(env))
-    snapshot, actions = env.snapshot(), []
-    for _ in range(200):
-        actions.append(choose(env))
-        env.step(actions[-1])
-    wanted = env._observation()
-    env.restore(snapshot)
-    for action in actions:
-        env.step(action)
-    assert alike(wanted, env._observation())
+    assert goes_on_alike(env, choose, 200)
 
 
 def test_where_requests_go_matters():

@@ -49,17 +49,23 @@ class Trial:
     once: bool = False
 
 
-def started(bench: Bench, expected: dict[str, str] | None, **surroundings: Any) -> str:
-    """One start; what is wrong with its end: a traceback, another exit code than 0, or other contents."""
+def ended(bench: Bench, **surroundings: Any) -> tuple[int | None, str]:
+    """The exit code of one start and what it said; None where it came to no end."""
     process = bench.begin(**surroundings)
     try:
         _, said = process.communicate(timeout=LIMIT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.communicate()
-        return f"no end within {LIMIT_S:g} s"
-    if "Traceback" in said or process.returncode != 0:
-        return f"exit code {process.returncode}: {said.strip()[-300:]}"
+        return None, f"no end within {LIMIT_S:g} s"
+    return process.returncode, said
+
+
+def started(bench: Bench, expected: dict[str, str] | None, **surroundings: Any) -> str:
+    """One start; what is wrong with its end: a traceback, another exit code than 0, or other contents."""
+    code, said = ended(bench, **surroundings)
+    if "Traceback" in said or code != 0:
+        return said if code is None else f"exit code {code}: {said.strip()[-300:]}"
     return different(bench, expected) if expected is not None else ""
 
 
@@ -100,16 +106,12 @@ def mounted(folder: Path, options: str) -> Iterator[None]:
 
 def refused(bench: Bench) -> str:
     """A start on a full disk ends in one sentence and exit code 2, or well where all fits; what went wrong."""
-    process = bench.begin()
-    try:
-        _, said = process.communicate(timeout=LIMIT_S)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.communicate()
-        return f"no end within {LIMIT_S:g} s"
+    code, said = ended(bench)
     errors = [line for line in said.splitlines() if line.startswith("error: ")]
-    well = process.returncode == 0 or (process.returncode == 2 and len(errors) == 1)
-    return "" if well and "Traceback" not in said else f"exit code {process.returncode}: {said.strip()[-400:]}"
+    well = code == 0 or (code == 2 and len(errors) == 1)
+    if well and "Traceback" not in said:
+        return ""
+    return said if code is None else f"exit code {code}: {said.strip()[-400:]}"
 
 
 # --- Users ------------------------------------------------------------------------------------------------------------

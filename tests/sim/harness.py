@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
 from operator import attrgetter
@@ -130,6 +131,14 @@ class Episode:
                 return self
             answer = self.rule_answer()
             self.answers += 1
+
+    def events(self, most: int) -> Iterator[s.State]:
+        """Plays event by event, so many at the most: the state after each."""
+        for _ in range(most):
+            at_ps = self.next_event_ps()
+            if at_ps >= s.NEVER or self.advance(at_ps) != s.HORIZON:
+                return
+            yield self.state
 
     def next_event_ps(self) -> int:
         """When the next event happens."""

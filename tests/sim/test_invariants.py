@@ -17,11 +17,8 @@ MANY_EVENTS = 6000
 @given(setups())
 def test_everything_holds_after_every_event(setup: Setup) -> None:
     episode = Episode(setup)
-    for _ in range(MANY_EVENTS):
-        at_ps = episode.next_event_ps()
-        if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
-            break
-        check(episode.state)
+    for state in episode.events(MANY_EVENTS):
+        check(state)
     episode.play()
     check(episode.state)
 
@@ -123,13 +120,9 @@ def test_illegal_answers_do_no_harm(setup: Setup, answers: list[int]) -> None:
 @given(setups(policies=("ooco",), noisy=False, random_rules=False))
 def test_mixed_decoding_stays_within_the_bound(setup: Setup) -> None:
     """Algorithm 2: no strict step with an offline request in it is believed to take longer than slo_margin * S."""
-    episode = Episode(setup)
-    state, margin = episode.state, dict(setup.values)["slo_margin"]
-    bound_ps = int(margin * state.config.default_tpot_ps)
-    for _ in range(MANY_EVENTS):
-        at_ps = episode.next_event_ps()
-        if at_ps >= s.NEVER or episode.advance(at_ps) != s.HORIZON:
-            break
+    episode, margin = Episode(setup), dict(setup.values)["slo_margin"]
+    bound_ps = int(margin * episode.state.config.default_tpot_ps)
+    for state in episode.events(MANY_EVENTS):
         for i, spec in enumerate(state.instances):
             batch = state.members[s.BATCH, i, : spec["running"]]
             mixed = not state.requests["urgent"][batch].all()
