@@ -14,7 +14,7 @@ from ooco_gym.calibrate import fitting, sources, step_fits
 from ooco_gym.calibrate.operators import OPERATORS
 from ooco_gym.calibrate.rows import Rows, clean, fastest_kernels
 from ooco_gym.calibrate.sources import is_table
-from ooco_gym.calibrate.step_fits import Steps
+from ooco_gym.calibrate.steps import Steps, compose
 from ooco_gym.jobs import in_processes
 from ooco_gym.perf.specs import ChipSpec, load_chip
 from ooco_gym.perf.timing.kernels import ExtendedParameters
@@ -94,7 +94,7 @@ class _Reader:
         chip = load_chip(card.chip)
         found = [part for path in _files(self.folder, card) for part in sources.read(path, sources.Context()).rows]
         rows = fastest_kernels(clean(Rows.join(found), chip)[0])[0]
-        steps = step_fits.compose(rows)
+        steps = compose(rows)
         if steps is None:
             return None
         drawn = {op: rows.of_kind(op) for op in _OPS}

@@ -28,7 +28,7 @@ from ooco_gym.calibrate.operators import (
 from ooco_gym.calibrate.rows import OPERATORS as KINDS
 from ooco_gym.calibrate.rows import Excluded, Rows, clean, complete, counted, fastest_kernels
 from ooco_gym.calibrate.sources import Found
-from ooco_gym.calibrate.step_fits import Steps
+from ooco_gym.calibrate.steps import Steps, compose, from_files
 from ooco_gym.calibrate.verdict import judged
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.perf.specs import ChipSpec, load_model
@@ -222,10 +222,10 @@ def _fit_steps(result: Calibration, found: Found, rows: Rows, model: str | None,
         return
     if found.composed:
         mine = [item for item in found.composed if result.device in item["file"]]
-        steps, notes = step_fits.from_files(mine or found.composed, rows)
+        steps, notes = from_files(mine or found.composed, rows)
         result.notes += notes if mine or steps else []
     if steps is None:
-        steps = step_fits.compose(result.rows, own=model)
+        steps = compose(result.rows, own=model)
     if steps is None or len(steps) < 4 * FEW:
         result.not_fitted.append("iterations: the measured operators make up no whole layer of a known model (of "
                                  "another: model=FILE.yaml), so the roofline is fitted operator by operator")

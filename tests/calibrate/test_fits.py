@@ -11,7 +11,7 @@ import synthetic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ooco_gym.calibrate import engine_fits, sources, step_fits
+from ooco_gym.calibrate import engine_fits, sources, step_fits, steps
 from ooco_gym.calibrate.engine_fits import EngineRows, join
 from ooco_gym.calibrate.fitting import Free, errors, folds, least_squares, sample
 from ooco_gym.calibrate.operators import OPERATORS, SHAPES, fit, predict_unseen
@@ -82,7 +82,7 @@ def test_a_term_that_does_not_count_is_zero() -> None:
 
 
 def test_iterations_are_composed_of_measured_operators(rows: Rows) -> None:
-    composed = step_fits.compose(rows)
+    composed = steps.compose(rows)
     assert composed is not None
     names = [item.name for item in composed.architectures]
     index = names.index("llama_3_1_8b")
@@ -99,7 +99,7 @@ def test_iterations_are_composed_of_measured_operators(rows: Rows) -> None:
 
 
 def test_shapes_of_composed_files_are_found_by_their_times(rows: Rows) -> None:
-    composed = step_fits.compose(rows)
+    composed = steps.compose(rows)
     assert composed is not None
     part = composed.select((composed.arch == 0) & composed.prefill)
     architecture, gemm, tokens = composed.architectures[0], rows.of_kind("gemm"), part.tokens
@@ -111,16 +111,16 @@ def test_shapes_of_composed_files_are_found_by_their_times(rows: Rows) -> None:
             "hq": np.full(len(part), architecture.heads), "hkv": np.full(len(part), architecture.kv_heads),
             "b": part.batch, "q": part.q, "ctx": part.context, "m": tokens, "tat": np.zeros(len(part)),
             "T": 1e6 * part.seconds, **{f"t{slot}": values for slot, values in enumerate(times)}}
-    found, notes = step_fits.from_files([file], rows)
+    found, notes = steps.from_files([file], rows)
     assert found is not None and not notes
     assert found.architectures[0].gemms == architecture.gemms[:4]
     file["t2"] = file["t2"] + 1.0
-    found, notes = step_fits.from_files([file], rows)
+    found, notes = steps.from_files([file], rows)
     assert found is None and "no measured GEMMs have the times" in notes[0]
 
 
 def test_both_forms_are_judged_on_unseen_architectures(rows: Rows) -> None:
-    composed = step_fits.compose(rows)
+    composed = steps.compose(rows)
     assert composed is not None and len(composed.architectures) > 1
     roofline = step_fits.fit_roofline(composed, CHIP)
     fitted = {op: item.found for op, item in step_fits.fit_kernels(rows, CHIP).items()}

@@ -1,0 +1,285 @@
+"""Iterations composed of measured operators: of `iter_*` files, and of the models whose operators were measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ooco_gym.calibrate.operators import canonical
+from ooco_gym.calibrate.rows import Rows
+from ooco_gym.perf.specs import ModelSpec, list_models, load_model
+from ooco_gym.perf.timing.extended import elementwise, fused_linears
+
+MOST_ARCHITECTURES = 6
+_NEAR = 0.35
+"""Greatest distance, in the logarithm of a width, at which a measured shape stands for a model's."""
+
+
+class Dense(NamedTuple):
+    """An operator of an iteration that depends on the number of tokens only.
+
+    Attributes:
+        kind: "gemm" or "elementwise".
+        times: runs in an iteration.
+        d_in: inner width of a GEMM.
+        d_out: outer width of a GEMM, or the bytes moved for each token.
+        op: name of the measured rows; '' takes any of the shape.
+    """
+
+    kind: str
+    times: int
+    d_in: float
+    d_out: float
+    op: str = ""
+
+
+class Architecture(NamedTuple):
+    """What one chip runs in an iteration."""
+
+    name: str
+    layers: int
+    heads: float
+    kv_heads: float
+    head_dim: float
+    dense: tuple[Dense, ...]
+
+    @property
+    def gemms(self) -> list[tuple[float, float]]:
+        """Shapes of its linear layers."""
+        return [(item.d_in, item.d_out) for item in self.dense if item.kind == "gemm"]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Composed iterations of several architectures, arrays over iterations [n].
+
+    Attributes:
+        architectures: what is run.
+        arch: index of the architecture.
+        prefill: whether the iteration is a prefill.
+        batch: prompts or requests.
+        q: new tokens of each.
+        context: tokens of context of each, the new ones among them.
+        seconds: sum of the measured operators.
+        origin: "a file" or "composed here".
+    """
+
+    architectures: tuple[Architecture, ...]
+    arch: np.ndarray
+    prefill: np.ndarray
+    batch: np.ndarray
+    q: np.ndarray
+    context: np.ndarray
+    seconds: np.ndarray
+    origin: str
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    @property
+    def tokens(self) -> np.ndarray:
+        """Tokens of the linear layers, float64[n]."""
+        return self.batch * self.q
+
+    def select(self, which: np.ndarray) -> Steps:
+        """The iterations of a mask."""
+        return Steps(self.architectures, self.arch[which], self.prefill[which], self.batch[which], self.q[which],
+                     self.context[which], self.seconds[which], self.origin)
+
+
+def from_files(files: Sequence[Mapping[str, Any]], rows: Rows) -> tuple[Steps | None, list[str]]:
+    """Iterations of `iter_*` files whose operators are found among the measured ones.
+
+    The files give the times of a layer's GEMMs, not their shapes: these are the ones whose measured times agree.
+
+    Returns:
+        The iterations, and what could not be used, in words.
+    """
+    parts, notes = [], []
+    gemm = rows.of_kind("gemm")
+    known: dict[tuple[int, float], set[tuple[float, float]]] = {}
+    for tokens, d_in, d_out, time in zip(gemm["n_tokens"], gemm["d_in"], gemm["d_out"], gemm["time_us"], strict=True):
+        known.setdefault((int(tokens), round(float(time), 2)), set()).add((d_in, d_out))
+    for file in files:
+        for name in sorted(set(file["arch"])):
+            which = file["arch"] == name
+            shapes = [_agreed(known, file["m"][which], file[f"t{slot}"][which]) for slot in range(4)]
+            if any(shape is None for shape in shapes):
+                notes.append(f"{file['file']}: no measured GEMMs have the times of architecture '{name}', left out")
+                continue
+            layers = int(file["L"][which][0])
+            dense = tuple(Dense("gemm", layers, *shape) for shape in shapes if shape)
+            heads, kv_heads = float(file["hq"][which][0]), float(file["hkv"][which][0])
+            head_dim = _head_dim(rows, heads, kv_heads, file["tat"][which])
+            architecture = Architecture(str(name), layers, heads, kv_heads, head_dim, dense)
+            parts.append(Steps((architecture,), np.zeros(int(which.sum()), dtype=np.int64),
+                               file["op"][which] == "attn_prefill", file["b"][which], file["q"][which],
+                               file["ctx"][which], 1e-6 * file["T"][which], "a file"))
+    return (_join(parts) if parts else None), notes
+
+
+def compose(rows: Rows, prefix: bool = True, own: str | None = None) -> Steps | None:
+    """Iterations of known models and of one's own, composed of measured operators; None where none's are all measured.
+
+    A model stands for itself where its shapes were measured, and for a model of the nearest measured shapes otherwise.
+    Element-wise operators and the LM head are part of an iteration where they were measured.
+
+    Args:
+        rows: of one device, clean.
+        prefix: whether prompts with tokens before them count too.
+        own: name or YAML file of a model that counts before all others.
+    """
+    tables, parts = _Tables(rows), []
+    for architecture in _architectures(rows, tables, own):
+        part = tables.steps(architecture, prefix)
+        if part is not None and len(part):
+            parts.append(part)
+    return _join(parts[:MOST_ARCHITECTURES]) if parts else None
+
+
+def _agreed(known: Mapping[tuple[int, float], set[tuple[float, float]]], tokens: np.ndarray,
+            times: np.ndarray) -> tuple[float, float] | None:
+    """The one shape that has all of the times."""
+    found: set[tuple[float, float]] | None = None
+    for m, time in zip(tokens, times, strict=True):
+        shapes = known.get((int(m), round(float(time), 2)), set())
+        found = shapes if found is None else found & shapes
+        if not found:
+            return None
+    return min(found) if found else None
+
+
+def _head_dim(rows: Rows, heads: float, kv_heads: float, times_us: np.ndarray) -> float:
+    """Width of the heads whose measured attention has the times; 128 where none has."""
+    same = (rows["h_q"] == heads) & (rows["h_kv"] == kv_heads) & np.isfinite(rows["d_h"])
+    same &= np.isin(np.round(rows["time_us"], 2), np.round(times_us, 2))
+    widths, counts = np.unique(rows["d_h"][same], return_counts=True)
+    return float(widths[counts.argmax()]) if len(widths) else 128.0
+
+
+def _join(parts: Sequence[Steps]) -> Steps:
+    arch = np.concatenate([part.arch + sum(len(other.architectures) for other in parts[:index])
+                           for index, part in enumerate(parts)])
+    prefill, batch, q, context, seconds = (np.concatenate([getattr(part, name) for part in parts])
+                                           for name in ("prefill", "batch", "q", "context", "seconds"))
+    architectures = tuple(item for part in parts for item in part.architectures)
+    return Steps(architectures, arch, prefill, batch, q, context, seconds, parts[0].origin)
+
+
+def _architectures(rows: Rows, tables: _Tables, own: str | None = None) -> list[Architecture]:
+    """Known models, split as they may be, of which all GEMMs and the heads were measured, nearest first."""
+    found: dict[tuple, tuple[float, Architecture]] = {}
+    models = [load_model(own)] if own else []
+    named = {str(name) for name in rows["model"] if name} | {model.name for model in models}
+    for model in [*models, *map(load_model, list_models())]:
+        for tp in (1, 2, 4, 8):
+            if model.heads % tp or (model.kv_heads % tp and tp % model.kv_heads):
+                continue
+            candidate = _architecture(model, tp, tables)
+            if candidate is None:
+                continue
+            distance, architecture = candidate
+            key = (tuple(architecture.gemms), architecture.heads, architecture.kv_heads)
+            if model.name in named:
+                distance = -1.0
+            if key not in found or distance < found[key][0]:
+                found[key] = (distance, architecture)
+    return [architecture for _, architecture in sorted(found.values(), key=lambda item: item[0])]
+
+
+def _architecture(model: ModelSpec, tp: int, tables: _Tables) -> tuple[float, Architecture] | None:
+    shapes = [(float(item.d_in), float(item.d_out)) for item in fused_linears(model, tp)]
+    nearest = [tables.nearest_gemm(shape) for shape in shapes]
+    heads, kv_heads = model.heads / tp, max(model.kv_heads / tp, 1.0)
+    if any(item is None for item in nearest) or not tables.has_heads(heads, kv_heads, model.head_dim):
+        return None
+    gemms = [Dense("gemm", model.layers, *item[1]) for item in nearest if item]
+    others = []
+    head = (float(model.hidden), float(math.ceil(model.vocab / tp)))
+    if tables.exact_gemm(head):
+        others.append(Dense("lm_head", 1, *head))
+    for item in elementwise(model, tp):
+        op = tables.elementwise_op(item.name, model.hidden, tp)
+        if op:
+            others.append(Dense("elementwise", item.times, model.hidden, item.token_bytes, op))
+    split = f" tp{tp}" if tp > 1 else ""
+    distance = max(item[0] for item in nearest if item)
+    like = "-like" if distance > 0 else ""
+    return distance, Architecture(f"{model.name}{split}{like}", model.layers, heads, kv_heads, float(model.head_dim),
+                                  (*gemms, *others))
+
+
+class _Tables:
+    """Measured operators of one device, found by shape."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows, self._kind = rows, rows.kind()
+        gemm = rows.of_kind("gemm")
+        self._shapes = sorted(set(zip(gemm["d_in"].tolist(), gemm["d_out"].tolist(), strict=True)))
+        attention = rows.select((self._kind == "attn_prefill") | (self._kind == "attn_decode"))
+        self._heads = set(zip(attention["h_q"], attention["h_kv"], attention["d_h"], strict=True))
+        self._curves: dict[tuple, dict[float, float]] = {}
+
+    def nearest_gemm(self, shape: tuple[float, float]) -> tuple[float, tuple[float, float]] | None:
+        """The measured GEMM nearest to a shape, and how far it is; None beyond `_NEAR`."""
+        if not self._shapes:
+            return None
+        measured = np.array(self._shapes)
+        distance = np.abs(np.log(measured / np.array(shape))).max(axis=1)
+        best = int(distance.argmin())
+        return (float(distance[best]), self._shapes[best]) if distance[best] <= _NEAR else None
+
+    def exact_gemm(self, shape: tuple[float, float]) -> bool:
+        """Whether a GEMM of this very shape was measured."""
+        return shape in self._shapes
+
+    def has_heads(self, heads: float, kv_heads: float, head_dim: float) -> bool:
+        """Whether attention of these heads was measured."""
+        return (heads, kv_heads, float(head_dim)) in self._heads
+
+    def elementwise_op(self, name: str, hidden: int, tp: int) -> str:
+        """Name of the rows of an element-wise operator of a model of this width; '' where there are none."""
+        wanted = {"norms": "norm"}.get(name, name)
+        which = (self._kind == "elementwise") & (self._rows["d_in"] == hidden) & (
+            np.isnan(self._rows["tp"]) | (self._rows["tp"] == tp))
+        return next((str(op) for op in sorted({str(op) for op in self._rows["op"][which]}) if canonical(op) == wanted),
+                    "")
+
+    def dense_s(self, item: Dense, tokens: float) -> float:
+        """Measured seconds of one run for so many tokens; NaN where it was not measured."""
+        key = item[:1] + item[2:]
+        if key not in self._curves:
+            rows = self._rows
+            if item.kind == "elementwise":
+                which = (rows["op"] == item.op) & (rows["d_in"] == item.d_in)
+            else:
+                which = (self._kind == "gemm") & (rows["d_in"] == item.d_in) & (rows["d_out"] == item.d_out)
+            self._curves[key] = dict(zip(rows["n_tokens"][which].tolist(), rows.seconds[which].tolist(), strict=True))
+        return self._curves[key].get(tokens, math.nan)
+
+    def steps(self, architecture: Architecture, prefix: bool) -> Steps | None:
+        """All iterations of an architecture whose operators were measured at the same number of tokens."""
+        rows, kept = self._rows, []
+        same = ((rows["h_q"] == architecture.heads) & (rows["h_kv"] == architecture.kv_heads)
+                & (rows["d_h"] == architecture.head_dim))
+        for kind in ("attn_prefill", "attn_decode"):
+            for index in np.flatnonzero(same & (self._kind == kind)):
+                batch, is_prefill = rows["batch"][index], kind == "attn_prefill"
+                q = rows["q_len"][index] if is_prefill else 1.0
+                if is_prefill and not prefix and rows["context_len"][index] != q:
+                    continue
+                sizes = [batch if item.kind == "lm_head" else batch * q for item in architecture.dense]
+                seconds = sum(item.times * self.dense_s(item, size)
+                              for item, size in zip(architecture.dense, sizes, strict=True))
+                seconds += architecture.layers * rows.seconds[index]
+                if np.isfinite(seconds):
+                    kept.append((is_prefill, batch, q, rows["context_len"][index], seconds))
+        if not kept:
+            return None
+        prefill, batch, q, context, seconds = np.array(kept, dtype=np.float64).T
+        return Steps((architecture,), np.zeros(len(kept), dtype=np.int64), prefill > 0, batch, q, context, seconds,
+                     "composed here")
