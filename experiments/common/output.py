@@ -30,6 +30,11 @@ def spread_column(head: str, key: str, form: Form) -> Column:
     return Column(head, key, lambda one: with_interval(one["mean"], one["low"], one["high"], form, TO))
 
 
+def mean_column(head: str, key: str, form: Form) -> Column:
+    """The column of the mean of a figure with its interval."""
+    return Column(head, lambda row: row[key]["mean"], form)
+
+
 def bars(rows: Sequence[Mapping[str, Any]], mean: str, low: str, high: str) -> dict[str, Any] | None:
     """Plotly's error bars of a figure of rows: the keys of its mean and of the ends of its interval."""
     return error_bars([row[mean] for row in rows], [row[low] for row in rows], [row[high] for row in rows])

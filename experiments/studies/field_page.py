@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from experiments.common.output import merged, rounded, write_texts
+from experiments.common.output import mean_column, merged, rounded, write_texts
 from experiments.common.svg import Axis, Scale, line, text
 from ooco_gym.files import write_json
 from ooco_gym.metrics.statistics import interval_words
 from ooco_gym.report import NONE, Column, Table, console, layout, percent, with_interval, write_figure
-from ooco_gym.report.tables import RANGE, TO, Form
+from ooco_gym.report.tables import RANGE, TO
 
 Row = Mapping[str, Any]
 
@@ -22,12 +22,13 @@ def field_table(summary: Mapping[str, Any]) -> None:
     """Prints one table a cell: what each policy sustains, and what it did at that rate."""
     columns = (
         Column("policy", name_of, align="l"), Column("\ncluster", "cluster", align="l"),
-        _mean("offline\nrequests/s", "max_offline_rate", ".2f"),
+        mean_column("offline\nrequests/s", "max_offline_rate", ".2f"),
         Column("\n95 %", lambda row: _between(row["max_offline_rate"])),
-        _mean("offline\ntokens/s", "offline_tokens_per_s", ",.0f"),
+        mean_column("offline\ntokens/s", "offline_tokens_per_s", ",.0f"),
         Column(f"over {summary['baseline']}'s\ntokens/s (95 %)", ratio),
-        _mean("wasted\ntokens/s", "wasted_tokens_per_s", ",.0f"), _mean("\nhit rate", "hit_rate", _whole_percent),
-        _mean("\nviolations", "violations", percent), Column("\nlimited by", "limited_by", align="l"))
+        mean_column("wasted\ntokens/s", "wasted_tokens_per_s", ",.0f"),
+        mean_column("\nhit rate", "hit_rate", _whole_percent), mean_column("\nviolations", "violations", percent),
+        Column("\nlimited by", "limited_by", align="l"))
     for cell in summary["cells"]:
         Table.of(columns, rows_of(summary, cell), heading(cell, summary["results"]),
                  interval_words(len(summary["seeds"]))).show(console(), unbroken=2)
@@ -36,10 +37,6 @@ def field_table(summary: Mapping[str, Any]) -> None:
 def rows_of(summary: Mapping[str, Any], cell: Row) -> list[Row]:
     """The results of one cell."""
     return [row for row in summary["results"] if row["cell"] == cell["name"]]
-
-
-def _mean(head: str, key: str, form: Form) -> Column:
-    return Column(head, lambda row: row[key]["mean"], form)
 
 
 def _whole_percent(share: float | None) -> str:
@@ -58,15 +55,16 @@ def cell_table(summary: Mapping[str, Any], cell: Row) -> Table:
         Column("policy", lambda row: re.sub(r"^(\S+)", r"`\1`", name_of(row)), align="l"),
         Column("cluster", "cluster", align="l"),
         Column("offline requests/s (95 %)", lambda row: rate(row["max_offline_rate"])),
-        *(_mean(f"TPOT from {name.replace('_', ' ')}", f"max_offline_rate_{name}", ".2f") for name in others(summary)),
-        _mean("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
-        _mean("offline tokens/s", "offline_tokens_per_s", ",.0f"),
-        _mean("all tokens/s", "overall_tokens_per_s", ",.0f"),
+        *(mean_column(f"TPOT from {name.replace('_', ' ')}", f"max_offline_rate_{name}", ".2f")
+          for name in others(summary)),
+        mean_column("reference GPU-s/s", "offline_reference_gpu_s_per_s", ".2f"),
+        mean_column("offline tokens/s", "offline_tokens_per_s", ",.0f"),
+        mean_column("all tokens/s", "overall_tokens_per_s", ",.0f"),
         Column(f"tokens over {summary['baseline']}'s (95 %)", ratio),
-        _mean("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
-        _mean("of GPU time", "wasted_gpu_share", lambda share: percent(share, 1)),
-        _mean("hit rate", "hit_rate", _whole_percent), _mean("violations", "violations", percent),
-        _mean("TTFT", "ttft_violations", percent), _mean("TPOT", "tpot_violations", percent),
+        mean_column("wasted tokens/s", "wasted_tokens_per_s", ",.0f"),
+        mean_column("of GPU time", "wasted_gpu_share", lambda share: percent(share, 1)),
+        mean_column("hit rate", "hit_rate", _whole_percent), mean_column("violations", "violations", percent),
+        mean_column("TTFT", "ttft_violations", percent), mean_column("TPOT", "tpot_violations", percent),
         Column("seeds over", "seeds_over", _whole_percent), Column("limited by", "limited_by", align="l"),
         *([Column(f"{summary.get('lead')} is ahead by", lambda row: lead(row["lead"]))] if summary.get("lead") else []))
     return Table.of(columns, rows_of(summary, cell))

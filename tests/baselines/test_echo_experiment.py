@@ -11,7 +11,8 @@ import pytest
 
 from experiments.common.output import END
 from experiments.common.runner import Jobs
-from experiments.studies.echo import BEGIN, load_alone, name_of, pool, row_of, simulate_served, write_results
+from experiments.studies.echo import load_alone, pool, row_of, simulate_served
+from experiments.studies.echo_page import BEGIN, name_of, write_results
 from ooco_gym.resources import load_yaml
 from ooco_gym.scenario import Scenario
 
