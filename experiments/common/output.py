@@ -1,15 +1,16 @@
-"""What studies show and write beside `ooco_gym.report`: figures over seeds, and pages that a person writes, too."""
+"""What studies show and write beside `ooco_gym.report`: figures over seeds, claims, pages that a person writes, too."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.files import atomic_write
+from ooco_gym.files import atomic_write, write_json
 from ooco_gym.metrics.statistics import interval
 from ooco_gym.report import Column, error_bars, with_interval
 from ooco_gym.report.tables import TO, Form
@@ -57,6 +58,24 @@ def rounded(value: Any, without: str | None = None) -> Any:
     if isinstance(value, float):
         return float(f"{value:.6g}") if np.isfinite(value) else None
     return value
+
+
+# --- Claims ---------------------------------------------------------------------------------------------------------
+def p_wilcoxon(differences: np.ndarray | Sequence[float]) -> float:
+    """P value of Wilcoxon's signed-rank test of paired differences; 1 where there are none."""
+    from scipy.stats import wilcoxon
+
+    tested: Any = wilcoxon(differences) if np.any(differences) else None
+    return float(tested.pvalue) if tested else 1.0
+
+
+def keep_claims(path: Path, claims: Sequence[Mapping[str, Any]], stays: Callable[[Mapping[str, Any]], bool],
+                first: bool = False) -> None:
+    """Writes claims into a file of them, `results/learned.json`, beside those of others that stay, before or after."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    others = [one for one in kept.get("claims", []) if stays(one)]
+    listed = [*rounded(claims), *others] if first else [*others, *rounded(claims)]
+    write_json(path, {**kept, "claims": listed, "sustained": kept.get("sustained", [])})
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------

@@ -12,16 +12,14 @@ policy violates more than that by itself, it is allowed as much (docs/adaptive_d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import wilcoxon
 
 from baselines.adaptive_deadline import LAYOUT
-from experiments.common.output import check_page, merged, rounded, write_texts
+from experiments.common.output import check_page, keep_claims, merged, p_wilcoxon, rounded, write_texts
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -138,12 +136,10 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
     theirs = np.concatenate([figures[opponent]["violations"] for figures in played.values()])
     over = [name for name, figures in played.items()
             if figures[learned]["violations"].mean() > allowed(figures[opponent], options["violations"])]
-    tested: Any = wilcoxon(means) if np.any(means) else None
-    p_value = float(tested.pvalue) if tested else 1.0
     return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": KIND, "attempt": int(options["attempt"]),
-            "learned": learned,
-            "opponent": opponent, "group": group, "unit": "log ratio of offline reference GPU-s/s",
-            "mean": mean, "ci_low": low, "ci_high": high, "relative": float(np.expm1(mean)), "p_wilcoxon": p_value,
+            "learned": learned, "opponent": opponent, "group": group, "unit": "log ratio of offline reference GPU-s/s",
+            "mean": mean, "ci_low": low, "ci_high": high, "relative": float(np.expm1(mean)),
+            "p_wilcoxon": p_wilcoxon(means),
             "violation_rate": float(rates.mean()), "opponent_violation_rate": float(theirs.mean()),
             "conditions": len(ratios), "conditions_ahead": int(sum(one > 0 for one in means)),
             "conditions_over_the_limit": over, "worst_condition": min(means),
@@ -289,9 +285,7 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
             f"means over the conditions, with 95 % intervals by resampling windows. Version {__version__}.")
     write_texts({page: merged(page, "One policy for every condition", text, BEGIN)})
     figures = Path(options["figures"] or out / "learned.json")
-    kept = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
     own = (KIND, int(options["attempt"]))
-    others = [one for one in kept.get("claims", []) if (one["kind"], one.get("attempt", 1)) != own]
-    write_json(figures, {**kept, "claims": [*others, *rounded(claims)], "sustained": kept.get("sustained", [])})
+    keep_claims(figures, claims, lambda one: (one["kind"], one.get("attempt", 1)) != own)
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rows, "page": str(page), "figures": str(figures)}

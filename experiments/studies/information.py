@@ -11,20 +11,15 @@ bootstrap interval and Wilcoxon's signed-rank test beside it; violations of the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from scipy.stats import wilcoxon
-
 from agents.environments import Window
 from agents.evaluation import scoring
 from agents.evaluation.heuristics import play_heuristic
-from experiments.common.output import merged, rounded, write_texts
+from experiments.common.output import keep_claims, merged, p_wilcoxon, rounded, write_texts
 from ooco_gym.errors import UserError
-from ooco_gym.files import write_json
 from ooco_gym.report import Column, Table, percent, with_interval
 from ooco_gym.resources import load_yaml
 
@@ -68,11 +63,9 @@ def claim(env: str, rule: str, error: Any, opponent: str, ours: Records, theirs:
     """A row of `results/learned.json`: what a rule has over the opponent, paired by window."""
     service, base = scoring.values(ours, scoring.HEADLINE), scoring.values(theirs, scoring.HEADLINE)
     mean, low, high = scoring.mean_interval((service - base)[None])
-    tested: Any = wilcoxon(service, base) if np.any(service != base) else None
-    p_value = float(tested.pvalue) if tested else 1.0
     return {"environment": load_yaml("env", env)["id"], "kind": "information", "learned": rule, "opponent": opponent,
             "predictor_error": error, "unit": UNIT, "mean": mean, "ci_low": low, "ci_high": high,
-            "relative": mean / float(base.mean()), "p_wilcoxon": p_value,
+            "relative": mean / float(base.mean()), "p_wilcoxon": p_wilcoxon(service - base),
             "service": float(service.mean()), "opponent_service": float(base.mean()),
             "violation_rate": float(scoring.values(ours, "violation_rate").mean()),
             "opponent_violation_rate": float(scoring.values(theirs, "violation_rate").mean()),
@@ -119,7 +112,5 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     page = Path(options["page"] or Path(cfg.out) / "information.md")
     write_texts({page: merged(page, "What length predictions are worth", table_of(claims).markdown(), BEGIN)})
     figures = Path(options["figures"] or Path(cfg.out) / "learned.json")
-    kept = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
-    others = [one for one in kept.get("claims", []) if one["kind"] != "information"]
-    write_json(figures, {**kept, "claims": [*rounded(claims), *others], "sustained": kept.get("sustained", [])})
+    keep_claims(figures, claims, lambda one: one["kind"] != "information", first=True)
     return {"claims": rounded(claims), "page": str(page), "figures": str(figures)}

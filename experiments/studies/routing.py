@@ -16,15 +16,13 @@ stands beside it. Guards: offline service, time to first token, the worst condit
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from scipy.stats import wilcoxon
 
-from experiments.common.output import check_page, merged, rounded, write_texts
+from experiments.common.output import check_page, keep_claims, merged, p_wilcoxon, rounded, write_texts
 from experiments.common.policies import seeds_of
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
@@ -73,7 +71,6 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
     gains = [gain(figures[learned], figures[opponent], float(options["floor"])) for figures in played.values()]
     mean, low, high = over_conditions(gains)
     means, of_seeds = [float(one.mean()) for one in gains], np.mean(gains, axis=0)
-    tested: Any = wilcoxon(of_seeds) if np.any(of_seeds) else None
     ours, theirs = (over_all("violations", title, played) for title in (learned, opponent))
     services = [float(np.log(np.maximum(LEAST, figures[learned]["service"])
                              / np.maximum(LEAST, figures[opponent]["service"])).mean()) for figures in played.values()]
@@ -81,7 +78,7 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
             "title": learned, "opponent_title": opponent, "group": group,
             "unit": f"log ratio of online violation rates, {float(options['floor']):g} added to both", "mean": mean,
             "ci_low": low, "ci_high": high, "relative": float(-np.expm1(-mean)),
-            "smallest_seen": (high - low) / 2.0, "p_wilcoxon": float(tested.pvalue) if tested else 1.0,
+            "smallest_seen": (high - low) / 2.0, "p_wilcoxon": p_wilcoxon(of_seeds),
             "violation_rate": ours, "opponent_violation_rate": theirs,
             "service_log_ratio": float(np.mean(services)), "worst_service_log_ratio": min(services),
             "ttft_p99_s": over_all("ttft_p99_s", learned, played),
@@ -187,8 +184,6 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
         table.show(console())
         return {"rows": rows, "page": str(page)}
     figures = Path(options["figures"] or out / "learned.json")
-    kept = json.loads(figures.read_text(encoding="utf-8")) if figures.is_file() else {}
-    others = [one for one in kept.get("claims", []) if (one["kind"], one["environment"]) != (KIND, ENVIRONMENT)]
-    write_json(figures, {**kept, "claims": [*others, *rounded(claims)], "sustained": kept.get("sustained", [])})
+    keep_claims(figures, claims, lambda one: (one["kind"], one["environment"]) != (KIND, ENVIRONMENT))
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rows, "page": str(page), "figures": str(figures)}
