@@ -23,6 +23,18 @@ its traceback and ends with 1, Ctrl-C with 130.
 
 from __future__ import annotations
 
-from ooco_gym.cli.main import main
+import signal
+import threading
+
+# Ctrl-C while the rest is imported, when there is nothing to tidy up yet, ends the process without a traceback.
+_EARLY = (threading.current_thread() is threading.main_thread()
+          and signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+if _EARLY:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+from ooco_gym.cli.main import main  # noqa: E402
+
+if _EARLY:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 __all__ = ["main"]

@@ -72,3 +72,27 @@ def test_sigterm_is_an_exception_only_while_a_command_runs(tmp_path: Path) -> No
         write()
     assert not list(tmp_path.iterdir())
     assert signal.getsignal(signal.SIGTERM) == before
+
+
+IMPORTS = """
+import os, signal, sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "ooco_gym.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Finder())
+import ooco_gym.cli
+"""
+
+
+def test_ctrl_c_among_the_imports_says_nothing() -> None:
+    ended = subprocess.run([sys.executable, "-c", IMPORTS], stderr=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, b"")
+
+
+def test_ctrl_c_after_the_imports_is_an_exception_again() -> None:
+    import ooco_gym.cli  # noqa: F401
+
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
