@@ -84,7 +84,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     show_notes(notes)
     summary = {"schema": SCHEMA, "workload": peaks[0]["workload"], "cluster": peaks[0]["cluster"],
                "window_s": float(options["duration_s"]), "protocol": options["protocol"], "load": options["load"],
-               "notes": notes, "results": rows, "peaks": peaks, "simulations": jobs.asked,
+               "notes": notes, "results": rows, "peaks": peaks, "simulations": jobs.different,
                "simulated_anew": jobs.simulated}
     if rows:
         if len(cells) == 1:

@@ -107,5 +107,5 @@ def main(scenario: Scenario, options: Mapping[str, Any], policies: Sequence[str]
              f"at most {percent(limit)} of the online requests violate, in the mean over {len(seeds)} seeds, without "
              "offline work").show(console(), unbroken=2)
     return {"schema": SCHEMA, "workload": label("workload", scenario.workload), "window_s": float(least["window_s"]),
-            "seeds": list(seeds), "limit": limit, "results": found, "simulations": jobs.asked,
+            "seeds": list(seeds), "limit": limit, "results": found, "simulations": jobs.different,
             "simulated_anew": jobs.simulated}

@@ -102,6 +102,7 @@ def test_capacity_of_one_policy_runs_its_baselines(capsys):
     assert Path("cap/capacity.html").is_file()
     assert main([*arguments, "out=cached"]) == 0
     assert summary("cached")["simulated_anew"] == 0
+    assert summary("cached")["simulations"] == summary("cap")["simulations"]
     assert summary("cached")["results"] == found["results"]
     assert found["window_s"] == 200
     assert [note.split(" is ")[0] for note in found["notes"]] == ["the window of 200 s", "1 seed"]
