@@ -241,7 +241,7 @@ def main(words: list[str]) -> int:
         work()
         return 0
     known = {"N": "100", "seed": "0", "only": ",".join(TARGETS), "limit_s": "60", "page": ""}
-    given = dict(word.partition("=")[::2] for word in words)
+    given = {key: value for key, _, value in (word.partition("=") for word in words)}
     values = known | given
     only, numbers = values["only"].split(","), [values[key] for key in ("N", "seed", "limit_s")]
     if {*given} - {*known} or {*only} - {*TARGETS} or not all(one.isdigit() for one in numbers):

@@ -73,7 +73,7 @@ def described(error: BaseException) -> str:
 class Worker:
     """A process that plays cases; begun anew after one that it did not survive."""
 
-    words = (sys.executable, "-m", "tests.reliability.fuzz", "worker")
+    words: tuple[str, ...] = (sys.executable, "-m", "tests.reliability.fuzz", "worker")
 
     def __init__(self, limit_s: float) -> None:
         self.limit_s = limit_s
@@ -193,7 +193,7 @@ def main(words: list[str]) -> int:
         print(play(given.get("case", given)))
         return 0
     known = {"N": 1000, "seed": 0, "begin": 0, "processes": 1, "limit_s": 300}
-    given = dict(word.partition("=")[::2] for word in words)
+    given = {key: value for key, _, value in (word.partition("=") for word in words)}
     if {*given} - {*known} or not all(value.isdigit() for value in given.values()):
         print(__doc__, file=sys.stderr)
         return 2

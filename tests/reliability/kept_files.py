@@ -268,7 +268,8 @@ def read_bundle(folder: Path) -> Any:
 
     whole = json.loads((folder_of("gating-ppo-v1") / "manifest.json").read_text())["inputs"]
     shapes = {key: one["shape"] for key, one in whole.items()}
-    parts = observed(shapes["cluster"][-1], *shapes["candidates"], shapes["action_mask"][0], shapes["decision"][0])
+    slots, features = shapes["candidates"]
+    parts = observed(shapes["cluster"][-1], slots, features, shapes["action_mask"][0], shapes["decision"][0])
     policy = load_policy(folder / "bundle")
     return [plain(policy.decide_unchecked(*parts)), plain(policy.card)]
 

@@ -36,13 +36,13 @@ LIMIT_S = 900.0  # of one start
 ENDS_S = 60.0  # within which a signal ends a command
 LOAD = ("workload=azure_conv", "rate_scale=0.05", "duration_s=300", "warmup_s=30", "offline.rate=1")
 TRAINED = ("env.window_s=20", "env.warmup_s=5", "window_s=20", "agent.n_envs=4", "agent.n_steps=16",
-           "agent.batch_size=32", "validation.windows=2", "validation.every_steps=256")
+           "agent.batch_size=32", "validation.windows=1", "validation.every_steps=256")
 COMMANDS = {
     "simulate": ("simulate", *LOAD),
     "compare": ("compare", "policies=[ooco,base_pd]", "seeds=2", "workers=1", *LOAD[:3], LOAD[-1]),
     "capacity": ("capacity", "policies=[base_pd]", "baselines=[base_pd]", "seeds=1", "workers=1", "search.first=1",
                  "search.last=3", "tuning.policies={}", *LOAD[:3]),
-    "train": ("train", *TRAINED, "total_timesteps=1024", "checkpoint_every_s=0.2"),
+    "train": ("train", *TRAINED, "total_timesteps=512", "checkpoint_every_s=0.2"),
     "tune": ("tune", "trials=4", "windows=2", "window_s=20", "warmup_s=5", "validation.windows=1",
              "env.window_s=20", "env.warmup_s=5"),
     "evaluate": ("evaluate", "env=gating", "policies=[ooco,always]", "episodes=6", "workers=1",
@@ -64,6 +64,7 @@ class Bench:
     name: str
     folder: Path
     differs: set[str] = field(default_factory=set)  # what no two undisturbed runs have alike: times
+    resumed: int = 0  # second starts of a training that had a state to go on from
 
     @property
     def out(self) -> Path:
@@ -88,6 +89,7 @@ class Bench:
         words = [*COMMANDS[self.name], f"out={self.out}"]
         if again and self.name == "train" and (self.out / "checkpoints" / "latest.state").is_file():
             words = ["train", f"resume={self.out}"]
+            self.resumed += 1
         elif again and self.name == "train":
             words.append("overwrite=true")
         own = {"PYTHONPATH": str(ROOT), "OOCO_GYM_CACHE": str(self.folder / "cache"), "PYTHONWARNINGS": "ignore",
@@ -104,7 +106,7 @@ class Bench:
         return "" if process.returncode == 0 else f"exit code {process.returncode}: {said.strip()[-300:]}"
 
     def contents(self) -> dict[str, str]:
-        """Digest of each file, of each figure of a JSON file; hidden files are no results."""
+        """Digest of each file, each value of a JSON or YAML file; hidden files are no results."""
         found: dict[str, str] = {}
         for path in sorted(self.out.rglob("*")):
             name = str(path.relative_to(self.out))
@@ -115,8 +117,10 @@ class Bench:
                 with zipfile.ZipFile(path) as archive:
                     found |= {f"{name}:{one}": hashlib.sha256(archive.read(one)).hexdigest()
                               for one in archive.namelist()}
-            elif path.suffix == ".json":
-                found |= {f"{name}:{key}": str(value) for key, value in leaves(json.loads(content))}
+            elif path.suffix in (".json", ".yaml"):  # the folder may have another name, and YAML breaks lines by length
+                document = (json.loads if path.suffix == ".json" else yaml.safe_load)(content)
+                found |= {f"{name}:{key}": str(value).replace(str(self.folder), "FOLDER")
+                          for key, value in leaves(document)}
             else:
                 found[name] = hashlib.sha256(content).hexdigest()
         return {key: value for key, value in found.items() if key not in self.differs}
@@ -148,6 +152,9 @@ def undisturbed(bench: Bench) -> tuple[dict[str, str], float]:
                       or key.endswith(".kept")}  # a sweep says which points an earlier start has finished
     # The load of the machine while it measured; what was noted of windows that an earlier start has played.
     bench.differs |= {key for key in first if ".machine." in key or key.startswith("summary.json:.remarks.")}
+    bench.differs |= {key for key in first if key == "config.yaml:.overwrite"}  # of one with nothing to resume from
+    # How many simulations a start found kept; a digest of the file, all of which is compared one by one.
+    bench.differs |= {key for key in first if key.endswith((".simulated_anew", ":.content_sha256"))}
     return bench.contents(), took_s
 
 
@@ -190,9 +197,10 @@ def run(name: str, n: int, seed: int, signals: Sequence[signal.Signals], page: s
             counts["late" if said == "late" else "wrong" if said else "right"] += 1
             if said and said != "late":
                 print(f"{name} {index}, {by.name} after {after_s:.2f} s: {said}", flush=True)
+        resumed = f"; {bench.resumed} resumed" if bench.resumed else ""
         print(f"{name}: {n} kills within {took_s:.1f} s: {counts['right']} ended with the undisturbed bytes, "
               f"{counts['late']} came after its end, {counts['wrong']} were wrong ({len(expected)} files and figures; "
-              f"{len(bench.differs)} times left out)", flush=True)
+              f"{len(bench.differs)} times left out{resumed})", flush=True)
         if page:
             shown = ", ".join(one.name.removeprefix("SIG") for one in signals)
             figures = (f"{took_s:.1f} s", n, counts["right"], counts["late"], counts["wrong"], len(expected),
@@ -204,7 +212,7 @@ def run(name: str, n: int, seed: int, signals: Sequence[signal.Signals], page: s
 
 def main(words: list[str]) -> int:
     """Runs the command; returns its exit code."""
-    given = dict(word.partition("=")[::2] for word in words)
+    given = {key: value for key, _, value in (word.partition("=") for word in words)}
     only = given.get("only", ",".join(COMMANDS)).split(",")
     numbers, names = [given.get("N", "50"), given.get("seed", "0")], given.get("signals", "KILL,TERM").split(",")
     known = {"N", "only", "seed", "signals", "page"}

@@ -11,10 +11,10 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
-from harness import Episode, Setup, differences
-from invariants import check
-from mixed_invariants import check_mixed
-from test_blocks import shared_trace
+from harness import Episode, Setup, differences  # pyright: ignore[reportMissingImports]
+from invariants import check  # pyright: ignore[reportMissingImports]
+from mixed_invariants import check_mixed  # pyright: ignore[reportMissingImports]
+from test_blocks import shared_trace  # pyright: ignore[reportMissingImports]
 
 from ooco_gym import UserError
 from ooco_gym.scenario import Scenario

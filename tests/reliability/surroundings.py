@@ -116,12 +116,18 @@ def refused(bench: Bench) -> str:
 
 # --- Users ------------------------------------------------------------------------------------------------------------
 def another_user(bench: Bench, expected: dict[str, str], **home: Any) -> list[str]:
-    """A user without an entry, who may write to the run folder and nowhere else."""
+    """A user without an entry, who may write to the run folder and nowhere else; not played where this Python lies in
+    a folder that other users cannot enter."""
+    try:
+        subprocess.run([sys.executable, "-c", ""], user=ANOTHER, check=True)
+    except PermissionError:
+        print(f"another user cannot run {sys.executable}: left out", flush=True)
+        return []
     bench.empty()
     os.chmod(bench.folder, 0o755)
     bench.out.mkdir()
     os.chown(bench.out, ANOTHER, ANOTHER)
-    nothing = {"OOCO_GYM_CACHE": None, "XDG_STATE_HOME": None, "XDG_CACHE_HOME": None}
+    nothing: dict[str, Any] = {"OOCO_GYM_CACHE": None, "XDG_STATE_HOME": None, "XDG_CACHE_HOME": None}
     return [started(bench, expected, user=ANOTHER, group=ANOTHER, extra_groups=[], **nothing, **home)]
 
 
@@ -138,14 +144,15 @@ def read_only_home(bench: Bench, expected: dict[str, str]) -> list[str]:
     bench.empty()
     home.mkdir()
     with mounted(home, "ro"):
-        nothing = {"OOCO_GYM_CACHE": None, "XDG_STATE_HOME": None, "XDG_CACHE_HOME": None}
+        nothing: dict[str, Any] = {"OOCO_GYM_CACHE": None, "XDG_STATE_HOME": None, "XDG_CACHE_HOME": None}
         return [started(bench, expected, HOME=str(home), **nothing)]
 
 
 # --- Names and locales ------------------------------------------------------------------------------------------------
 def locale_c(bench: Bench, expected: dict[str, str]) -> list[str]:
     found = []
-    for more in ({}, {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}):  # the latter: ASCII, as Python 3.6 had it
+    strict: dict[str, Any] = {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}  # ASCII, as Python 3.6 had it
+    for more in ({}, strict):
         bench.empty()
         found.append(started(bench, expected, LC_ALL="C", LANG="C", **more))
     return found
@@ -166,7 +173,7 @@ def cold_starts(bench: Bench, expected: dict[str, str]) -> list[str]:
     other = Bench(bench.name, bench.folder / "other", bench.differs)
     other.folder.mkdir()
     other.empty()
-    kept = {"NUMBA_CACHE_DIR": str(bench.folder / "numba")}
+    kept: dict[str, Any] = {"NUMBA_CACHE_DIR": str(bench.folder / "numba")}
     processes = [one.begin(**kept) for one in (bench, other)]
     said = [one.finish(process) for one, process in zip((bench, other), processes, strict=True)]
     return [text or different(one, expected) for text, one in zip(said, (bench, other), strict=True)]
@@ -225,7 +232,7 @@ def run(name: str, commands: list[str], benches: dict[str, tuple[Bench, dict[str
         starts, wrong = starts + len(said), wrong + sum(map(bool, said))
         print(f"{name}, {command}: {len(said) - sum(map(bool, said))} of {len(said)} held in "
               f"{time.monotonic() - begun:.0f} s{''.join(f'; {one}' for one in said if one)}", flush=True)
-    if page:
+    if page and starts:
         shown = "–" if name == "fork_and_spawn" else ", ".join(f"`{SHOWN.get(one, one)}`" for one in commands)
         write_rows("surroundings", HEAD, [[trial.where, trial.promise, shown, str(starts), str(starts - wrong),
                                            str(wrong)]], page)
@@ -235,7 +242,7 @@ def run(name: str, commands: list[str], benches: dict[str, tuple[Bench, dict[str
 def main(words: list[str]) -> int:
     """Runs the command; returns its exit code."""
     known = {"only": ",".join(TRIALS), "commands": ",".join(USUAL), "page": ""}
-    given = dict(word.partition("=")[::2] for word in words)
+    given = {key: value for key, _, value in (word.partition("=") for word in words)}
     values = known | given
     only, commands = values["only"].split(","), values["commands"].split(",")
     if {*given} - {*known} or {*only} - {*TRIALS} or {*commands} - {*COMMANDS}:
