@@ -330,8 +330,8 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
 
     Args:
         act: takes an observation of the environment (a vector where that is made with `flat=True`), returns an action.
-        env: a name of `conf/env` (`gating`), a Gymnasium id, an environment that `gymnasium.make` made, or a mapping
-            with `id`, `splits` and arguments.
+        env: a name of `conf/env` (`gating`), the path of a YAML file, a Gymnasium id, an environment that
+            `gymnasium.make` made, or a mapping with `id`, `splits` and arguments.
         split: `test`, `validation` or `train`; or give `seeds`.
         episodes: windows, spread over the split's seeds; None: two of each seed.
         beside: heuristics, run folders and exports that play the same windows.
@@ -344,8 +344,11 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
     Raises:
         UserError: as the command; an illegal action.
     """
-    config = _config_of(env)
-    seeds = more.pop("seeds", None) or split_seeds(config, split)
+    config, seeds = _config_of(env), more.pop("seeds", None)
+    if not seeds and not config.get("splits"):
+        raise UserError(f"evaluate: no file says which seeds of '{config.get('id')}' are held out; expected "
+                        "seeds=[...], or for env the path of a YAML with id and splits")
+    seeds = seeds or split_seeds(config, split)
     if name in beside:
         raise UserError(f"evaluate(name={name!r}): another policy has this name; choose another")
     if config.pop("flat", False):
@@ -356,6 +359,8 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
 
 
 def _config_of(env: Any) -> dict[str, Any]:
+    from ooco_gym.envs import imported
+
     if isinstance(env, Mapping):
         return dict(env)
     arguments: dict[str, Any] = {}
@@ -365,8 +370,12 @@ def _config_of(env: Any) -> dict[str, Any]:
                             "mapping with id and splits")
         env, arguments = env.spec.id, dict(env.spec.kwargs)
     arguments.pop("render_mode", None)
+    if str(env).endswith((".yaml", ".yml")):
+        return load_yaml("env", env)
     for known in names("env"):
         config = load_yaml("env", known)
         if env in (known, config["id"]):
             return {**config, **arguments}
+    if imported(str(env)) in gym.registry:
+        return {"id": env, **arguments}
     raise unknown("environment", env, [*names("env"), *(load_yaml("env", one)["id"] for one in names("env"))])

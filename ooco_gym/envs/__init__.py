@@ -77,7 +77,9 @@ def imported(name: str) -> str:
         try:
             import_module(module)
         except ModuleNotFoundError as error:
-            raise UserError(f"the environment '{name}' cannot be made: no package named '{error.name}'") from error
+            here = error.name == module and Path(f"{module}.py").is_file()
+            raise UserError(f"the environment '{name}' cannot be made: no package named '{error.name}'"
+                            + (f"; for the file here say '{module}.py:{env_id}'" if here else "")) from error
     return env_id
 
 

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from gating_double import CONFIG
@@ -15,9 +16,12 @@ from gymnasium import spaces
 
 pytest.importorskip("sb3_contrib")
 
+import ooco_gym
 from agents.environments import windows, with_length
 from agents.evaluation.heuristics import RANDOM, by_name, play_heuristic
+from ooco_gym import UserError
 from ooco_gym.cli import main
+from ooco_gym.envs import imported
 
 MODULE = '''
 import gymnasium as gym
@@ -110,6 +114,25 @@ def test_length_of_training_episodes_is_told_to_environments_that_name_one() -> 
     assert with_length({**CONFIG, "window_s": 5.0}, 60.0)["window_s"] == 60.0
     assert with_length({"id": "ooco_gym/Gating-v0"}, 60.0)["window_s"] == 60.0
     assert with_length({**CONFIG, "window_s": 5.0}, None)["window_s"] == 5.0
+
+
+def test_a_function_is_evaluated_in_it_from_python(here: Path) -> None:
+    imported("own_module_of_a_test:mine/Offers-v0")
+    env, games = gym.make("mine/Offers-v0", offers=4), {"episodes": 2, "beside": ["random actions"]}
+    found = ooco_gym.evaluate(lambda observation: 0, env, seeds=[4, 5], **games)
+    assert [one["policy"] for one in found["policies"]] == ["mine", "random actions"]
+    named = ooco_gym.evaluate(lambda observation: 0, "mine.yaml", **games)
+    assert [row["mean"] for row in named["results"]] == [row["mean"] for row in found["results"]]
+    with pytest.raises(UserError, match=r"which seeds of 'mine/Offers-v0' are held out; expected seeds="):
+        ooco_gym.evaluate(lambda observation: 0, env, **games)
+
+
+def test_a_module_that_is_not_on_the_path_but_beside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside_of_a_test.py").write_text("")
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path not in ("", str(tmp_path))])
+    with pytest.raises(UserError, match="say 'beside_of_a_test.py:mine/Env-v0'"):
+        imported("beside_of_a_test:mine/Env-v0")
 
 
 def test_what_it_lacks_is_said_in_a_sentence(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
