@@ -26,8 +26,8 @@ GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}
 POOL_POLICIES = ("always", "base_pd", "echo_pd", "hygen_pd", "least_urgent", "never", "online_priority", "ooco",
                  "ooco_lengths", "ooco_xllm", "random", "slack")
 MIXED_POLICIES = ("adaptive_deadline", "bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e", "echo_bs_e_s",
-                  "hygen", "hygen_star", "learned_deadline", "niyama", "past_future", "round_robin", "router",
-                  "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf", "vllm_priority", "vllm_v0",
+                  "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama", "past_future", "round_robin",
+                  "router", "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf", "vllm_priority", "vllm_v0",
                   "vllm_v0_priority")
 OPTIONS = {  # policies with parameters that take another way through the rules
     "pools": ("ooco:gate=always", "ooco:gate=never", "ooco:interrupt=slack,max_pull=1", "ooco:layer_resume=1",
