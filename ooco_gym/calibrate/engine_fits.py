@@ -111,7 +111,7 @@ def seconds(form: str, chip: ChipSpec, model: ModelSpec, tp: int, rows: EngineRo
 
     An iteration with prompts in it has prefill's overhead, also where requests decode beside them.
     """
-    timing, shard = timing_form(form), Shard(chip, model, tp)
+    timing, shard = timing_form(form).on(chip), Shard(chip, model, tp)
     total = sum((cost.seconds for cost in timing.dense(shard, rows.tokens)), np.zeros(len(rows)))
     total += sum((cost.seconds for cost in timing.head(shard, rows.sequences)), np.zeros(len(rows)))
     prompts, decodes = rows.prompts, rows.n_decode

@@ -105,8 +105,8 @@ class Deployment:
 
     @property
     def form(self) -> TimingForm:
-        """The timing form."""
-        return timing_form(self.timing)
+        """The timing form of its chip."""
+        return timing_form(self.timing).on(self.chip)
 
     @property
     def shard(self) -> Shard:

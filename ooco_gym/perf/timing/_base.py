@@ -117,6 +117,10 @@ class TimingForm(ABC):
     roofs is taken, so it depends on four sums only (`Attention`).
     """
 
+    def on(self, chip: ChipSpec) -> TimingForm:
+        """The form that times a chip: this one, unless it stands for others."""
+        return self
+
     @abstractmethod
     def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
         """Everything that depends on the number of tokens only: linear layers and communication.

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from ooco_gym.perf.specs import ChipSpec
 from ooco_gym.perf.timing import extended, kernels, ooco
 from ooco_gym.perf.timing._base import (
     Linear,
@@ -20,52 +21,6 @@ from ooco_gym.perf.timing._base import (
 from ooco_gym.perf.timing._measurements import Beside, Curve, Layer, Measurements, Surface, measurements
 from ooco_gym.perf.timing.attention import Attention
 from ooco_gym.perf.timing.extended import Elementwise, Kernels, complete, elementwise, fused_linears, heads_of
-
-
-class Form(TimingForm):
-    """Operators take what was measured for their shapes on the chip (`tables` of its YAML).
-
-    Between measured sizes times run straight; beyond them, and for shapes that were not measured, the roofline goes
-    on: the chip's kernels (`extended`) where it has them, otherwise its achievable rates. A chip without tables is
-    timed by that roofline altogether. With tables, the engine's overhead counts where it was fitted
-    (`extended.overhead`) only: that of `timing=ooco` stands for launches, which measured operators have themselves.
-    """
-
-    def dense(self, shard: Shard, tokens: np.ndarray) -> list[OperatorCost]:
-        """Linear layers, element-wise operators and communication."""
-        return _form(shard).dense(shard, tokens)
-
-    def head(self, shard: Shard, sequences: np.ndarray) -> list[OperatorCost]:
-        """The LM head and the sampler."""
-        return _form(shard).head(shard, sequences)
-
-    def attention(self, shard: Shard, phase: Phase) -> Attention:
-        """The roofline's attention; where `measured_attention` stands in for it, its sums count whole prompts."""
-        return _form(shard).attention(shard, phase)
-
-    def overhead_s(self, shard: Shard, phase: Phase) -> float:
-        """What the engine adds to an iteration's kernels."""
-        return _form(shard).overhead_s(shard, phase)
-
-    def floor_s(self, shard: Shard, phase: Phase) -> float:
-        """What the engine takes beside the chip's work."""
-        return _form(shard).floor_s(shard, phase)
-
-    def saturation_batch(self, shard: Shard) -> int:
-        """Of the roofline: measured times alone do not say what bounds them."""
-        return _form(shard).saturation_batch(shard)
-
-    def mixed_kernel(self, shard: Shard) -> MixedKernel | None:
-        """Chunks and decodes in one kernel, as measured."""
-        return _form(shard).mixed_kernel(shard)
-
-    def decode_skew(self, shard: Shard) -> tuple[float, float]:
-        """What contexts of different lengths cost."""
-        return _form(shard).decode_skew(shard)
-
-    def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
-        """Attention as measured; None where the tables have none for these heads."""
-        return _form(shard).measured_attention(shard)
 
 
 def unmeasured(shard: Shard) -> list[str]:
@@ -86,8 +41,20 @@ class _Found(NamedTuple):
     missing: list[str]
 
 
-class _Lookup(extended.Form):
-    """The extended form with measured operators in place of kernels, where a chip has tables."""
+class Form(extended.Form):
+    """Operators take what was measured for their shapes on the chip (`tables` of its YAML).
+
+    Between measured sizes times run straight; beyond them, and for shapes that were not measured, the roofline goes
+    on: the chip's kernels (`extended`) where it has them, otherwise its achievable rates. A chip without tables is
+    timed by that roofline altogether. With tables, the engine's overhead counts where it was fitted
+    (`extended.overhead`) only: that of `timing=ooco` stands for launches, which measured operators have themselves.
+    """
+
+    def on(self, chip: ChipSpec) -> TimingForm:
+        """This form for a chip that has tables, else the roofline that it has."""
+        if chip.tables:
+            return self
+        return _EXTENDED if chip.extended else _ROOFLINE
 
     def kernels(self, shard: Shard) -> Kernels:
         """The kernels that stand in for what was not measured."""
@@ -150,7 +117,7 @@ class _Lookup(extended.Form):
     def measured_attention(self, shard: Shard) -> MeasuredAttention | None:
         """Attention of the tables; a phase that they lack takes the roofline's time."""
         found, layers = self._found(shard), shard.model.layers
-        decode, prefill = (super(_Lookup, self).attention(shard, phase) for phase in ("decode", "prefill"))
+        decode, prefill = (super(Form, self).attention(shard, phase) for phase in ("decode", "prefill"))
         if not found.decode and not found.prefill:
             return None
 
@@ -191,13 +158,7 @@ class _Lookup(extended.Form):
         return _found(shard, table)
 
 
-_LOOKUP, _EXTENDED, _ROOFLINE = _Lookup(), extended.Form(), ooco.Form()
-
-
-def _form(shard: Shard) -> TimingForm:
-    if shard.chip.tables:
-        return _LOOKUP
-    return _EXTENDED if shard.chip.extended else _ROOFLINE
+_EXTENDED, _ROOFLINE = extended.Form(), ooco.Form()
 
 
 @cache
