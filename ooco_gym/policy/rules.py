@@ -106,6 +106,8 @@ def lightest_strict(state, slot, bound_ps):
     best, least = state.config.relaxed_count, s.NEVER
     for instance in range(state.config.relaxed_count, state.instances.size):
         spec = state.instances[instance]
+        if state.tables[spec.belief].noise > 0.0:  # whose draws are keyed by the steps so far: a run's are counted now
+            flush_totals(state, instance)
         online, context = urgent_load(state, instance)
         latency = predict_decode(state, instance, online + spec.arriving + 1,
                                  context + spec.arriving_context + length(state, slot))
