@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -155,6 +156,31 @@ def test_cells_of_another_plan_are_refused(tmp_path: Path) -> None:
     assert read_cells(path, {("hygen", "light"): None})["hygen", "light"] == [{"offline_tokens_per_s": 3.0}]
     with pytest.raises(UserError, match="no cell of deadline at load 'light'"):
         read_cells(path, {("deadline", "light"): None})
+    assert read_cells(path, {("deadline", "light"): None}, 0) == {("deadline", "light"): []}
+
+
+def test_a_run_that_was_cut_off_plays_what_is_lacking(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    study = made_study(made_engine(tmp_path), tmp_path, bundle=None, schedulers=["vllm_priority", "deadline"],
+                       repeats=2)
+    played: list[tuple[str, str]] = []
+
+    def cell(_server: Any, name: str, load: Any) -> dict[str, Any]:
+        played.append((name, load.name))
+        return {**study.predicted(name, load.trace, study.values(name, load)), "load_average": 1.0, "ooco": {}}
+
+    monkeypatch.setattr(study, "_server", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(study, "_warm_up", lambda _: None)
+    monkeypatch.setattr(study, "_cell", cell)
+    whole = study.run(Path("python"), {}, tmp_path)
+    assert len(played) == 8
+    path = tmp_path / "cells.json"
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    kept[1]["cells"], kept[2]["cells"] = kept[1]["cells"][:1], []
+    lacking = [(kept[place]["scheduler"], kept[place]["load"]) for place in (1, 2, 2)]
+    path.write_text(json.dumps(kept), encoding="utf-8")
+    played.clear()
+    assert json.dumps(study.run(Path("python"), {}, tmp_path, path)) == json.dumps(whole)  # NaN is not NaN
+    assert sorted(played) == sorted(lacking)
 
 
 def test_violations_beyond_the_limit_cost_score() -> None:

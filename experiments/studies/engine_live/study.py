@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 SCHEMA = "ooco-gym/sim_to_real/1"
-TRAIN, MEASURE = "train", "measure"
+TRAIN = "train"
 PRIORITIES = {"online": 0, "offline": 1}
 _PUBLISHED = ("engine", "device", "cpu", "dtype", "max_num_seqs", "max_num_batched_tokens", "max_model_len",
               "num_blocks", "block_tokens", "model_config")
@@ -90,17 +90,19 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     if not (measured / "engine.json").is_file():
         measure(engine_plan, measured)
     engine = fitted_engine(measured, out)
-    played = None if plan["played"] is None else Path(plan["played"])
+    played, resumed = (None if plan[key] is None else Path(plan[key]) for key in ("played", "resume"))
     pace = plan["pace"]
-    if pace == MEASURE:
-        if played:
-            raise UserError("engine_live.pace=measure plays the engine, and engine_live.played does not; give the pace "
-                            "that sim_to_real.json of that run has under 'fit'")
+    if pace is None:
+        if played or resumed:
+            raise UserError("the cells of an earlier run were played at a pace that a new measurement would miss; "
+                            "give engine_live.pace=NUMBER, the median of those that it printed (its sim_to_real.json "
+                            "has it under 'fit')")
         trial = Study({**plan, "bundle": None}, engine, out)
         pace = trial.paced(find_python(engine_plan["python"]), engine_plan, measured)
     engine = engine.slower(float(pace), out / "chip")._replace(fit={**engine.fit, "pace": float(pace)})
     study = Study(plan, engine, out)
-    found = study.sum_up(played) if played else study.run(find_python(engine_plan["python"]), engine_plan, measured)
+    found = study.sum_up(played) if played else study.run(find_python(engine_plan["python"]), engine_plan, measured,
+                                                          resumed)
     write_json(out / "sim_to_real.json", found)
     with atomic_write(out / "sim_to_real.md") as temporary:
         temporary.write_text(table(found), encoding="utf-8")
@@ -291,10 +293,15 @@ class Study:
               flush=True)
         return round(float(np.median(found)), 4)
 
-    def run(self, python: Path, engine_plan: dict[str, Any], measured: Path) -> dict[str, Any]:
-        """Plays every cell: schedulers and loads in random order, anew for each repeat."""
+    def run(self, python: Path, engine_plan: dict[str, Any], measured: Path, resumed: Path | None = None
+            ) -> dict[str, Any]:
+        """Plays every cell: schedulers and loads in random order, anew for each repeat.
+
+        Args:
+            resumed: `cells.json` of a run of the same settings that was cut off; its cells are not played again.
+        """
         predicted = self._all_predicted()
-        cells: dict[tuple[str, str], list[dict[str, Any]]] = {key: [] for key in predicted}
+        cells = read_cells(resumed, predicted, 0) if resumed else {key: [] for key in predicted}
         draws = np.random.default_rng(int(self.plan["seed"]))
         with self._server(python, engine_plan, measured) as server:
             self._warm_up(server)
@@ -302,6 +309,8 @@ class Study:
                 order = [(name, load) for load in self.loads for name in self.schedulers]
                 for place in draws.permutation(len(order)):
                     name, load = order[place]
+                    if len(cells[name, load.name]) > repeat:
+                        continue
                     cell = self._cell(server, name, load)
                     cells[name, load.name].append(cell)
                     self._say(repeat, name, load, cell, predicted[name, load.name])
@@ -385,17 +394,18 @@ def slowness_of(cell: Mapping[str, Any]) -> float:
     return round(counted["actual_seconds_total"] / believed, 3) if believed else 1.0
 
 
-def read_cells(path: Path, wanted: Mapping[tuple[str, str], Any]) -> dict[tuple[str, str], list[dict[str, Any]]]:
-    """The cells of an earlier run, from its `cells.json`.
+def read_cells(path: Path, wanted: Mapping[tuple[str, str], Any], least: int = 1
+               ) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """The cells of an earlier run, from its `cells.json`, at least so many of each scheduler at each load.
 
     Raises:
         UserError: there is no such file, or a scheduler or a load of this plan is not in it.
     """
     if not path.is_file():
-        raise UserError(f"engine_live.played={path} does not exist; expected the cells.json of an earlier run")
+        raise UserError(f"'{path}' does not exist; expected the cells.json of an earlier run")
     found = {(one["scheduler"], one["load"]): one["cells"] for one in json.loads(path.read_text(encoding="utf-8"))}
     for name, load in wanted:
-        if not found.get((name, load)):
+        if len(found.setdefault((name, load), [])) < least:
             raise UserError(f"'{path}' has no cell of {name} at load '{load}'; sum it up with the settings of its run")
     return {key: found[key] for key in wanted}
 
