@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ooco_gym.compile import inlined
-from ooco_gym.envs import admission, batching
+from ooco_gym.envs import admission, batching, reclaiming
 from ooco_gym.envs import buffers as b
 from ooco_gym.envs.base import DecisionEnv
 from ooco_gym.envs.batching_filling import feature_of
@@ -64,13 +64,14 @@ class ServingEnv(DecisionEnv):
     """The whole of one or many engines by one agent: where requests go, how iterations are filled, who enters them.
 
     ## Description
-    The decisions of [Batching-v0](batching.md) and [Admission-v0](admission.md) on the same engines, and, where there
-    are several, which of them takes a request that arrives; each is asked when it is due, and `decision` says which it
-    is. What one decides, the others meet: a request that is sent to an engine must be computed within the time that its
-    iterations are given, an iteration that is filled to its end admits none, and who enters holds memory that prompts
-    to come will want. A composed iteration asks first how it is filled, then, where that leaves time, tokens, a seat
-    and memory, which waiting offline requests enter. The partner answers what it is left: arrivals that have one engine
-    to go to, iterations without a choice.
+    The decisions of [Reclaiming-v0](reclaiming.md), [Batching-v0](batching.md) and [Admission-v0](admission.md) on the
+    same engines, and, where there are several, which of them takes a request that arrives; each is asked when it is
+    due, and `decision` says which it is. What one decides, the others meet: a request that is sent to an engine must be
+    computed within the time that its iterations are given, an iteration that is filled to its end admits none, and who
+    enters holds memory that prompts to come will want. Where blocks lack for what must run, it is asked first which
+    request gives way; then how the iteration is filled; then, where that leaves time, tokens, a seat and memory, which
+    waiting offline requests enter. The partner answers what it is left: arrivals that have one engine to go to,
+    iterations without a choice.
 
     ## Action Space
     `Discrete(2 + K)`: 0 is the decision's own *no* (online decodes alone; no more requests enter), 1 does what the
@@ -86,7 +87,7 @@ class ServingEnv(DecisionEnv):
     """
 
     id: ClassVar[str] = "ooco_gym/Serving-v0"
-    decisions: ClassVar[tuple[Decision, ...]] = (DECISION, batching.DECISION, admission.DECISION)
+    decisions: ClassVar[tuple[Decision, ...]] = (DECISION, reclaiming.DECISION, batching.DECISION, admission.DECISION)
     default_scenario: ClassVar[str] = "serving"
 
 

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from engine_description import compared, describe, describe_iteration, describe_targets
+from engine_description import compared, describe, describe_iteration, describe_short, describe_targets
 from episodes_in_short import at_random, differences, goes_on_alike, make, partner, play
 
 from ooco_gym import Simulation, UserError, candidate_table
-from ooco_gym.envs import admission_filling, batching_filling, serving_filling
+from ooco_gym.envs import admission_filling, batching_filling, reclaiming_filling, serving_filling
 from ooco_gym.envs.buffers import PLANNED
 from ooco_gym.envs.features import COLUMN
 from ooco_gym.policy import policy_of
 from ooco_gym.runtime.admission_features import ENTRY, observe_entries
 from ooco_gym.runtime.batching_features import ACTION, ENGINE, observe
+from ooco_gym.runtime.reclaiming_features import VICTIM, observe_victims
 from ooco_gym.runtime.serving_features import TARGET, observe_targets
 from ooco_gym.sim import state as s
 
 ID = "ooco_gym/Serving-v0"
-TABLES = {"batch": (ACTION, batching_filling), "admit": (ENTRY, admission_filling), "target": (TARGET, serving_filling)}
+TABLES = {"batch": (ACTION, batching_filling), "admit": (ENTRY, admission_filling), "target": (TARGET, serving_filling),
+          "reclaim": (VICTIM, reclaiming_filling)}
 COLUMNS = {name: [getattr(COLUMN, filling.PLACES[one.name]) for one in listed]
            for name, (listed, filling) in TABLES.items()}
 SINGLE = {"cluster": "engine_7b", "rate_scale": 1.4, "offline": {"mode": "rate", "rate": 4.0}}
-MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.05,
-                "offline": {"mode": "rate", "rate": 2.0}}
+MEMORY_BOUND = {"cluster": "mixed_llama2_7b_40g", "workload": "azure_conv", "rate_scale": 0.07,
+                "offline": {"mode": "rate", "rate": 4.0}}
 SHARED = {"offline": {"mode": "rate", "rate": 16.0, "lengths": "mmlu",
                       "sharing": {"form": "few_shot", "ratio": 0.83, "groups": 57}}}
 CASES = {
@@ -47,6 +49,8 @@ def both(steps, case, seed=3):
             return observe(describe(one), answers)
         if kind(one) == "admit":
             return observe_entries(describe(one), *describe_iteration(one))
+        if kind(one) == "reclaim":
+            return observe_victims(*describe_short(one))
         wanted = int(one.episodes.buffers.turns[0, PLANNED])
         return observe(describe(one, 0, wanted), answers)[0], observe_targets(*describe_targets(one))
 
@@ -58,7 +62,8 @@ def test_features_are_the_same_from_the_state_and_from_a_plain_description(case)
     seen = both(300, case)
     assert (seen.clusters.std(axis=0) > 0).sum() > 20, "what is compared differs from state to state"
     asked = {name for name, rows in seen.candidates.items() if len(rows)}
-    assert asked == ({"batch", "admit"} if case == "one engine" else set(TABLES))
+    assert asked - {"reclaim"} == {"batch", "admit"} | ({"target"} if case != "one engine" else set())
+    assert case != "memory binds" or "reclaim" in asked
 
 
 @pytest.mark.slow
@@ -89,7 +94,7 @@ def test_an_iteration_is_filled_first_then_requests_enter_it_and_arrivals_are_se
         before = now
         if env.step(choose(env))[3]:
             break
-    assert all(count > 100 for count in counts.values())
+    assert all(counts[name] > 100 for name in ("batch", "admit", "target"))
 
 
 def test_a_request_goes_where_it_is_sent():
