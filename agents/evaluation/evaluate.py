@@ -289,7 +289,7 @@ def _gathered(jobs: Sequence[Job], found: Iterator[Any]) -> dict[str, list[dict[
 def _scored(env: Mapping[str, Any], entrants: Sequence[Entrant], played: Mapping[str | None, Mapping[str, Any]],
             bounds: Mapping[str | None, list[float] | None], episodes: int, notes: list[str]) -> dict[str, Any]:
     """The scores of the first suite, and all of them as `suites` where a shift was asked for."""
-    name = env.get("name") or env["id"]
+    name = env.get("name") or str(env["id"]).rpartition(":")[2]  # without the module that registers it
     learned = {one.label: one.learned or function_of(one.policy) is not None for one in entrants}
     suites = []
     for shift, records in played.items():
@@ -358,6 +358,16 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
                      "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})
 
 
+def _refuse_wrapped(env: gym.Env[Any, Any]) -> None:
+    """The windows are played in environments that are made anew, without what wraps this one."""
+    while isinstance(env, gym.Wrapper):
+        if isinstance(env, gym.ObservationWrapper | gym.ActionWrapper):
+            raise UserError(f"evaluate: the environment is wrapped in {type(env).__name__}, which the windows would be "
+                            "played without; expected it unwrapped, and a function that does what the wrapper does "
+                            "(flat=True of ooco_gym.make needs none)")
+        env = env.env
+
+
 def _config_of(env: Any) -> dict[str, Any]:
     from ooco_gym.envs import imported
 
@@ -365,6 +375,7 @@ def _config_of(env: Any) -> dict[str, Any]:
         return dict(env)
     arguments: dict[str, Any] = {}
     if isinstance(env, gym.Env):
+        _refuse_wrapped(env)
         if env.spec is None:
             raise UserError("evaluate: the environment has no spec; expected one of gymnasium.make, a name or a "
                             "mapping with id and splits")

@@ -294,6 +294,8 @@ def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> 
         close = nearest(last, {known.rpartition(".")[2] for known in keys})
     top = sorted({known for known in keys if "." not in known})
     listed = "" if close else f"; its keys: {', '.join(top)}"
+    if key == "env.flat":
+        close, listed = ": it is an argument of gym.make; a network flattens what it sees (agent.network=mlp)", ""
     if key in PRESETS:
         close, listed = f": a file of settings is added, +{PRESET}=NAME", ""
     return UserError(f"{command.name} has no key '{key}'{close}{listed}")

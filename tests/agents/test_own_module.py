@@ -127,6 +127,18 @@ def test_a_function_is_evaluated_in_it_from_python(here: Path) -> None:
         ooco_gym.evaluate(lambda observation: 0, env, **games)
 
 
+def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
+    imported("own_module_of_a_test:mine/Offers-v0")
+    env = gym.make("mine/Offers-v0")
+    with pytest.raises(UserError, match="wrapped in FlattenObservation, which the windows would be played without"):
+        ooco_gym.evaluate(lambda observation: 0, gym.wrappers.FlattenObservation(env), seeds=[4], episodes=1)
+
+
+def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "env=gating", "env.flat=true"]) == 2
+    assert "env.flat': it is an argument of gym.make; a network flattens what it sees" in capsys.readouterr().err
+
+
 def test_a_module_that_is_not_on_the_path_but_beside_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "beside_of_a_test.py").write_text("")
