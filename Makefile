@@ -39,7 +39,7 @@ SOURCES := ooco_gym baselines agents experiments conf tests
 # For make fuzz: how many random cases, of which seed, shared by how many processes.
 N ?= 2000
 SEED ?= 0
-PROCESSES ?= 2
+PROCESSES ?= $(shell nproc)
 
 # For make engine-live: further words, such as engine_live.repeats=5.
 LIVE_FLAGS ?=

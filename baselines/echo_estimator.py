@@ -14,12 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
 from ooco_gym.compile import inner
 from ooco_gym.perf import CostTable, mixed_latency_ps, prefill_alone_ps
+from ooco_gym.perf.kept import kept_by_table
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.sim.costs import (
     attention_together,
@@ -304,7 +306,7 @@ TRIES = 1000  # draws of a batch
 PREFILL_FORMS, DECODE_FORMS = ("max", "additive"), ("pooled", "floored", "counted")
 DECODE_COLUMNS = {"pooled": ("longest_ps", "mean_ps"), "floored": ("longest_ps", "mean_ps"),
                   "counted": ("base_ps", "request_ps", "longest_ps", "context_ps")}
-_kept: dict[tuple[Any, ...], tuple[CostTable, Estimate]] = {}
+KEPT = 256  # estimates of tables, and draws of 0.5 MB
 
 
 @dataclass(frozen=True)
@@ -336,12 +338,10 @@ def fit(table: CostTable, largest_batch: int, prefill_form: str = "max", decode_
         decode_form: `pooled`, `floored` or `counted`.
         block_tokens: tokens of a block of the instance's memory, which no benchmark exceeds.
     """
-    key = (id(table), largest_batch, prefill_form, decode_form, block_tokens)
-    if key not in _kept:
-        _kept[key] = table, _fit(table, largest_batch, prefill_form, decode_form, table.kv_blocks * block_tokens)
-    return _kept[key][1]
+    return _fit(table, largest_batch, prefill_form, decode_form, table.kv_blocks * block_tokens)
 
 
+@kept_by_table(KEPT)
 def _fit(table: CostTable, largest_batch: int, prefill_form: str, decode_form: str, memory_tokens: int) -> Estimate:
     lengths = prompt_lengths(memory_tokens)
     found = fit_prefill(lengths, prefill_alone_ps(table, lengths), prefill_form)
@@ -435,6 +435,13 @@ def predict(found: dict[str, float], batches: Batches, prefill_form: str, decode
 
 def draw_batches(table: CostTable, largest_batch: int, part: int, memory_tokens: int) -> dict[str, Batches]:
     """Benchmarks of each kind; another `part` is drawn apart."""
+    return {kind: Batches(contexts, chunks, latency_ps(table, chunks, contexts))
+            for kind, (contexts, chunks) in _drawn(largest_batch, part, memory_tokens).items()}
+
+
+@lru_cache(maxsize=KEPT // 4)
+def _drawn(largest_batch: int, part: int, memory_tokens: int) -> dict[str, tuple[tuple[np.ndarray, ...], np.ndarray]]:
+    """Contexts and chunks of each kind of benchmark: instances that differ in speed alone have the same ones."""
     rng = np.random.Generator(np.random.Philox(key=part))
     longest = max(16, min(LONGEST_TOKENS, memory_tokens))
     prompts = np.rint(2.0 ** rng.uniform(4.0, np.log2(longest), SAMPLES)).astype(np.int64)
@@ -443,11 +450,9 @@ def draw_batches(table: CostTable, largest_batch: int, part: int, memory_tokens:
     beside = [_contexts(rng, largest_batch, memory_tokens) for _ in range(SAMPLES)]
     new = np.rint(2.0 ** rng.uniform(4.0, 11.0, SAMPLES)).astype(np.int64)
     done = np.rint(2.0 ** rng.uniform(4.0, 14.0, SAMPLES) * rng.integers(0, 2, SAMPLES)).astype(np.int64)
-    kinds = {"prefill": ([empty] * SAMPLES, np.stack([0 * prompts, prompts], axis=1)),
-             "decode": (decodes, np.zeros((SAMPLES, 2), np.int64)),
-             "mixed": (beside, np.stack([done, new], axis=1))}
-    return {kind: Batches(tuple(contexts), chunks, latency_ps(table, chunks, contexts))
-            for kind, (contexts, chunks) in kinds.items()}
+    return {"prefill": ((empty,) * SAMPLES, np.stack([0 * prompts, prompts], axis=1)),
+            "decode": (tuple(decodes), np.zeros((SAMPLES, 2), np.int64)),
+            "mixed": (tuple(beside), np.stack([done, new], axis=1))}
 
 
 def latency_ps(table: CostTable, chunks: np.ndarray, contexts: Sequence[np.ndarray]) -> np.ndarray:
@@ -462,7 +467,10 @@ def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) 
     for _ in range(TRIES):
         count = int(2.0 ** rng.uniform(0.0, np.log2(largest_batch + 0.99)))
         mean = 2.0 ** rng.uniform(6.0, 14.0)
-        contexts = np.maximum(1, np.rint(mean * rng.lognormal(0.0, rng.uniform(0.0, 1.0), count))).astype(np.int64)
+        drawn = mean * rng.lognormal(0.0, rng.uniform(0.0, 1.0), count)
+        if drawn.sum() > memory_tokens + count:  # also when rounded; most draws end here where memory is small
+            continue
+        contexts = np.maximum(1, np.rint(drawn)).astype(np.int64)
         if contexts.sum() <= memory_tokens:
             return contexts
     return np.array([memory_tokens])

@@ -21,11 +21,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ooco_gym.perf import CostTable, mixed_latency_ps
+from ooco_gym.perf.kept import kept_by_table
 from ooco_gym.perf.table import prefill_latency_ps
 
 # The columns of Eq. 1 with its intercept, in order.
 FEATURES = ("one", "prefill_tokens", "decode_tokens", "prefill_squared", "decode_squared", "prefills", "decodes")
 HELD_OUT = 0.2  # share of the samples that the error is measured on
+KEPT = 256  # fits and profiles of tables
 
 
 class Fit(NamedTuple):
@@ -143,16 +145,15 @@ def trained(table: CostTable, chunk: int, decode_tokens: str = "context") -> Fit
         chunk: most prefill tokens in a batch.
         decode_tokens: S_d of Equation 1: the decodes' `context`, or their `new` tokens, which are as many as they.
     """
-    key = (id(table), chunk, decode_tokens)
-    if key not in _FITS:
-        batches = sample_batches(table, chunk)
-        columns = features(batches.chunks.sum(axis=1), batches.decode_context if decode_tokens == "context" else
-                           batches.decodes, (batches.chunks > 0).sum(axis=1), batches.decodes)
-        _FITS[key] = (table, fit(columns, latency_ps(table, batches)))
-    return _FITS[key][1]
+    return _trained(table, chunk, decode_tokens)
 
 
-_FITS: dict[tuple, tuple[CostTable, Fit]] = {}  # with the table, so that its id stays its own
+@kept_by_table(KEPT)
+def _trained(table: CostTable, chunk: int, decode_tokens: str) -> Fit:
+    batches = sample_batches(table, chunk)
+    columns = features(batches.chunks.sum(axis=1), batches.decode_context if decode_tokens == "context" else
+                       batches.decodes, (batches.chunks > 0).sum(axis=1), batches.decodes)
+    return fit(columns, latency_ps(table, batches))
 
 
 # --- Batches of one phase (P/D pools) -------------------------------------------------------------------------------
@@ -190,18 +191,9 @@ def decode_profile(table: CostTable, most_ps: float, mean_context: float, max_ba
     return Profile(batch[kept], context[kept], latency[kept].astype(np.float64))
 
 
+@kept_by_table(KEPT)
 def prefill_profile(table: CostTable, tokens: int) -> Profile:
     """Random prefill iterations: one prompt of any length, or several within the budget of `tokens`."""
-    key = (id(table), tokens)
-    if key not in _profiled:
-        _profiled[key] = table, _prefill_profile(table, tokens)
-    return _profiled[key][1]
-
-
-_profiled: dict[tuple[int, int], tuple[CostTable, Profile]] = {}  # with the table, so that its id stays its own
-
-
-def _prefill_profile(table: CostTable, tokens: int) -> Profile:
     draws = np.random.Generator(np.random.Philox(POOL_DRAWS + 1))
     rows, most = [], min(PROMPTS, len(table.head_ps) - 1)
     for longest in _log_uniform(draws, LONGEST, POOL_SAMPLES // 2).tolist():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from ooco_gym.errors import UserError
 from ooco_gym.perf.deployment import SHORTEST_LINES, Deployment
 from ooco_gym.perf.timing import Attention, MeasuredAttention, MixedKernel, Phase
 
+KEPT = 128  # tables, of some 0.2 MB each
 PS_PER_S = 1_000_000_000_000
 LONGEST_S = 1e6  # of an iteration: whole picoseconds hold it, and sums of some of them
 _SLOPE_SPAN = 1 << 20
@@ -72,7 +74,7 @@ class CostTable(NamedTuple):
 
 
 def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens: int = 65_536) -> CostTable:
-    """Computes the cost table of a deployment (a few milliseconds).
+    """Computes the cost table of a deployment (a few milliseconds), or gives the one computed before: change no array.
 
     Args:
         deployment: model, chips and timing form.
@@ -85,6 +87,11 @@ def cost_table(deployment: Deployment, max_batch: int = 2048, max_prefill_tokens
     for name, size in (("max_batch", max_batch), ("max_prefill_tokens", max_prefill_tokens)):
         if size < 1:
             raise UserError(f"{name} must be at least 1, got {size}")
+    return _cost_table(deployment, max_batch, max_prefill_tokens)
+
+
+@lru_cache(maxsize=KEPT)
+def _cost_table(deployment: Deployment, max_batch: int, max_prefill_tokens: int) -> CostTable:
     form, shard = deployment.form, deployment.shard
     batch = np.arange(max_batch + 1, dtype=np.float64)
     head_s = _seconds(form.head(shard, batch))

@@ -1,28 +1,31 @@
-"""`python -m tests.reliability.fuzz [N=1000] [seed=0] [begin=0] [processes=1] [limit_s=300]`: N random cases of a seed.
+"""`python -m tests.reliability.fuzz [N=1000] [seed=0] [begin=0] [processes=CORES] [limit_s=300]`: N random cases.
 
 Each is drawn from its seed and number alone, played by a worker process, and held against every invariant that we
 know (`playing`). Where one fails, ends its process or takes more processor time than `limit_s`, it is made smaller and
-printed as one line of JSON: a line of `kept.jsonl` replays it among the tests. The last line is `fuzz: N cases …,
-F failed`; the exit code is 1 where any did.
+printed as one line of JSON: a line of `kept.jsonl` replays it among the tests. A line a minute says how far it is. The
+last line is `fuzz: N cases …, F failed`; Ctrl-C and SIGTERM end with it, too, and with the number to go on from. The
+exit code is 0 where all were played and none failed.
 
 `python -m tests.reliability.fuzz '{"kind": …}'` plays one such line.
 """
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ OK, REFUSED, FAILED = "ok", "refused", "failed"
 SHRINK_S = 90.0  # spent on making one failure smaller
 MOST_WALL = 100  # times the processor time that a case may take, where other work has the cores
 EVERY_S = 60.0  # between two lines of progress
+ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ def work() -> None:
     from tests.reliability.drawing import draw
     from tests.reliability.playing import play
 
+    gc.freeze()  # else each full collection walks through all that was imported
     print(json.dumps(["ready", "", None]), file=answers, flush=True)
     for line in sys.stdin:
         limit_s, given = json.loads(line)
@@ -99,7 +104,8 @@ class Worker:
 
     def _begin(self) -> subprocess.Popen[str]:
         self.process = subprocess.Popen(self.words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-                                        env={**os.environ, "PYTHONPATH": str(ROOT)})
+                                        env={**os.environ, **ONE_THREAD, "PYTHONPATH": str(ROOT)},
+                                        start_new_session=True)  # Ctrl-C is ours alone: it fails no case
         assert self._line(600.0), "the worker does not begin"  # it may have to compile first
         return self.process
 
@@ -137,14 +143,14 @@ def smaller(case: Any) -> Iterator[Any]:
                 yield from ({**case, key: less} for less in smaller(value))
 
 
-def shrink(worker: Worker, case: dict[str, Any], said: str) -> dict[str, Any]:
-    """A smaller case that fails in the same place, as far as `SHRINK_S` goes."""
+def shrink(worker: Worker, case: dict[str, Any], said: str, stopped: Callable[[], bool] = bool) -> dict[str, Any]:
+    """A smaller case that fails in the same place, as far as `SHRINK_S` goes, or until it is `stopped`."""
     where = said.partition(": ")[0]
     until, better = time.monotonic() + SHRINK_S, True
     while better:
         better = False
         for less in smaller(case):
-            if time.monotonic() > until:
+            if time.monotonic() > until or stopped():
                 return case
             answer = worker.ask(less)
             if answer.outcome == FAILED and answer.said.partition(": ")[0] == where:
@@ -154,31 +160,75 @@ def shrink(worker: Worker, case: dict[str, Any], said: str) -> dict[str, Any]:
 
 
 # --- The command ------------------------------------------------------------------------------------------------------
-def run(n: int, seed: int, begin: int, processes: int, limit_s: float) -> int:
-    """Plays cases `begin` to `begin + n` of a seed; returns the exit code."""
-    started, shown, counts = time.monotonic(), [time.monotonic()], Counter()
+@dataclass
+class Night:
+    """Cases of a seed from number `begin` to `end`, shared by workers: the next number goes to the first that asks."""
 
-    def part(which: int) -> None:
-        worker = Worker(limit_s)
-        for index in range(begin + which, begin + n, processes):
-            answer = worker.ask([seed, index])
-            counts[answer.outcome] += 1
+    seed: int
+    begin: int
+    end: int
+    counts: Counter[str] = field(default_factory=Counter)
+    stop: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.next, self.started = self.begin, time.monotonic()
+        self.shown, self.lock = self.started, threading.Lock()
+
+    def take(self) -> int | None:
+        """The next number; None where there is none, or the command was stopped."""
+        with self.lock:
+            if self.stop.is_set() or self.next >= self.end:
+                return None
+            self.next += 1
+            return self.next - 1
+
+    def work(self, worker: Worker) -> None:
+        """Plays cases until there are no more."""
+        while (index := self.take()) is not None:
+            answer = worker.ask([self.seed, index])
+            self.add(answer.outcome)
             if answer.outcome == FAILED and answer.case is not None:
-                print(f"seed {seed} number {index}: {answer.said}", flush=True)
-                case = shrink(worker, answer.case, answer.said)
-                print(json.dumps({"why": f"{seed}/{index}: {answer.said}", "case": case}), flush=True)
-            if time.monotonic() - shown[0] > EVERY_S:
-                shown[0] = time.monotonic()
-                done = sum(counts.values())
-                print(f"  {done:,} of {n:,} cases, {counts[FAILED]} failed", file=sys.stderr, flush=True)
+                print(f"seed {self.seed} number {index}: {answer.said}", flush=True)
+                case = shrink(worker, answer.case, answer.said, self.stop.is_set)
+                print(json.dumps({"why": f"{self.seed}/{index}: {answer.said}", "case": case}), flush=True)
         worker.end()
 
+    def add(self, outcome: str) -> None:
+        """Counts a case, and says once in a while how far it is."""
+        with self.lock:
+            self.counts[outcome] += 1
+            now = time.monotonic()
+            if now - self.shown > EVERY_S:
+                self.shown = now
+                print(f"  {self.text(now)}", file=sys.stderr, flush=True)
+
+    def text(self, now: float) -> str:
+        """How far it is."""
+        counts = self.counts
+        return (f"{counts.total():,} of {self.end - self.begin:,} cases of seed {self.seed} from {self.begin:,} in "
+                f"{now - self.started:,.0f} s: {counts[OK]:,} hold, {counts[REFUSED]:,} refused in a sentence, "
+                f"{counts[FAILED]} failed")
+
+
+def run(n: int, seed: int, begin: int, processes: int, limit_s: float) -> int:
+    """Plays cases `begin` to `begin + n` of a seed; returns the exit code."""
+    night = Night(seed, begin, begin + n)
+    before = {sent: signal.getsignal(sent) for sent in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(*_: Any) -> None:
+        night.stop.set()
+        for sent, handler in before.items():  # a second one does not wait for the cases that are being played
+            signal.signal(sent, handler)
+
+    for sent in before:
+        signal.signal(sent, stop)
     with ThreadPoolExecutor(processes) as pool:
-        list(pool.map(part, range(processes)))
-    took_s = time.monotonic() - started
-    print(f"fuzz: {n:,} cases of seed {seed} from {begin:,} in {took_s:,.0f} s: {counts[OK]:,} hold, "
-          f"{counts[REFUSED]:,} refused in a sentence, {counts[FAILED]} failed")
-    return 1 if counts[FAILED] else 0
+        list(pool.map(night.work, [Worker(limit_s) for _ in range(processes)]))
+    stop()
+    print(f"fuzz: {night.text(time.monotonic())}")
+    if night.next < night.end:
+        print(f"stopped: go on with begin={night.next} N={night.end - night.next}")
+    return 0 if night.counts.total() == n and not night.counts[FAILED] else 1
 
 
 def main(words: list[str]) -> int:
@@ -192,7 +242,7 @@ def main(words: list[str]) -> int:
         given = json.loads(words[0])
         print(play(given.get("case", given)))
         return 0
-    known = {"N": 1000, "seed": 0, "begin": 0, "processes": 1, "limit_s": 300}
+    known = {"N": 1000, "seed": 0, "begin": 0, "processes": len(os.sched_getaffinity(0)), "limit_s": 300}
     given = {key: value for key, _, value in (word.partition("=") for word in words)}
     if {*given} - {*known} or not all(value.isdigit() for value in given.values()):
         print(__doc__, file=sys.stderr)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import random_rules
 
+from ooco_gym.compile.references import Handle
 from ooco_gym.perf import Deployment, load_chip, load_model
 from ooco_gym.policy import Policy, get_policy
 from ooco_gym.policy.decisions import POINTS, addresses, ask_outside, call_rule
@@ -109,11 +110,13 @@ class Episode:
                                 for name, hook in zip(POINT_NAMES, self.hooks, strict=True)])
         self.end_ps = round((setup.window_s[1] + 600.0) * s.PS_PER_S)
         self.answers = 0
+        self.handle: Handle | None = None
 
     def advance(self, until_ps: int | None = None, answer: int = s.ASK) -> int:
         """Calls the loop once; returns why it came back."""
-        handle = s.handle_of(self.state)
-        return int(run_loop(handle.address, self.rules, self.end_ps if until_ps is None else until_ps, answer))
+        if self.handle is None or self.handle.value is not self.state:
+            self.handle = s.handle_of(self.state)
+        return int(run_loop(self.handle.address, self.rules, self.end_ps if until_ps is None else until_ps, answer))
 
     def rule_answer(self) -> int:
         """What the policy's own rule answers to the open decision."""

@@ -14,11 +14,12 @@ LISTED = (s.PUSH_WAITING, s.RESIDENT, s.LEAVING, s.MOVING)
 
 def chain(requests: np.ndarray, head: int, tail: int) -> list[int]:
     """The slots of a linked queue, checked from both ends."""
+    previous, following = requests["previous"], requests["next"]
     slots, slot, before = [], head, -1
     while slot >= 0:
-        assert requests[slot]["previous"] == before
-        slots.append(int(slot))
-        before, slot = slot, requests[slot]["next"]
+        assert previous[slot] == before
+        slots.append(slot)
+        before, slot = slot, int(following[slot])
     assert tail == before
     return slots
 
