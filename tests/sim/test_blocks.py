@@ -111,6 +111,8 @@ def test_a_pool_that_does_not_add_up_is_found(field: str) -> None:
         ends[np.flatnonzero(ends >= 0)[-1]] = -1
     elif field == "twin":
         state.blocks["twin"][0, block] = block
+    elif field == "key":
+        state.blocks["key"][0, block] = 0
     else:
         state.blocks[field][0, block] += 1
     with pytest.raises(AssertionError):
