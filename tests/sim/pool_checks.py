@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ooco_gym.compile import jit
 from ooco_gym.sim import state as s
 
 
@@ -14,22 +15,53 @@ def table_of(state: s.State, instance: int, slot: int) -> list[int]:
     return state.kv[instance, place : place + request["blocks"]].tolist()
 
 
+@jit
+def follow(following: np.ndarray, block: int, found: np.ndarray) -> int:
+    """Writes a chain of blocks into `found`; returns how many they are, at most as many as there are blocks.
+
+    Compiled: a chip has some 100,000 blocks, nearly all of them in the queue, which is looked through after each event.
+    """
+    count = 0
+    while block >= 0 and count < found.size:
+        found[count] = block
+        block = following[block]
+        count += 1
+    return count
+
+
+def queued(state: s.State, instance: int) -> np.ndarray:
+    """The blocks that may be taken, in the order in which they would be, int64[n]."""
+    blocks, begin = state.blocks[instance], int(state.config.index_size)
+    ends = state.kv[instance, begin : begin + 2 * s.LEVELS].reshape(s.LEVELS, 2)
+    queues, space = [], np.empty(len(blocks) + 1, np.int64)
+    for level, (first, last) in enumerate(ends.tolist()):
+        queue = space[: follow(blocks["next"], first, space)].copy()
+        assert len(queue) <= len(blocks), "a queue without an end"
+        assert np.array_equal(blocks["previous"][queue], np.append(-1, queue)[: len(queue)])
+        assert (blocks["level"][queue] == level).all()
+        assert last == (queue[-1] if len(queue) else -1)
+        queues.append(queue)
+    return np.concatenate(queues)
+
+
 def free_queue(state: s.State, instance: int) -> list[int]:
     """The blocks that may be taken, in the order in which they would be."""
-    found, index, blocks = [], int(state.config.index_size), state.blocks[instance]
-    following = blocks["next"].tolist()  # a list: an array's element costs ten times as much
-    ends = state.kv[instance, index : index + 2 * s.LEVELS].reshape(s.LEVELS, 2).tolist()
-    for level, (block, last) in enumerate(ends):
-        queue: list[int] = []
-        while block >= 0:
-            assert len(queue) < len(following), "a queue without an end"
-            queue.append(block)
-            block = following[block]
-        assert last == (queue[-1] if queue else -1)
-        assert blocks["previous"][queue].tolist() == [-1, *queue][:-1]
-        assert (blocks["level"][queue] == level).all()
-        found += queue
-    return found
+    return queued(state, instance).tolist()
+
+
+def indexed(state: s.State, instance: int) -> np.ndarray:
+    """The blocks that the index knows, each as often as it does, int64[n]; all chains are followed side by side."""
+    blocks, entries = state.blocks[instance], state.kv[instance, : state.config.index_size]
+    block = entries[entries > 0].astype(np.int64) - 1
+    key, found, count = blocks["key"][block], [block], len(block)
+    while len(block):
+        block = blocks["twin"][block].astype(np.int64)
+        block, key = block[block >= 0], key[block >= 0]
+        assert (blocks["key"][block] == key).all(), "blocks of two contents in one chain"
+        count += len(block)
+        assert count <= len(blocks), "a chain without an end, or a block in two"
+        found.append(block)
+    return np.concatenate(found)
 
 
 def check_pool(state: s.State, instance: int) -> None:
@@ -42,22 +74,10 @@ def check_pool(state: s.State, instance: int) -> None:
         assert len(set(table)) == len(table), "a request reads a block twice"
         references[table] += 1
     assert np.array_equal(references, blocks["references"])
-    queue = free_queue(state, instance)
-    reserved = int(state.config.reserved_blocks)
+    queue, reserved = queued(state, instance), int(state.config.reserved_blocks)
     unread = np.flatnonzero(references[: int(spec["total_blocks"])] == 0)
     assert np.array_equal(np.sort(queue), unread[unread >= reserved])
     assert len(queue) == spec["free_blocks"] - reserved
     assert len(set(state.requests["row"][slots])) == len(slots)
     assert spec["rows_free"] == state.config.block_tables - len(slots)
-    index = state.kv[instance, : state.config.index_size]
-    first, indexed = index[index > 0] - 1, []
-    keys, twins = (blocks[name].tolist() if len(first) else [] for name in ("key", "twin"))
-    for block in first.tolist():
-        key = 0
-        while block >= 0:
-            assert key in (0, keys[block]), "blocks of two contents in one chain"
-            assert len(indexed) < len(keys), "a chain without an end"
-            key = keys[block]
-            indexed.append(block)
-            block = twins[block]
-    assert sorted(indexed) == np.flatnonzero(blocks["key"]).tolist()
+    assert np.array_equal(np.sort(indexed(state, instance)), np.flatnonzero(blocks["key"]))
