@@ -78,6 +78,18 @@ def keep_claims(path: Path, claims: Sequence[Mapping[str, Any]], stays: Callable
     write_json(path, {**kept, "claims": listed, "sustained": kept.get("sustained", [])})
 
 
+SUSTAINED = ("condition", "policy", "rate", "ci_low", "ci_high", "n_seeds", "tokens_per_s", "violation_rate")
+
+
+def keep_sustained(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Writes sustained rates into a file of claims, in place of those of the same conditions."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    conditions = {row["condition"] for row in rows}
+    others = [one for one in kept.get("sustained", []) if one["condition"] not in conditions]
+    found = [{key: row[key] for key in SUSTAINED} for row in rows]
+    write_json(path, {"claims": [], **kept, "sustained": [*others, *rounded(found)]})
+
+
 # --- Pages ----------------------------------------------------------------------------------------------------------
 def check_page(key: str, page: Any) -> None:
     """Refuses a page that cannot be written, before hours of work are done for it.

@@ -19,7 +19,7 @@ import numpy as np
 
 from experiments.capacity import definitions_of, notes_of
 from experiments.common.crossing import Limits, Plan, Point, Tuning, candidates_of, tune
-from experiments.common.output import check_page
+from experiments.common.output import check_page, keep_sustained
 from experiments.common.policies import (
     BESIDE,
     TUNED,
@@ -102,7 +102,7 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     if options["lead"] not in (None, *policies):
         raise unknown("lead", options["lead"], policies)
     _check_partners(options, policies)
-    for key in ("page", "glance", "figures"):
+    for key in ("page", "glance", "figures", "claims"):
         check_page(key, options[key])
     cells, definitions = cells_of(cfg, options, policies), definitions_of(options)
     limits, tuning = Limits(**options["limits"]), options["tuning"]
@@ -135,6 +135,8 @@ def main(cfg: DictConfig, options: Mapping[str, Any]) -> dict[str, Any]:
     show_notes(summary["notes"])
     write_results(summary, Path(options["out"]), options["page"], options["glance"],
                   options["figures"])
+    if options["claims"]:
+        keep_sustained(Path(options["claims"]), rows)
     return summary
 
 
