@@ -82,11 +82,14 @@ SUSTAINED = ("condition", "policy", "rate", "ci_low", "ci_high", "n_seeds", "tok
 
 
 def keep_sustained(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Writes sustained rates into a file of claims, in place of those of the same conditions."""
+    """Writes sustained rates into a file of claims, in place of those of the same conditions.
+
+    A policy that tuning changed has the name of what it was tuned to.
+    """
     kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     conditions = {row["condition"] for row in rows}
     others = [one for one in kept.get("sustained", []) if one["condition"] not in conditions]
-    found = [{key: row[key] for key in SUSTAINED} for row in rows]
+    found = [{**{key: row[key] for key in SUSTAINED}, "policy": row["tuned_as"] or row["policy"]} for row in rows]
     write_json(path, {"claims": [], **kept, "sustained": [*others, *rounded(found)]})
 
 

@@ -89,6 +89,11 @@ class Bad:
         return self.what(engine) if callable(self.what) else self.what
 
 
+def waits(name: Any) -> bool:
+    """The engine's own word on which requests wait."""
+    return name in range(100, 200)
+
+
 def decider(rule: Any) -> Decider:
     made = Decider(Settings())
     made.rule = rule
@@ -101,10 +106,11 @@ def decider(rule: Any) -> Decider:
     (Plan({0: 10_000}, [], []), "answered nonsense"), (Plan({0: 1}, [0], []), "answered nonsense"),
     (Plan({0: 1}, [], [0]), "answered nonsense"), (Plan({0: True}, [], []), "answered nonsense"),
     (Plan({100: 4}, [100, 100], []), "answered nonsense"), (TimeoutError(), "stalled"),
+    (Plan({"unknown": 3}, ["unknown"], []), "answered nonsense"),
 ])
 def test_what_cannot_be_followed_is_left_to_vllm(answer: Any, reason: str) -> None:
     made = decider(Bad(answer))
-    assert made.decide(engine_of) is None
+    assert made.decide(engine_of, waits) is None
     assert made.watch.counts[f"fallbacks:{reason}"] == 1
 
 
@@ -113,16 +119,16 @@ def test_a_rule_that_keeps_failing_rests_and_comes_back() -> None:
     made = Decider(Settings(), clock=lambda: now[0])
     made.rule = Bad(RuntimeError("no"))
     for _ in range(MOST_IN_A_ROW + 5):
-        assert made.decide(engine_of) is None
+        assert made.decide(engine_of, waits) is None
     assert made.watch.counts["fallbacks:raised"] == MOST_IN_A_ROW and made.watch.counts["rests"] == 1
     now[0] = deciding.REST_S + 1.0
     made.rule = make_rule("deadline", {"online_chunk": 1, "offline_chunk": 1})
-    assert made.decide(engine_of) is not None
+    assert made.decide(engine_of, waits) is not None
 
 
 def test_shadow_counts_and_leaves_it_to_vllm() -> None:
     made = Decider(Settings(shadow=True))
-    assert made.decide(engine_of) is None and made.watch.counts["decisions"] == 1
+    assert made.decide(engine_of, waits) is None and made.watch.counts["decisions"] == 1
 
 
 def test_a_rule_that_stalls_is_not_waited_for() -> None:

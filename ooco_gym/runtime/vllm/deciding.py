@@ -77,8 +77,13 @@ class Decider:
         if self.learned is not None:
             self.learned.missed(now_s)
 
-    def decide(self, describe: Callable[[], Engine]) -> Plan | None:
-        """The rule's answer for the iteration that `describe` describes; None: vLLM's own schedule."""
+    def decide(self, describe: Callable[[], Engine], waits: Callable[[Any], bool]) -> Plan | None:
+        """The rule's answer for the iteration that `describe` describes; None: vLLM's own schedule.
+
+        Args:
+            describe: the engine as a rule sees it.
+            waits: whether the engine has a request of this name that waits and may be scheduled.
+        """
         began = self.clock()
         if self.rule is None or began < self._rest_until:
             return None
@@ -88,7 +93,7 @@ class Decider:
             if self.learned is not None:
                 self.learned.look(engine, self.belief)
             plan = self.rule.compose(engine, self.belief)
-            check(plan, engine, running)
+            check(plan, engine, running, waits)
         except StillBusyError:
             self.watch.fell_back("was still busy", "with an iteration that it was too late for")
             return None
@@ -110,7 +115,7 @@ class Decider:
             self.watch.count("rests")
 
 
-def check(plan: Any, engine: Engine, running: Mapping[Any, Any]) -> None:
+def check(plan: Any, engine: Engine, running: Mapping[Any, Any], waits: Callable[[Any], bool]) -> None:
     """Whether a plan can be followed.
 
     Raises:
@@ -123,23 +128,24 @@ def check(plan: Any, engine: Engine, running: Mapping[Any, Any]) -> None:
         raise NonsenseError("a request twice")
     if not set(preempted) <= set(running):
         raise NonsenseError("preempts a request that does not run")
-    waits = set(admitted)
-    left = set(running) - set(preempted)
-    if waits & left:
+    enters, left = set(admitted), set(running) - set(preempted)
+    if enters & left:
         raise NonsenseError("admits a request that runs")
-    if not waits <= set(plan.tokens):
+    if not all(name in running or waits(name) for name in enters):
+        raise NonsenseError("admits a request that does not wait")
+    if not enters <= set(plan.tokens):
         raise NonsenseError("admits a request without tokens")
     total = 0
     for name, tokens in plan.tokens.items():
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise NonsenseError(f"{tokens!r} tokens")
-        if name not in left and name not in waits:
+        if name not in left and name not in enters:
             raise NonsenseError("tokens for a request that neither runs nor is admitted")
         total += tokens
     if total > engine.max_num_batched_tokens:
         raise NonsenseError(f"{total} tokens, of {engine.max_num_batched_tokens}")
-    if len(left) + len(waits) > engine.max_num_seqs:
-        raise NonsenseError(f"{len(left) + len(waits)} requests, of {engine.max_num_seqs}")
+    if len(left) + len(enters) > engine.max_num_seqs:
+        raise NonsenseError(f"{len(left) + len(enters)} requests, of {engine.max_num_seqs}")
     if not plan.tokens and not preempted and (running or engine.online.peek() or engine.offline.peek()):
         raise NonsenseError("nothing to do, though there is")
 

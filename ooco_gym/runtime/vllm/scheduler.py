@@ -24,6 +24,7 @@ from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.request_queue import RequestQueue, SchedulingPolicy
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request as EngineRequest
+from vllm.v1.request import RequestStatus
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
@@ -236,7 +237,7 @@ class OocoScheduler(Scheduler):
         if (skip or throttled or self.kv_holding_waiting or self._pause_state != PauseState.UNPAUSED
                 or not (self.running or self.waiting)):
             return None
-        return self.ooco.decide(lambda: self._ooco_describe(now))
+        return self.ooco.decide(lambda: self._ooco_describe(now), self._ooco_waits)
 
     def _ooco_describe(self, now: float) -> Engine:
         """The engine as a rule sees it; times are those at which the iteration will begin."""
@@ -272,6 +273,11 @@ class OocoScheduler(Scheduler):
                     first_token_s=request.ooco.first_token_s,
                     look_up=self._ooco_look_up(request) if cached else None)
             for request in list(self.waiting.lines[online]) if self._ooco_ready(request))
+
+    def _ooco_waits(self, name: str) -> bool:
+        request = self.requests.get(name)
+        return (request is not None and request.status in (RequestStatus.WAITING, RequestStatus.PREEMPTED)
+                and self._ooco_ready(request))
 
     def _ooco_ready(self, request: EngineRequest) -> bool:
         return request.num_stale_output_tokens == 0 and not self._is_blocked_waiting_status(request.status)

@@ -12,6 +12,7 @@ class Misbehaving:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self._rule = Deadline({"offline_chunk": 1, "online_chunk": 1})
+        self._seen: list[Any] = []
         self._draws = random.Random(values.get("seed", 1))
 
     def compose(self, engine: Any, belief: Any) -> Any:
@@ -26,6 +27,10 @@ class Misbehaving:
                    Plan(dict.fromkeys(names, 0.5), [], []), Plan(dict.fromkeys(names, 1), names, []))
         if 2 <= what < 2 + len(answers):
             return answers[what - 2]
+        self._seen = [*self._seen[-200:], *names]
+        if what in (11, 12):  # some that is not known, or has ended, or runs
+            name = "unknown" if what == 11 or not self._seen else self._draws.choice(self._seen)
+            return Plan({name: 3}, [name], [])
         if what == 10 and names:  # legal, but foolish: all that runs loses its memory
             return Plan({}, [], names)
         return self._rule.compose(engine, belief)
