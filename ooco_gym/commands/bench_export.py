@@ -20,6 +20,7 @@ import numpy as np
 from ooco_gym.runtime import Policy, write_bundle
 from ooco_gym.runtime.admission_features import ENTRY
 from ooco_gym.runtime.batching_features import ENGINE, HORIZONS_S, LOOK_OFFLINE, LOOK_ONLINE, observe
+from ooco_gym.runtime.rules import Learned
 from ooco_gym.runtime.scorers import Sizes, built, shapes_of
 from ooco_gym.runtime.writing import feature_row
 
@@ -131,10 +132,6 @@ def _policy(network: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarr
     return manifest, arrays, {**reference, "logits": logits}
 
 
-def _latency(batch: Any) -> float:
-    return 0.004 + sum(2e-5 * tokens + 1e-8 * tokens * context for tokens, context in batch)
-
-
 def _engine() -> dict[str, Any]:
     """A mixed instance under load: 64 running, of them 40 online, and both queues long."""
     random, now = np.random.default_rng(2), 100.0
@@ -148,7 +145,7 @@ def _engine() -> dict[str, Any]:
                 "num_blocks": tokens // 16 if running else 0, "num_cached_tokens": 0}
 
     running = [request(place < 40, True, place % 16 == 0) for place in range(RUNNING)]
-    return {"now": now, "tpot_slo": 0.05, "violation_budget": 0.03, "running": running, "latency": _latency,
+    return {"now": now, "tpot_slo": 0.05, "violation_budget": 0.03, "running": running, "latency": Learned().of_batch,
             "waiting_online": [request(True, False, True) for _ in range(LOOK_ONLINE)],
             "waiting_offline": [request(False, False, True) for _ in range(LOOK_OFFLINE)],
             "num_waiting_online": 12, "num_waiting_online_tokens": 20_000, "num_waiting_offline": 500,

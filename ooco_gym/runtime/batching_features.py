@@ -24,6 +24,35 @@ _TIE_S = 1e-9  # times closer than this are the same: what is due just now is no
 Latency = Callable[[Sequence[tuple[int, int]]], float]
 
 
+class Batch(Sequence[tuple[int, int]]):
+    """(New tokens, context after them) of each request of an iteration.
+
+    What decodes take depends on how many they are and on their contexts' sum, so that a predictor may take these.
+
+    Args:
+        decodes: how many requests compute one token.
+        context: the sum of their contexts.
+        prompts: the others' pairs.
+    """
+
+    __slots__ = ("context", "decodes", "prompts")
+
+    def __init__(self, decodes: float, context: float, prompts: Sequence[tuple[int, int]] = ()) -> None:
+        self.decodes, self.context, self.prompts = int(decodes), int(context), prompts
+
+    def __len__(self) -> int:
+        return self.decodes + len(self.prompts)
+
+    def __getitem__(self, place: Any) -> Any:
+        if isinstance(place, slice):
+            return [self[one] for one in range(*place.indices(len(self)))]
+        place = range(len(self))[place]
+        if place >= self.decodes:
+            return self.prompts[place - self.decodes]
+        each, more = divmod(self.context, self.decodes)
+        return 1, each + (place < more)
+
+
 class Contracted(NamedTuple):
     """One feature: name, unit, how it is scaled, what it means, and where vLLM V1 has what it is made of."""
 
@@ -339,16 +368,16 @@ class Found:
 
     def _believed(self, budget: int) -> None:
         values = self.values
-        online = _decodes(values["online_decodes"], values["online_context"])
-        every = _decodes(values["online_decodes"] + values["offline_decodes"],
-                         values["online_context"] + values["offline_context"])
+        online = Batch(values["online_decodes"], values["online_context"])
+        every = Batch(values["online_decodes"] + values["offline_decodes"],
+                      values["online_context"] + values["offline_context"])
         self.alone = self.latency(online) if online else 0.0
         values["online_step"] = self.alone / self.tpot
         values["decode_step"] = (self.latency(every) if every else 0.0) / self.tpot
         work = {}
         for name, decodes in (("online", online), ("offline", every)):
             tokens = min(budget, int(values[f"{name}_prompt_tokens"] + values[f"{name}_waiting_tokens"]))
-            batch = decodes + ([(tokens, tokens)] if tokens > 0 else [])
+            batch = Batch(decodes.decodes, decodes.context, [(tokens, tokens)] if tokens > 0 else ())
             work[name] = max(0.0, self.latency(batch) - self.alone) if batch else 0.0
             values[f"{name}_work"] = 1e3 * work[name]
         self.online_work, self.offline_work = work["online"], work["offline"]
@@ -369,14 +398,6 @@ class Found:
         for length in BLOCKS_S:
             arrived, missed = engine["online_in_block"][length]
             values[f"spent_{length}s"] = missed / (max(1e-9, engine["violation_budget"]) * max(1, arrived))
-
-
-def _decodes(count: float, context: float) -> list[tuple[int, int]]:
-    """So many decodes with so much context in all: the latency of decodes depends on these sums."""
-    count, context = int(count), int(context)
-    if count == 0:
-        return []
-    return [(1, context // count + (place < context % count)) for place in range(count)]
 
 
 def _actions(found: Found, actions: Sequence[tuple[float, float, float]]) -> np.ndarray:

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from docs.generators import batching_features as document
-from ooco_gym.runtime.batching_features import ACTION, ENGINE, ArrivalRates, Blocks, observe
+from ooco_gym.runtime.batching_features import ACTION, ENGINE, ArrivalRates, Batch, Blocks, observe
+from ooco_gym.runtime.rules import Learned
 
 ALONE = """
 import sys
@@ -23,6 +24,16 @@ print(len(ENGINE), any(name.startswith(("ooco_gym.sim", "ooco_gym.envs.")) for n
 def latency(batch):
     """Ten ms, and a tenth of a ms a token."""
     return 0.01 + 1e-4 * sum(tokens for tokens, _ in batch)
+
+
+def test_a_batch_is_the_pairs_of_its_requests():
+    batch = Batch(3, 100, [(7, 9)])
+    assert list(batch) == [(1, 34), (1, 33), (1, 33), (7, 9)] and batch[-1] == (7, 9) and batch[1:3] == [(1, 33)] * 2
+    assert len(batch) == 4 and not Batch(0, 0)
+    with pytest.raises(IndexError):
+        batch[4]
+    belief = Learned(0.01, 1e-4)
+    assert belief.of_batch(batch) == belief.of_batch(list(batch)) > 0.0
 
 
 def request(**changes):

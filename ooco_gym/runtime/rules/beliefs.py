@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ import numpy as np
 
 from ooco_gym.documents import read_json
 from ooco_gym.errors import UserError
+from ooco_gym.runtime.batching_features import Batch
 from ooco_gym.runtime.rules.iteration import Sums
 
 FITTED_SCHEMA = "ooco-gym/latency/1"
@@ -39,6 +40,16 @@ class _Sums(ABC):
             return tokens + 1, sampled + whole, decodes + 1, decode_context + reach, prompts, context, work
         return (tokens + new, sampled + whole, decodes, decode_context, prompts + 1, context + reach,
                 work + new * reach)
+
+    def of_batch(self, batch: Iterable[tuple[int, int]]) -> float:
+        """Seconds that an iteration takes, of (new tokens, context after them) of each of its requests."""
+        sums = self.none
+        if isinstance(batch, Batch):
+            sums = (batch.decodes, batch.decodes, batch.decodes, batch.context, 0, 0, 0)
+            batch = batch.prompts
+        for new, reach in batch:
+            sums = self.add(sums, int(new), int(reach), True)
+        return self.latency(sums)
 
     @abstractmethod
     def latency(self, sums: Sums) -> float:

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.batching_features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks, Found, scaled
+from ooco_gym.runtime.batching_features import ENGINE, LOOK_OFFLINE, LOOK_ONLINE, ArrivalRates, Blocks, Found
 from ooco_gym.runtime.bundle import Policy
-from ooco_gym.runtime.rules import Belief, Engine, Request
+from ooco_gym.runtime.rules import Engine, Fitted, Learned, Request
 from ooco_gym.runtime.vllm.settings import Settings
 from ooco_gym.runtime.vllm.watching import Watch
 
@@ -63,7 +63,7 @@ class Adjuster:
         """An online request has missed an SLO, for the first time."""
         self._blocks.missed(now_s)
 
-    def look(self, engine: Engine, belief: Belief) -> None:
+    def look(self, engine: Engine, belief: Fitted | Learned) -> None:
         """Sets the rule's parameters anew where the interval is over."""
         if engine.now_s < self._next_s:
             return
@@ -79,7 +79,7 @@ class Adjuster:
         self._rule.values.update(found)
         self._watch.count("adjustments")
 
-    def observe(self, engine: Engine, belief: Belief) -> np.ndarray:
+    def observe(self, engine: Engine, belief: Fitted | Learned) -> np.ndarray:
         """The features of an engine, float32 (44,), scaled."""
         online, offline = engine.online.first(LOOK_ONLINE), engine.offline.first(LOOK_OFFLINE)
         described = {
@@ -91,10 +91,9 @@ class Adjuster:
             "num_free_blocks": engine.free_blocks, "num_blocks": engine.total_blocks,
             "max_num_seqs": engine.max_num_seqs, "max_num_batched_tokens": engine.max_num_batched_tokens,
             "tpot_slo": engine.tpot_slo_s, "violation_budget": self._budget,
-            "latency": lambda batch: _latency(belief, batch),
+            "latency": belief.of_batch,
             **self._kept(engine.now_s).describe(), **self._blocks.describe(engine.now_s)}
-        values = Found(described).values
-        return np.array([scaled(feature, values[feature.name]) for feature in ENGINE], np.float32)
+        return Found(described).cluster()
 
     def _kept(self, now_s: float) -> ArrivalRates:
         if self._rates is None:
@@ -109,10 +108,3 @@ def _described(request: Request) -> dict[str, Any]:
             "num_prompt_tokens": request.num_tokens - request.num_output_tokens,
             "num_output_tokens": request.num_output_tokens, "num_computed_tokens": request.num_computed_tokens,
             "num_blocks": request.blocks, "num_cached_tokens": request.look_up()[0] if request.look_up else 0}
-
-
-def _latency(belief: Belief, batch: Any) -> float:
-    sums = belief.none
-    for new, reach in batch:
-        sums = belief.add(sums, int(new), int(reach), True)
-    return belief.latency(sums)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left, insort
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import vllm
@@ -245,8 +245,8 @@ class OocoScheduler(Scheduler):
         flying = self._ooco_flights[-1][3] if self._ooco_flights else 0.0
         begins = max(now, flying)
         held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
-        running = [self._ooco_running(request, len(held.get(request.request_id, ()))) for request in self.running
-                   if not _ends(request)]
+        running = [_running(request, held) for request in self.running
+                   if not (request.num_output_placeholders and _ends(request))]
         return Engine(begins, running, self._ooco_line(True), self._ooco_line(False), pool.get_num_free_blocks(),
                       pool.num_gpu_blocks - 1, self.block_size,
                       self.max_num_active_reqs - len(self.running) + len(running),
@@ -257,12 +257,6 @@ class OocoScheduler(Scheduler):
         """Waiting online requests and their tokens, waiting offline ones and theirs."""
         online, offline = self.waiting.lines[True], self.waiting.lines[False]
         return (len(online), sum(request.num_tokens for request in online), len(offline), self.waiting.offline_tokens)
-
-    def _ooco_running(self, request: EngineRequest, blocks: int) -> Request:
-        facts, flying = request.ooco, request.num_output_placeholders
-        return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s,
-                       facts.tpot_s, request.num_tokens + flying, request.num_output_tokens + flying,
-                       request.num_computed_tokens, blocks, facts.first_token_s)
 
     def _ooco_line(self, online: bool) -> Line:
         """The waiting requests of a class that may be scheduled, described as they are looked at."""
@@ -404,6 +398,15 @@ def check_version(version: str, any_version: bool) -> None:
         raise UserError(f"ooco_gym.runtime.vllm was tested with vLLM {' and '.join(TESTED)}, and this is {version}; "
                         "set OOCO_GYM_VLLM_ANY_VERSION=1 to go on (run make test-oracle with it first), or start vLLM "
                         "without --scheduler-cls")
+
+
+def _running(request: EngineRequest, held: Mapping[str, Any]) -> Request:
+    """A running request as a rule sees it; `held`: the blocks of each. An engine asks this of all in each iteration."""
+    name, arrival_s = request.request_id, request.arrival_time
+    facts, flying = request.ooco, request.num_output_placeholders
+    return Request(name, facts.online, (request.priority, arrival_s, name), arrival_s, facts.ttft_s, facts.tpot_s,
+                   request.num_tokens + flying, request.num_output_tokens + flying, request.num_computed_tokens,
+                   len(held.get(name, ())), facts.first_token_s)
 
 
 def _order(request: EngineRequest) -> tuple[int, float, str]:
