@@ -168,11 +168,19 @@ def _few_shapes(rows: Rows, columns: Sequence[str], seed: int, most: int = 12) -
 
 def _by_heads(rows: Rows, seconds: Callable[[np.ndarray, float, float, float], np.ndarray]) -> np.ndarray:
     """Applies a function to the rows of each head configuration."""
-    found, shape = np.empty(len(rows)), rows.distinct("h_q", "h_kv", "d_h")
+    found = np.empty(len(rows))
+    for index, *heads in rows.once(_heads):
+        found[index] = seconds(index, *heads)
+    return found
+
+
+def _heads(rows: Rows) -> list[tuple[np.ndarray, float, float, float]]:
+    """The rows of each head configuration, and its query heads, key/value heads and their dimension."""
+    found, shape = [], rows.distinct("h_q", "h_kv", "d_h")
     for number in range(int(shape.max(initial=-1)) + 1):
         index = np.flatnonzero(shape == number)
         first = index[0]
-        found[index] = seconds(index, float(rows["h_q"][first]), float(rows["h_kv"][first]), float(rows["d_h"][first]))
+        found.append((index, float(rows["h_q"][first]), float(rows["h_kv"][first]), float(rows["d_h"][first])))
     return found
 
 
@@ -226,10 +234,17 @@ def _allreduce_s(p: kernels.AllReduceParameters, rows: Rows) -> np.ndarray:
 
 
 def _elementwise_s(p: kernels.ElementwiseParameters, rows: Rows) -> np.ndarray:
-    kind, found = elementwise_kinds(rows), np.empty(len(rows))
-    for name in np.unique(kind):
-        found[kind == name] = kernels.elementwise_s(p, rows["bytes"][kind == name], str(name))
+    found = np.empty(len(rows))
+    for name, index, moved in rows.once(_moved):
+        found[index] = kernels.elementwise_s(p, moved, name)
     return found
+
+
+def _moved(rows: Rows) -> list[tuple[str, np.ndarray, np.ndarray]]:
+    """The rows of each kind of element-wise operators, and the bytes that they move."""
+    kind = elementwise_kinds(rows)
+    groups = [(str(name), np.flatnonzero(kind == name)) for name in np.unique(kind)]
+    return [(name, index, rows["bytes"][index]) for name, index in groups]
 
 
 def _rates(chip: ChipSpec, most_flops: float = 1.2, most_memory: float = 1.2) -> list[Free]:
@@ -381,6 +396,10 @@ def canonical(op: str) -> str:
 
 def elementwise_kinds(rows: Rows) -> np.ndarray:
     """The kind of each element-wise row, one of `kernels.ELEMENTWISE`'s; '' for others."""
+    return rows.once(_kinds)
+
+
+def _kinds(rows: Rows) -> np.ndarray:
     names = {str(op): kernels.ELEMENTWISE.get(canonical(str(op)), "") for op in set(rows["op"])}
     return np.array([names[str(op)] for op in rows["op"]], dtype=object)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -45,11 +45,15 @@ NEEDED = {
 """Columns without which a row says nothing, by operator."""
 
 
+Known = TypeVar("Known")
+
+
 class Rows:
     """Measurements by column: text columns as objects, numbers as float64 with NaN where they do not apply."""
 
     def __init__(self, columns: Mapping[str, np.ndarray]) -> None:
         self._columns = dict(columns)
+        self._known: dict[Any, Any] = {}
 
     @classmethod
     def of(cls, path: Path, first_row: int, rows: int, **columns: Any) -> Rows:
@@ -89,8 +93,17 @@ class Rows:
         """The same, all of one device."""
         return Rows({**self._columns, "device": _text(device, len(self))})
 
+    def once(self, find: Callable[[Rows], Known]) -> Known:
+        """What a function finds in these rows, found once: they never change, and a fit asks at each of its steps."""
+        if find not in self._known:
+            self._known[find] = find(self)
+        return self._known[find]
+
     def kind(self) -> np.ndarray:
         """The operator of each row, one of `OPERATORS`, or what the file calls it."""
+        return self.once(Rows._kind)
+
+    def _kind(self) -> np.ndarray:
         kinds = {"elt": "elementwise"}
         names = [str(op).partition(":")[0] for op in self._columns["op"]]
         return np.array([kinds.get(name, name) for name in names], dtype=object)

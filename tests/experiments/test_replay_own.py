@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ CONTEXTS = (64, 256, 1024, 2048)
 TOKENS = (1, 4, 16, 32, 64, 128, 200, 256, 384, 512, 1024)
 
 
-def tables(folder: Path, model: ModelSpec, tp: int) -> None:
+def tables(folder: Path, model: ModelSpec, tp: int, chunks: Sequence[int] = (16, 64, 128, 256, 512),
+           prefixes: Sequence[int] = (0, 256, 1024), batches: Sequence[int] = (1, 4, 16, 32)) -> None:
     """Kernel times of one chip of `tp`, in the layout of LLMServingSim's profiles."""
     dense = [(name, tokens, kernels.gemm_s(GEMM, tokens, linear.d_in, linear.d_out))
              for name, linear in zip(("qkv_proj", "o_proj", "gate_up_proj", "down_proj"), fused_linears(model, tp),
@@ -45,9 +47,9 @@ def tables(folder: Path, model: ModelSpec, tp: int) -> None:
     heads = (model.heads // tp, model.kv_heads // tp, model.head_dim)
     prefill, decode = kernels.prefill_attention(PREFILL, *heads), kernels.decode_attention(DECODE, *heads)
     attention = [(q, kv, 0, 0, prefill.seconds(*prefill.features(np.array([q]), np.array([q + kv]))))
-                 for q in (16, 64, 128, 256, 512) for kv in (0, 256, 1024)]
+                 for q in chunks for kv in prefixes]
     attention += [(0, 0, batch, context, decode.seconds(*map(np.asarray, (
-        batch * context, batch, batch * context, batch)))) for batch in (1, 4, 16, 32) for context in CONTEXTS]
+        batch * context, batch, batch * context, batch)))) for batch in batches for context in CONTEXTS]
     head = [("lm_head", batch, kernels.gemm_s(GEMM, batch, model.hidden, model.vocab // tp)) for batch in TOKENS]
     write(folder / "dense.csv", ("layer", "tokens"), dense)
     write(folder / "per_sequence.csv", ("layer", "sequences"), head)
@@ -149,7 +151,9 @@ def test_an_all_reduce_in_the_folder_is_read(folder: Path, tmp_path: Path,
                                              capsys: pytest.CaptureFixture[str]) -> None:
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
-    sizes = [2 ** number for number in range(10, 26)]
+    # As few as are fitted: each by itself is predicted by a fit that has not seen it.
+    tables(tmp_path, load_model(MODEL), 2, chunks=(16, 64, 256, 512), prefixes=(0, 1024), batches=(1, 32))
+    sizes = [2 ** number for number in range(10, 26, 2)]
     write(tmp_path / "allreduce.csv", ("n_gpus", "bytes"), [(2, size, 18e-6 + size / 15e9) for size in sizes])
     words = [f"run={tmp_path}", f"model={folder.parent / 'mine.yaml'}", *SHEET, "timings=[measured]"]
     assert main(["experiment", "replay", *words, f"out={tmp_path / 'out'}"]) == 0
