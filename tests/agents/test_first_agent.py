@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -18,10 +18,13 @@ def test_the_example_is_short() -> None:
     assert len(PATH.read_text(encoding="utf-8").splitlines()) < 80
 
 
-def test_what_is_no_number_is_refused_in_one_line() -> None:
-    done = subprocess.run([sys.executable, str(PATH), "abc"], capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert "invalid int value: 'abc'" in done.stderr and "Traceback" not in done.stderr
+def test_what_is_no_number_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", [str(PATH), "abc"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(PATH), run_name="__main__")
+    assert ended.value.code == 2
+    assert "invalid int value: 'abc'" in capsys.readouterr().err
 
 
 @pytest.mark.slow
