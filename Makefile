@@ -57,13 +57,15 @@ SERVEGEN ?=
 AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
 
-.PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint golden docs bench validity zoo wheel install engine \
-  engine-source clean distclean
+.PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden docs bench validity zoo wheel \
+  install engine engine-source clean distclean
 
 demo: $(VENV)/.demo
 	$(BIN)/ooco-gym demo out=demo
 
-test: lint
+# On two cores the linters, which take one, and the compilation of what the tests need run side by side.
+test: $(VENV)/.all
+	+$(MAKE) --no-print-directory -j2 lint compiled
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
 # Our vLLM policies against vLLM's real scheduler (docs/oracle.md).
@@ -84,6 +86,10 @@ lint: $(VENV)/.all
 # Whether runs, trajectories, pages and shipped policies are what they were, digest by digest (tests/golden).
 golden: $(VENV)/.all
 	$(BIN)/python -m tests.golden
+
+# What the tests would compile first of all, each of their processes everything.
+compiled: $(VENV)/.all
+	$(BIN)/python -m tests.compiled
 
 # The documentation as a site, in site/; a broken link, or a page that the navigation lacks, is an error.
 docs: $(VENV)/.all
