@@ -75,8 +75,10 @@ def check_pool(state: s.State, instance: int) -> None:
         references[table] += 1
     assert np.array_equal(references, blocks["references"])
     queue, reserved = queued(state, instance), int(state.config.reserved_blocks)
-    unread = np.flatnonzero(references[: int(spec["total_blocks"])] == 0)
-    assert np.array_equal(np.sort(queue), unread[unread >= reserved])
+    unread, waiting = references == 0, np.zeros(len(blocks), bool)
+    unread[:reserved] = unread[spec["total_blocks"]:] = False
+    waiting[queue] = True
+    assert np.array_equal(waiting, unread) and np.count_nonzero(unread) == len(queue)
     assert len(queue) == spec["free_blocks"] - reserved
     assert len(set(state.requests["row"][slots])) == len(slots)
     assert spec["rows_free"] == state.config.block_tables - len(slots)
