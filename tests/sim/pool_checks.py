@@ -19,7 +19,7 @@ def table_of(state: s.State, instance: int, slot: int) -> list[int]:
 def follow(following: np.ndarray, block: int, found: np.ndarray) -> int:
     """Writes a chain of blocks into `found`; returns how many they are, at most as many as there are blocks.
 
-    Compiled: a chip has some 100,000 blocks, nearly all of them in the queue, which is looked through after each event.
+    Compiled: a chip has some 50,000 blocks, nearly all of them in the queue, which is looked through after each event.
     """
     count = 0
     while block >= 0 and count < found.size:
