@@ -306,7 +306,8 @@ TRIES = 1000  # draws of a batch
 PREFILL_FORMS, DECODE_FORMS = ("max", "additive"), ("pooled", "floored", "counted")
 DECODE_COLUMNS = {"pooled": ("longest_ps", "mean_ps"), "floored": ("longest_ps", "mean_ps"),
                   "counted": ("base_ps", "request_ps", "longest_ps", "context_ps")}
-KEPT = 256  # estimates of tables, and draws of 0.5 MB
+KEPT = 256  # estimates of tables
+KEPT_DRAWS = 256  # of some 0.3 MB each
 
 
 @dataclass(frozen=True)
@@ -439,7 +440,7 @@ def draw_batches(table: CostTable, largest_batch: int, part: int, memory_tokens:
             for kind, (contexts, chunks) in _drawn(largest_batch, part, memory_tokens).items()}
 
 
-@lru_cache(maxsize=KEPT // 4)
+@lru_cache(maxsize=KEPT_DRAWS)
 def _drawn(largest_batch: int, part: int, memory_tokens: int) -> dict[str, tuple[tuple[np.ndarray, ...], np.ndarray]]:
     """Contexts and chunks of each kind of benchmark: instances that differ in speed alone have the same ones."""
     rng = np.random.Generator(np.random.Philox(key=part))
@@ -464,13 +465,14 @@ def latency_ps(table: CostTable, chunks: np.ndarray, contexts: Sequence[np.ndarr
 
 def _contexts(rng: np.random.Generator, largest_batch: int, memory_tokens: int) -> np.ndarray:
     """Contexts of a batch that memory holds; one request that fills it, where it holds hardly any that is drawn."""
+    most = np.log2(largest_batch + 0.99)
     for _ in range(TRIES):
-        count = int(2.0 ** rng.uniform(0.0, np.log2(largest_batch + 0.99)))
+        count = int(2.0 ** rng.uniform(0.0, most))
         mean = 2.0 ** rng.uniform(6.0, 14.0)
-        drawn = mean * rng.lognormal(0.0, rng.uniform(0.0, 1.0), count)
-        if drawn.sum() > memory_tokens + count:  # also when rounded; most draws end here where memory is small
+        drawn = rng.lognormal(0.0, rng.uniform(0.0, 1.0), count)
+        if mean * np.add.reduce(drawn) > memory_tokens + count:  # also when rounded; where memory is small, most are
             continue
-        contexts = np.maximum(1, np.rint(drawn)).astype(np.int64)
+        contexts = np.maximum(1, np.rint(mean * drawn)).astype(np.int64)
         if contexts.sum() <= memory_tokens:
             return contexts
     return np.array([memory_tokens])

@@ -12,6 +12,7 @@ from harness import Episode, Setup
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from iterations import iterations
+from mixed_invariants import check_memory
 
 from baselines.bros_parts import NAMES, batches, draw, fit, iteration_ps, mape, predict_ps
 from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
@@ -105,6 +106,7 @@ def test_no_slot_is_leaked_or_owned_twice(rows: Any, kv_tokens: int, values: Any
     state = episode.state
     size = int(state.config.block_tokens)
     for _ in iterations(episode):
+        check_memory(state)
         pairs, held = state.pairs[0], np.zeros(len(state.requests), int)
         assert (pairs["online_used"] + pairs["offline_used"] <= size).all()
         assert ((pairs["online"] >= 0) == (pairs["online_used"] > 0)).all()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gc
 import json
+import math
 import os
 import select
 import signal
@@ -84,18 +85,20 @@ class Worker:
         self.limit_s = limit_s
         self.process: subprocess.Popen[str] | None = None
 
-    def ask(self, given: Any) -> Answer:
-        """Plays a case, or number `[seed, index]`."""
+    def ask(self, given: Any, limit_s: float = math.inf) -> Answer:
+        """Plays a case, or number `[seed, index]`, in `limit_s` of processor time at most, if that is less than ever.
+        """
+        limit_s = min(limit_s, self.limit_s)
         process = self.process or self._begin()
         assert process.stdin is not None
-        process.stdin.write(json.dumps([self.limit_s, given]) + "\n")
+        process.stdin.write(json.dumps([limit_s, given]) + "\n")
         process.stdin.flush()
-        line = self._line(MOST_WALL * self.limit_s)
+        line = self._line(MOST_WALL * limit_s)
         if line:
             return Answer(*json.loads(line))
         self.end()
         hung = process.returncode in (-signal.SIGVTALRM, -signal.SIGKILL)
-        said = f"no end within {self.limit_s:g} s" if hung else f"the process ended with {process.returncode}"
+        said = f"no end within {limit_s:g} s" if hung else f"the process ended with {process.returncode}"
         if isinstance(given, list):
             from tests.reliability.drawing import draw
 
@@ -146,13 +149,14 @@ def smaller(case: Any) -> Iterator[Any]:
 def shrink(worker: Worker, case: dict[str, Any], said: str, stopped: Callable[[], bool] = bool) -> dict[str, Any]:
     """A smaller case that fails in the same place, as far as `SHRINK_S` goes, or until it is `stopped`."""
     where = said.partition(": ")[0]
+    limit_s = math.inf if said.startswith("no end") else SHRINK_S / 3  # a smaller case can be a longer one
     until, better = time.monotonic() + SHRINK_S, True
     while better:
         better = False
         for less in smaller(case):
             if time.monotonic() > until or stopped():
                 return case
-            answer = worker.ask(less)
+            answer = worker.ask(less, limit_s)
             if answer.outcome == FAILED and answer.said.partition(": ")[0] == where:
                 case, better = less, True
                 break

@@ -54,9 +54,10 @@ def play(case: Case) -> str:
 # --- Episodes -------------------------------------------------------------------------------------------------------
 def play_episode(case: Case) -> None:
     """Invariants at some times and at the end; the same in one go, step by step, from Python."""
+    setup, trace = setup_of(case), shared_trace([tuple(row) for row in case["rows"]])
+
     def begun(**options: Any) -> Episode:
-        trace = shared_trace([tuple(row) for row in case["rows"]])
-        return Episode(setup_of(case), trace=trace, **options)
+        return Episode(setup, trace=trace, **options)
 
     whole = begun()
     mixed = bool(case.get("mixed"))

@@ -45,7 +45,7 @@ def test_what_is_wrong_is_found_and_made_smaller(monkeypatch: pytest.MonkeyPatch
     case = next(case for case in (draw(1, i) for i in range(9)) if case["kind"] == "episode" and len(case["rows"]) > 9)
 
     class Here(fuzz.Worker):
-        def ask(self, given: Any) -> fuzz.Answer:
+        def ask(self, given: Any, limit_s: float = 1.0) -> fuzz.Answer:
             try:
                 return fuzz.Answer(playing.play(given))
             except Exception as error:
@@ -59,7 +59,7 @@ def test_what_is_wrong_is_found_and_made_smaller(monkeypatch: pytest.MonkeyPatch
 def test_a_night_that_is_stopped_says_what_it_found_and_where_to_go_on(
         monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     class Here(fuzz.Worker):
-        def ask(self, given: Any) -> fuzz.Answer:
+        def ask(self, given: Any, limit_s: float = 1.0) -> fuzz.Answer:
             if given[1] == 9:
                 os.kill(os.getpid(), signal.SIGTERM)
             return fuzz.Answer(fuzz.FAILED if given[1] == 6 else fuzz.OK, "three requests" * (given[1] == 6))
@@ -80,7 +80,7 @@ def test_all_numbers_are_played_once_whichever_worker_takes_them(
     asked = []
 
     class Here(fuzz.Worker):
-        def ask(self, given: Any) -> fuzz.Answer:
+        def ask(self, given: Any, limit_s: float = 1.0) -> fuzz.Answer:
             asked.append(tuple(given))
             return fuzz.Answer(fuzz.FAILED if given[1] == failing else fuzz.REFUSED)
 

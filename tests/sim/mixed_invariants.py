@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from invariants import chain
-from pool_checks import check_pool
+from pool_checks import check_pairs, check_pool
 
 from ooco_gym.sim import state as s
 
@@ -14,7 +14,8 @@ def check_memory(state: s.State) -> None:
     requests, size = state.requests, state.config.block_tokens
     waiting = requests["status"] == s.WAITING
     assert (requests["blocks"][requests["status"] != s.RESIDENT] == 0).all()
-    copies = state.config.preempted_kv == s.CHECKPOINT  # of requests that run
+    # of requests that run: copies, or what an online request has overwritten
+    copies = state.config.preempted_kv == s.CHECKPOINT or state.pairs.shape[1] > 0
     assert (requests["host_tokens"][~waiting & ~(copies & (requests["status"] == s.RESIDENT))] == 0).all()
     assert (requests["num_computed_tokens"][waiting] == 0).all()
     reach = requests["num_computed_tokens"] + requests["num_scheduled_tokens"]
@@ -24,6 +25,8 @@ def check_memory(state: s.State) -> None:
         assert spec["free_blocks"] >= 0
         if state.blocks.shape[1]:
             check_pool(state, i)
+        elif state.pairs.shape[1]:
+            check_pairs(state, i)
         else:
             assert requests["blocks"][here].sum() == spec["total_blocks"] - spec["free_blocks"]
 

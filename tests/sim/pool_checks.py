@@ -83,3 +83,29 @@ def check_pool(state: s.State, instance: int) -> None:
     assert len(set(state.requests["row"][slots])) == len(slots)
     assert spec["rows_free"] == state.config.block_tables - len(slots)
     assert np.array_equal(np.sort(indexed(state, instance)), np.flatnonzero(blocks["key"]))
+
+
+def check_pairs(state: s.State, instance: int) -> None:
+    """Slots of blocks with two owners add up, by block and by request; what was overwritten is in host memory."""
+    requests, size = state.requests, int(state.config.block_tokens)
+    spec = state.instances[instance]
+    pairs = state.pairs[instance, : int(spec["total_blocks"])]
+    slots, blocks, lost = (np.zeros(len(requests), np.int64) for _ in range(3))
+    assert (pairs["online_used"] + pairs["offline_used"] <= size).all()
+    assert ((pairs["online"] >= 0) == (pairs["online_used"] > 0)).all()
+    assert (pairs["preempted"][pairs["offline"] < 0] == 0).all()
+    for side in ("online", "offline"):
+        owned = pairs[pairs[side] >= 0]
+        assert (requests["urgent"][owned[side]] == (side == "online")).all()
+        np.add.at(slots, owned[side], owned[f"{side}_used"])
+        np.add.at(blocks, owned[side], 1)
+        if side == "offline":
+            np.add.at(lost, owned[side], owned["preempted"])
+    here = (requests["status"] == s.RESIDENT) & (requests["instance"] == instance)
+    assert (slots[~here] == 0).all() and (blocks[~here] == 0).all(), "a block of a request that is not here"
+    assert (slots == state.owned[:, 2])[here].all() and (blocks == requests["blocks"])[here].all()
+    assert (lost == requests["host_tokens"])[here].all()
+    assert (requests["host_tokens"][here & (requests["num_scheduled_tokens"] > 0)] == 0).all()
+    reach = requests["num_computed_tokens"] + requests["num_scheduled_tokens"]
+    assert (slots + lost >= reach)[here].all()
+    assert spec["free_blocks"] == np.count_nonzero((pairs["online"] < 0) & (pairs["offline"] < 0))
