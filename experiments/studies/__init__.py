@@ -15,7 +15,7 @@ NAMES = ("bros", "deadline", "echo", "engine_chain", "engine_live", "generalist"
          "replay", "routing", "turning")
 KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
         "oracle_vllm": ("engine",),
-        "replay": ("run", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
+        "replay": ("run", "prompts", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
 """Keys of `conf/experiment.yaml` that a study reads beside the block of its own name."""
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baselines.vllm_v1 import engine_version_of
+from experiments.common.prompts import HASHES, TOKEN_IDS, Hashes, of_table, read_prompts
 from experiments.common.served import Served, compare, served
 from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
@@ -29,6 +30,8 @@ from ooco_gym.sim.engine_versions import ENGINE_VERSIONS
 
 if TYPE_CHECKING:
     from omegaconf import DictConfig
+
+    from ooco_gym.workload import Trace
 
 REQUESTS = ("arrival_s", "prompt_tokens", "output_tokens", "first_token_s", "last_token_s")
 SETTINGS = ("num_gpu_blocks", "block_tokens", "max_num_seqs", "max_num_batched_tokens")
@@ -45,26 +48,32 @@ class Recorded:
         engine: `engine.json`.
         requests: by column, sorted by arrival; times in seconds, from the first arrival on.
         curves: `t_s, running, waiting, kv_percent` as the engine logged them; empty where it did not.
+        prompts: which of the requests begin alike, as `Trace.prefix_hashes`; None where nothing says it.
     """
 
     folder: Path
     engine: dict[str, Any]
     requests: dict[str, np.ndarray]
     curves: dict[str, np.ndarray]
+    prompts: Hashes | None = None
 
 
-def read_run(folder: Path) -> Recorded:
+def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
     """Reads `requests.parquet`, `engine.json` and, where it is there, `timeseries.csv`.
 
+    Args:
+        folder: where they are.
+        prompts: file with the prompts' token ids, in the order of the requests' rows; None: what the requests say.
+
     Raises:
-        UserError: a file, column or setting is missing, or times are impossible.
+        UserError: a file, column or setting is missing, times are impossible, or prompts are not those of the requests.
     """
     engine = _settings(folder / "engine.json")
-    requests = _requests(folder / "requests.parquet")
+    requests, hashes = _requests(folder / "requests.parquet", prompts)
     begin_s = requests["arrival_s"][0]
     for key in ("arrival_s", "first_token_s", "last_token_s"):
         requests[key] = requests[key] - begin_s
-    return Recorded(folder, engine, requests, _curves(folder / "timeseries.csv", begin_s))
+    return Recorded(folder, engine, requests, _curves(folder / "timeseries.csv", begin_s), hashes)
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -78,8 +87,10 @@ def _settings(path: Path) -> dict[str, Any]:
     return engine
 
 
-def _requests(path: Path) -> dict[str, np.ndarray]:
+def _requests(path: Path, prompts: Path | None) -> tuple[dict[str, np.ndarray], Hashes | None]:
     import pyarrow.parquet as pq
+
+    from ooco_gym.workload.trace import take_hashes
 
     if not path.is_file():
         raise UserError(f"'{path}' does not exist: a recorded run has its requests there ({', '.join(REQUESTS)})")
@@ -97,8 +108,11 @@ def _requests(path: Path) -> dict[str, np.ndarray]:
     if bad.any():
         raise UserError(f"'{path}', row {int(np.flatnonzero(bad)[0]) + 1}: expected arrival_s <= first_token_s <= "
                         "last_token_s in seconds and at least one prompt and one output token")
+    tokens = columns["prompt_tokens"].astype(np.int64)
+    hashes = of_table(path, table, tokens) if prompts is None else read_prompts(prompts, tokens)
     order = np.argsort(columns["arrival_s"], kind="stable")
-    return {name: values[order] for name, values in columns.items()}
+    return ({name: values[order] for name, values in columns.items()},
+            None if hashes is None else take_hashes(hashes, order))
 
 
 def _curves(path: Path, begin_s: float) -> dict[str, np.ndarray]:
@@ -223,12 +237,16 @@ _PATIENCE_S = 1e5
 
 @dataclass(frozen=True)
 class Again:
-    """What the simulator made of a run: per request, over time (`t_s, running, waiting, kv_percent`), and in all."""
+    """What the simulator made of a run: per request, over time (`t_s, running, waiting, kv_percent`), and in all.
+
+    `cached_tokens` are those of prompts that were found in memory when their requests were first admitted.
+    """
 
     served: Served
     curves: dict[str, np.ndarray]
     iterations: int
     preemptions: int
+    cached_tokens: int
 
 
 def measured(run: Recorded) -> Served:
@@ -251,19 +269,16 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
     """
     from ooco_gym.sim import state as s
     from ooco_gym.simulation import simulate
-    from ooco_gym.workload import Trace, write_trace
+    from ooco_gym.workload import write_trace
 
-    rows, engine = run.requests, run.engine
-    n = len(rows["arrival_s"])
-    trace = Trace(arrival_s=rows["arrival_s"], prompt_tokens=rows["prompt_tokens"].astype(np.int32),
-                  output_tokens=rows["output_tokens"].astype(np.int32), online=np.ones(n, bool))
+    engine = run.engine
     policy = {"name": "vllm_fcfs", "max_num_batched_tokens": engine["max_num_batched_tokens"],
               "max_num_seqs": engine["max_num_seqs"], **release_of(engine)}
-    if engine.get("prefix_caching"):  # a request that was preempted finds what is left of its own blocks
+    if engine.get("prefix_caching"):  # one that was preempted finds what is left of its own blocks, too
         policy["prefix_caching"] = "on"
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "requests.parquet")
-        write_trace(trace, path)
+        write_trace(trace_of(run), path)
         result = simulate(_scenario(run, path, chip, model, timing), policy, sample_s=1.0)
     requests = result.requests
     unfinished = np.flatnonzero(requests["status"] != s.FINISHED)
@@ -277,7 +292,17 @@ def simulate_run(run: Recorded, chip: str, model: Any, timing: Any) -> Again:
     curves = {"t_s": samples["t_s"], "running": samples["urgent"][:, 0], "waiting": samples["online_waiting"][:, 0],
               "kv_percent": 100.0 * samples["kv_share"][:, 0]}
     return Again(served(times["arrival_ps"], times["first_token_ps"], times["finish_ps"], requests["output_tokens"]),
-                 curves, int(result.instances["steps_begun"].sum()), int(requests["evictions"].sum()))
+                 curves, int(result.instances["steps_begun"].sum()), int(requests["evictions"].sum()),
+                 int(result.instances["cached_tokens"].sum()))
+
+
+def trace_of(run: Recorded) -> Trace:
+    """The recorded requests, all of them online, with what their prompts have in common where that is known."""
+    from ooco_gym.workload import Trace
+
+    rows = run.requests
+    return Trace(arrival_s=rows["arrival_s"], prompt_tokens=rows["prompt_tokens"].astype(np.int32),
+                 output_tokens=rows["output_tokens"].astype(np.int32), prefix_hashes=run.prompts)
 
 
 def release_of(engine: dict[str, Any]) -> dict[str, str]:
@@ -372,10 +397,13 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     Raises:
         UserError: no run, or one that cannot be read, calibrated or simulated.
     """
+    from ooco_gym.workload.sharing import sharing_ratio
+
     if cfg.run is None:
         raise UserError("ooco-gym experiment replay needs run=DIR: a folder with requests.parquet and engine.json "
                         "(docs/measuring.md)")
-    run, out = read_run(Path(str(cfg.run)).expanduser().absolute()), Path(cfg.out)
+    prompts = None if cfg.prompts is None else Path(str(cfg.prompts)).expanduser()
+    run, out = read_run(Path(str(cfg.run)).expanduser().absolute(), prompts), Path(cfg.out)
     if cfg.tp is not None:
         run = _split(run, cfg.tp)
     timings = [str(name) for name in cfg.timings]
@@ -390,13 +418,24 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     write_figure(out / "replay.html", replay_figure(run, simulated), f"{run.folder.name}: recorded and simulated")
     for kind in KINDS:
         table(run, found, kind).show(unbroken=9)
-    said = [*_older_release(run.engine), *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
+    said = [*_older_release(run.engine), *_unknown_prompts(run),
+            *(_allreduce(run, chip) if not isinstance(cfg.chip, str) else []),
             *dict.fromkeys(str(item.message) for item in caught)]
     for sentence in said:
         console().print(f"note: {sentence}", highlight=False, markup=False, soft_wrap=True)
     return {"schema": SCHEMA, "run": run.folder.name, "chip": chip, "model": model, "tp": degree_of(run),
-            "requests": len(run.requests["arrival_s"]), "results": found, "notes": said,
+            "requests": len(run.requests["arrival_s"]), "sharing_ratio": sharing_ratio(trace_of(run)),
+            "results": found, "notes": said,
             "page": str(out / "replay.html")}
+
+
+def _unknown_prompts(run: Recorded) -> list[str]:
+    """Says that an engine kept prefixes of prompts that nothing is known of."""
+    if run.prompts is not None or not run.engine.get("prefix_caching"):
+        return []
+    return ["the engine kept prefixes (prefix_caching in engine.json), and nothing says which prompts begin alike: "
+            "here each finds only blocks of its own, so that waiting times may come out too long; give column "
+            f"{HASHES} or {TOKEN_IDS[0]} of requests.parquet, or prompts=FILE (docs/measuring.md)"]
 
 
 def _allreduce(run: Recorded, chip: str) -> list[str]:
@@ -451,7 +490,8 @@ def replay(run: Recorded, chip: str, model: Any, timings: list[str]) -> tuple[di
     real = measured(run)
     simulated = {timing: simulate_run(run, chip, model, timing) for timing in timings}
     found = {timing: {**compare(real, again.served), "iterations": again.iterations,
-                      "preemptions": again.preemptions} for timing, again in simulated.items()}
+                      "preemptions": again.preemptions, "cached_tokens": again.cached_tokens}
+             for timing, again in simulated.items()}
     return found, simulated
 
 

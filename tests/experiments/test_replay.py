@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -12,6 +14,7 @@ import pyarrow.parquet
 import pytest
 import yaml
 
+from experiments.common.prompts import hashes_of, read_prompts
 from experiments.studies.replay import Recorded, device_of, model_of, read_run, release_of, replay, simulate_run
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
@@ -20,7 +23,7 @@ ENGINE = {"engine": "vLLM", "model": "Llama-3.1-8B", "gpu": "NVIDIA H200 141 GB"
           "block_tokens": 16, "max_num_seqs": 32, "max_num_batched_tokens": 512}
 
 
-def requests(n: int = 60) -> dict[str, np.ndarray]:
+def requests(n: int = 60) -> dict[str, Any]:
     """A burst that does not fit the memory; the later columns are yet to be recorded."""
     draws = np.random.Generator(np.random.Philox(5))
     arrival_s = 3.0 + np.sort(draws.uniform(0.0, 2.0, n))
@@ -28,7 +31,7 @@ def requests(n: int = 60) -> dict[str, np.ndarray]:
             draws.integers(1, 300, n), "first_token_s": arrival_s, "last_token_s": arrival_s + 60.0}
 
 
-def write(folder: Path, rows: dict[str, np.ndarray], engine: dict | None = None) -> Path:
+def write(folder: Path, rows: dict[str, Any], engine: dict | None = None) -> Path:
     folder.mkdir(exist_ok=True)
     pyarrow.parquet.write_table(pyarrow.table(rows), folder / "requests.parquet")
     (folder / "engine.json").write_text(json.dumps(ENGINE if engine is None else engine))
@@ -68,7 +71,78 @@ def test_the_command_writes_figures_and_page(recorded: Recorded, tmp_path: Path)
     assert abs(summary["results"]["ooco"]["ttft_mean_error"]) < 1e-6
     assert (tmp_path / "o" / "replay.html").stat().st_size > 1000
     settings = yaml.safe_load((tmp_path / "o" / "config.yaml").read_text())
-    assert set(settings) == {"name", "out", "run", "timings", "chip", "model", "tp", "device", "base", "chip_figures"}
+    assert set(settings) == {"name", "out", "run", "prompts", "timings", "chip", "model", "tp", "device", "base",
+                             "chip_figures"}
+
+
+def prompts(rows: dict[str, Any]) -> list[list[int]]:
+    """Token ids of prompts of which every second one begins as those before it do."""
+    return [[7 * (place // 2 * (row % 2 == 0)) + row * (row % 2) for place in range(tokens)]
+            for row, tokens in enumerate(rows["prompt_tokens"].tolist())]
+
+
+def test_prompts_that_begin_alike_are_computed_once(tmp_path: Path):
+    rows, engine = requests(), {**ENGINE, "prefix_caching": True}
+    plain = simulate_run(read_run(write(tmp_path / "a", rows, engine)), "h200", "llama_3_1_8b", "ooco")
+    lines = "".join(json.dumps({"prompt_token_ids": ids}) + "\n" for ids in prompts(rows))
+    (tmp_path / "prompts.jsonl").write_text(lines)
+    beside = read_run(tmp_path / "a", tmp_path / "prompts.jsonl")
+    within = read_run(write(tmp_path / "b", {**rows, "prompt_token_ids": prompts(rows)}, engine))
+    assert within.prompts is not None
+    offsets, values = within.prompts
+    lists = [values[begin:end].tolist() for begin, end in pairwise(offsets.tolist())]
+    hashed = read_run(write(tmp_path / "c", {**rows, "prefix_hashes": lists}, engine))
+    assert len(np.unique(values)) < len(values)
+    for run in (beside, within, hashed):
+        assert run.prompts is not None
+        assert all(np.array_equal(*pair) for pair in zip(run.prompts, within.prompts, strict=True))
+    shared = simulate_run(within, "h200", "llama_3_1_8b", "ooco")
+    assert shared.served.ttft_s.mean() < 0.97 * plain.served.ttft_s.mean()
+
+
+def test_what_is_not_known_of_prompts_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    for caching, prompted in ((True, False), (False, False), (True, True)):
+        rows = requests()
+        rows["first_token_s"] = rows["arrival_s"] + 1.0
+        rows |= {"prompt_token_ids": prompts(rows)} if prompted else {}
+        write(tmp_path / "run", rows, {**ENGINE, "prefix_caching": caching})
+        assert main(["experiment", "replay", f"run={tmp_path / 'run'}", "chip=h200", "timings=[ooco]",
+                     f"out={tmp_path / 'o'}"]) == 0
+        summary = json.loads((tmp_path / "o" / "summary.json").read_text())
+        said = any("which prompts begin alike" in note for note in summary["notes"])
+        assert said == (caching and not prompted)
+        assert ("which prompts begin alike" in capsys.readouterr().out) == said
+        assert (summary["sharing_ratio"] is not None) == prompted
+
+
+def test_hashes_are_equal_as_far_as_prompts_are():
+    one = list(range(1300))
+    offsets, values = hashes_of([one, [*one[:1100], 5, *one[1101:]], one[:700], one[:1024], one])
+    lists = [values[begin:end].tolist() for begin, end in pairwise(offsets.tolist())]
+    assert [len(item) for item in lists] == [3, 3, 2, 2, 3]
+    assert lists[1][:2] == lists[0][:2] == lists[3] and lists[1][2] != lists[0][2] and lists[4] == lists[0]
+    assert lists[2][0] == lists[0][0] and lists[2][1] != lists[0][1]
+
+
+@pytest.mark.parametrize(("line", "words"), [
+    ('{"prompt_token_ids": [1, 2]}', ("line 1", "2 token ids", "3 of prompt_tokens")),
+    ('{"prompt_token_ids": [1, 2, -3]}', ("line 1", "whole numbers")),
+    ('{"prompt": "text"}', ("line 1", "prompt_token_ids")),
+    ("[1, 2", ("line 1", "no JSON")),
+    ('{"prompt_token_ids": [1, 2, 3]}\n{"prompt_token_ids": [1]}', ("2 prompts", "1 requests")),
+])
+def test_prompts_that_are_not_the_run_s_are_named(tmp_path: Path, line: str, words: tuple[str, ...]):
+    (tmp_path / "prompts.jsonl").write_text(line + "\n")
+    with pytest.raises(UserError) as caught:
+        read_prompts(tmp_path / "prompts.jsonl", np.array([3]))
+    assert all(word in str(caught.value) for word in ("prompts.jsonl", *words))
+
+
+def test_more_hashes_than_blocks_are_refused(tmp_path: Path):
+    rows = requests()
+    rows["prefix_hashes"] = [[1] if row != 2 else [1, 2, 3] for row in range(60)]
+    with pytest.raises(UserError, match=r"requests.parquet', row 3: column 'prefix_hashes' has 3 numbers"):
+        read_run(write(tmp_path / "run", rows))
 
 
 def test_names_are_found_in_what_the_engine_says(recorded: Recorded):
