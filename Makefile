@@ -24,6 +24,8 @@ ENGINE_UNUSED ?= torchvision torchaudio torchcodec triton
 ENGINE_VENV ?= .venv-engine
 # For make test-oracle: Pythons that have vLLM already, with commas between them, instead of what make engine makes.
 ENGINE_PYTHON ?=
+# Requests over HTTP for each rule of the test of the server.
+ORACLE_REQUESTS ?= 2000
 # For make engine-source: a release that cannot be installed, whose Python sources are laid over what make engine makes.
 ENGINE_SOURCE ?= 0.33.0
 
@@ -68,10 +70,10 @@ test: $(VENV)/.all
 	+$(MAKE) --no-print-directory -j2 lint compiled
 	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist worksteal $(PYTEST_FLAGS)
 
-# Our vLLM policies against vLLM's real scheduler (docs/oracle.md).
+# Our vLLM policies against vLLM's real scheduler (docs/oracle.md), and our scheduler inside vLLM (docs/vllm.md).
 test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
 	OOCO_GYM_ENGINE_PYTHON=$(subst $(space),$(comma),$(abspath $(subst $(comma), ,$(or $(ENGINE_PYTHON),$(ENGINE_VENV)/bin/python)))) \
-	  $(BIN)/python -m pytest tests/oracle $(PYTEST_FLAGS)
+	  OOCO_GYM_REQUESTS=$(ORACLE_REQUESTS) $(BIN)/python -m pytest tests/oracle $(PYTEST_FLAGS)
 
 # Random clusters, traces, policies and environments against every invariant (docs/reliability.md): each night
 # make fuzz N=100000 SEED=$(date +%j)

@@ -1,6 +1,7 @@
-"""A real server under a rule that misbehaves, with clients that leave: every request that stays gets its length.
+"""A real server under a rule that misbehaves, with clients that leave: every request that stays gets its length, and
+after all have left no block is held.
 
-`OOCO_GYM_REQUESTS=2000` plays as many; 200 by default.
+`OOCO_GYM_REQUESTS=2000` plays as many, as `make test-oracle` does; 200 by default.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ import pytest
 from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
 from experiments.studies.oracle_vllm.study import pythons
 from ooco_gym.calibrate.measure.interpreter import VARIABLE, write_random_model
+from ooco_gym.errors import UserError
 
 pytestmark = pytest.mark.oracle
 SIZES = {"layers": 2, "hidden": 128, "heads": 4, "kv_heads": 2, "head_dim": 32, "intermediate": 256, "vocab": 500}
@@ -26,32 +29,67 @@ ENVIRONMENT = {"OMP_NUM_THREADS": 1, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLL
 CLASSES = {"online": {"priority": 0, "ttft_s": 0.3, "tpot_s": 0.02}, "offline": {"priority": 1}}
 
 
-def test_nothing_stops_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+PACE = 40  # requests a second, all at the beginning of the second: most of them wait
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     if not os.environ.get(VARIABLE):
         pytest.skip(f"needs a Python with vLLM: `make test-oracle`, or ${VARIABLE}")
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parent / "scripts"))
-    count = int(os.environ.get("OOCO_GYM_REQUESTS", "200"))
-    model = write_random_model(tmp_path / "model", SIZES, 1024)
+    folder = tmp_path_factory.mktemp("server")
+    model = write_random_model(folder / "model", SIZES, 1024)
     write_tokenizer(model, SIZES["vocab"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parent / "scripts"))
+        made = Server(pythons(os.environ[VARIABLE].split(",")[0])[0], str(model), SETTINGS, ENVIRONMENT,
+                      folder / "server")
+    made.use({"rule": "vllm", "classes": CLASSES})
+    with made:
+        yield made
+
+
+def requests(count: int) -> list[list]:
+    """Random requests of both classes as the client takes them; three in ten leave after some tokens, two in ten after
+    1 ms to 1 s: while their request waits, in the middle of its prefill, or later."""
     draws, rows = random.Random(1), []
     for i in range(count):
-        output = draws.randint(1, 30)
-        rows.append([i / 40.0, draws.randint(1, 300), output, True, draws.randrange(2),
-                     *([draws.randint(1, output)] if draws.random() < 0.3 else [])])
-    server = Server(pythons(os.environ[VARIABLE].split(",")[0])[0], str(model), SETTINGS, ENVIRONMENT,
-                    tmp_path / "server")
-    server.use({"rule": "vllm", "classes": CLASSES})
-    with server:
-        for rule in ("in_vllm.misbehaving:Misbehaving", "deadline"):
-            server.use({"rule": rule, "classes": CLASSES})
-            out = tmp_path / "cell.json"
-            server.play({"url": server.url, "model": MODEL, "window_s": count / 40.0, "until_s": 300.0,
-                         "out": str(out), "seed": 1, "vocab": 500, "requests": rows})
-            seen = json.loads(out.read_text())
-            assert [one["error"] for one in seen if one["error"]] == []
-            got = [one["tokens"][-1][1] for one in seen]
-            assert all(have == row[2] if len(row) == 5 else have >= row[5]
-                       for have, row in zip(got, rows, strict=True))
-            server.wait_idle()
-        counted = server.metrics()
-    assert counted["vllm:ooco_fallbacks_total"] > 0 and counted["vllm:ooco_decisions_total"] > 0
+        output, what = draws.randint(1, 30), draws.random()
+        rows.append([float(i // PACE), draws.randint(1, 300), output, True, draws.randrange(2)])
+        if what < 0.3:
+            rows[-1] += [draws.randint(1, output)]
+        elif what < 0.5:
+            rows[-1] += [None, 10.0 ** draws.uniform(-3.0, 0.0)]
+    return rows
+
+
+def played(server: Server, rows: list[list], out: Path) -> list[dict]:
+    server.play({"url": server.url, "model": MODEL, "window_s": rows[-1][0], "until_s": 300.0, "out": str(out),
+                 "seed": 1, "vocab": SIZES["vocab"], "requests": rows})
+    return json.loads(out.read_text())
+
+
+@pytest.mark.parametrize("rule", ["in_vllm.misbehaving:Misbehaving", "deadline"])
+def test_nothing_stops_the_server(server: Server, tmp_path: Path, rule: str) -> None:
+    before = server.metrics()
+    server.use({"rule": rule, "classes": CLASSES})
+    rows = requests(int(os.environ.get("OOCO_GYM_REQUESTS", "200")))
+    seen = played(server, rows, tmp_path / "cell.json")
+    assert [one["error"] for one in seen if one["error"]] == []
+    for one, row in zip(seen, rows, strict=True):
+        got, gone = one["tokens"][-1][1] if one["tokens"] else 0, one.get("gone_s") is not None
+        assert got == row[2] if len(row) == 5 else gone or got >= (row[5] or row[2])
+    assert sum(one.get("gone_s") is not None and not one["tokens"] for one in seen) > 0
+    server.wait_idle(60.0)
+    # The gauges are those of the last iteration: one more request shows what is held after all have left.
+    assert played(server, [[0.0, 5, 3, True, 0]], tmp_path / "last.json")[0]["tokens"][-1][1] == 3
+    server.wait_idle(60.0)
+    after = server.metrics()
+    assert after["vllm:kv_cache_usage_perc"] == 0.0
+    for name in ("vllm:ooco_decisions_total", *(() if rule == "deadline" else ("vllm:ooco_fallbacks_total",))):
+        assert after[name] > before.get(name, 0.0)
+
+
+def test_a_server_that_never_rests_is_named(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "metrics", lambda: {"vllm:num_requests_running": 2.0, "vllm:num_requests_waiting": 1.0})
+    with pytest.raises(UserError, match="not idle after 0.1 s: 2 requests run and 1 wait"):
+        server.wait_idle(0.1)

@@ -106,12 +106,21 @@ class Server:
             found[name] = found.get(name, 0.0) + float(value)
         return found
 
-    def wait_idle(self) -> None:
-        """Until nothing runs or waits."""
+    def wait_idle(self, timeout_s: float = 600.0) -> None:
+        """Until nothing runs or waits.
+
+        Raises:
+            UserError: something still does after so many seconds.
+        """
+        until = time.monotonic() + timeout_s
         while True:
             now = self.metrics()
-            if now.get("vllm:num_requests_running", 0) + now.get("vllm:num_requests_waiting", 0) == 0:
+            runs, waits = (int(now.get(f"vllm:num_requests_{name}", 0)) for name in ("running", "waiting"))
+            if runs + waits == 0:
                 return
+            if time.monotonic() > until:
+                raise UserError(f"the server is not idle after {timeout_s:g} s: {runs} requests run and {waits} wait; "
+                                f"its log is '{self.folder / 'server.log'}'")
             time.sleep(0.3)
 
     def play(self, cell: Mapping[str, Any]) -> dict[str, Any]:

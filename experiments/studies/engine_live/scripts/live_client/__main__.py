@@ -2,7 +2,8 @@
 
 A cell: `url`, `model`, `window_s` (of arrivals), `until_s` (how long online requests are waited for after it), `out`,
 `seed`, `vocab` and `requests`, a list of [arrival_s, prompt_tokens, output_tokens, online, priority] and, where the
-client leaves early, after how many tokens. Answers with one line.
+client leaves early, after how many tokens, or null and after how many seconds, whatever it has by then. Answers with
+one line.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ async def main() -> None:
 async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], begun: float) -> dict[str, Any]:
     """One request: when it was sent, and how many tokens it had by when, in seconds from the beginning."""
     arrival_s, prompt, output, _, priority, *more = row
-    enough = more[0] if more else None  # tokens after which the client is gone
+    enough, patience_s = (*more, None, None)[:2]  # tokens, or seconds, after which the client is gone
     draws = random.Random(cell["seed"] * 1_000_003 + number)
     body = {"model": cell["model"], "prompt": [draws.randrange(3, cell["vocab"]) for _ in range(prompt)],
             "max_tokens": output, "temperature": 0.0, "ignore_eos": True, "stream": True, "priority": priority,
@@ -55,24 +56,32 @@ async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], 
     try:
         await asyncio.sleep(max(0.0, begun + arrival_s - time.perf_counter()))
         seen["sent_s"] = time.perf_counter() - begun
-        async with session.post(f"{cell['url']}/v1/completions", json=body) as response:
-            if response.status != 200:
-                seen["error"] = f"{response.status}: {(await response.text())[:200]}"
-                return seen
-            async for line in response.content:
-                if not line.startswith(b"data: {"):
-                    continue
-                usage = json.loads(line[6:]).get("usage") or {}
-                count = usage.get("completion_tokens", 0)
-                if count and (not seen["tokens"] or count > seen["tokens"][-1][1]):
-                    seen["tokens"].append([time.perf_counter() - begun, count])
-                if enough is not None and count >= enough:
-                    return seen
+        await asyncio.wait_for(_listen(session, cell, body, seen, begun, enough), patience_s)
     except asyncio.CancelledError:
         pass
+    except TimeoutError:
+        seen["gone_s"] = time.perf_counter() - begun
     except Exception as error:
         seen["error"] = f"{type(error).__name__}: {error}"
     return seen
+
+
+async def _listen(session: Any, cell: dict[str, Any], body: dict[str, Any], seen: dict[str, Any], begun: float,
+                  enough: int | None) -> None:
+    """Sends a request and notes what comes, to its end or until it is enough."""
+    async with session.post(f"{cell['url']}/v1/completions", json=body) as response:
+        if response.status != 200:
+            seen["error"] = f"{response.status}: {(await response.text())[:200]}"
+            return
+        async for line in response.content:
+            if not line.startswith(b"data: {"):
+                continue
+            usage = json.loads(line[6:]).get("usage") or {}
+            count = usage.get("completion_tokens", 0)
+            if count and (not seen["tokens"] or count > seen["tokens"][-1][1]):
+                seen["tokens"].append([time.perf_counter() - begun, count])
+            if enough is not None and count >= enough:
+                return
 
 
 asyncio.run(main())
