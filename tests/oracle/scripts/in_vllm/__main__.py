@@ -1,5 +1,6 @@
 """Takes orders as lines of JSON on stdin, answers each with one line: `{"do": "play", …}` plays random requests through
-vLLM's scheduler class or one of ours, without a model; `touched` says what of vLLM's interface is missing."""
+vLLM's scheduler class or one of ours, without a model; `touched` says what of vLLM's interface is missing; `generate`
+has a whole engine with a small model answer random requests."""
 
 from __future__ import annotations
 
@@ -12,6 +13,8 @@ import traceback
 from collections import deque
 from pathlib import Path
 from typing import Any
+
+from in_vllm.generating import generate
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 _MODEL = {"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2", "vocab_size": 512, "hidden_size": 128,
@@ -157,7 +160,7 @@ def main() -> None:
     for line in sys.stdin:
         order = json.loads(line)
         try:
-            answer = {"play": play, "touched": touched}[order["do"]](order)
+            answer = {"play": play, "touched": touched, "generate": generate}[order["do"]](order)
         except Exception as error:
             traceback.print_exc()
             answer = {"error": f"{type(error).__name__}: {error}"}
