@@ -200,10 +200,22 @@ class Policy:
         asked = [taken(file, arrays, key, (count, *self._shapes[key])).astype(np.float32) for key in FEATURES]
         answered, mine = self._network(asked[0], asked[1], mask.astype(np.int8), asked[2])
         allowed = described["tolerance"] * np.maximum(1.0, np.abs(logits))
-        if not (np.abs(mine - logits)[mask > 0] <= allowed[mask > 0]).all():
+        if not ((np.abs(mine - logits) <= allowed).all()
+                and self._prefers(answered, np.where(mask > 0, mine, -np.inf), described["tolerance"])):
             raise UserError(f"the policy in '{folder}' does not answer its reference vectors as it should (form "
                             f"{self.form}): the files do not belong together, or this machine computes otherwise")
         self._legal(answered, mask)
+
+    def _prefers(self, actions: np.ndarray, logits: np.ndarray, tolerance: float) -> bool:
+        """Whether the actions, (n,) or (n, P), are those with the largest logits (n, A) of each part, within rounding:
+        a graph says both, and could say one wrong."""
+        firsts = np.zeros(1, np.int64) if self._firsts is None else self._firsts
+        chosen = actions.reshape(len(logits), -1) + firsts
+        if not ((chosen >= firsts) & (chosen < np.append(firsts[1:], logits.shape[1]))).all():
+            return False
+        best = np.maximum.reduceat(logits, firsts, axis=1)
+        near = best - tolerance * np.maximum(1.0, np.abs(best))
+        return bool((np.take_along_axis(logits, chosen, 1) >= near).all())
 
     def decide(self, observation: Mapping[str, Any], mask: Any | None = None) -> Any:
         """Returns the action (`actions` says what it means; `fixed + k` takes candidate k) for one observation.
@@ -387,6 +399,10 @@ def _graph(path: Path, threads: int) -> Network:
 
     def answers(*parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         actions, logits = run_graph(session, path, ("action", "logits"), dict(zip(INPUTS, parts, strict=True)))
+        if len(actions) != len(parts[0]) or len(logits) != len(parts[0]) or actions.dtype.kind != "i":
+            raise UserError(f"'{path}' answers {len(parts[0])} observations with actions {actions.shape} of "
+                            f"{actions.dtype} and logits {logits.shape}; expected whole numbers, one for each; export "
+                            "the policy again")
         return actions, logits
 
     return answers

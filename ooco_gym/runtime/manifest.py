@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ooco_gym.errors import UserError, is_whole
+from ooco_gym.runtime.graph_checks import check_graph
 from ooco_gym.runtime.shapes import problems
 
 SCHEMA = "ooco-gym/policy-bundle/4"
@@ -28,8 +28,6 @@ LARGEST_BYTES = 64 * 1024 * 1024  # of any file of a bundle
 _FAMILY = "ooco-gym/policy-bundle/"
 _AXES = {"candidates": 2}  # of an input's shape; of the others one
 _LARGEST = 100_000  # of an axis: a manifest that says more is broken
-# How ONNX names a file with a tensor's data: an entry of `external_data` whose key is `location`, then its length.
-_LOCATION = re.compile(rb"\n\x08location\x12(.)", re.DOTALL)
 
 
 def read_manifest(folder: str | Path) -> dict[str, Any]:
@@ -63,7 +61,7 @@ def read_manifest(folder: str | Path) -> dict[str, Any]:
     _Checks(path / MANIFEST_FILE).all(manifest)
     for name in names:
         _check_digest(path, name, manifest["files"].get(name))
-    for name in _external(path / MODEL_FILE) if MODEL_FILE in names else ():
+    for name in check_graph(path / MODEL_FILE) if MODEL_FILE in names else ():
         if name not in manifest["files"]:
             raise UserError(f"'{path / MODEL_FILE}' keeps weights in '{name}', which the manifest does not describe; "
                             "export the policy again")
@@ -127,13 +125,6 @@ def _parsed(path: Path) -> dict[str, Any]:
 
 def _no_number(word: str) -> float:
     raise ValueError(f"{word} is no number of JSON")
-
-
-def _external(path: Path) -> list[str]:
-    """The files beside a model in which it keeps weights; ours keep all of them inside."""
-    content = path.read_bytes()
-    found = [content[match.end() : match.end() + match[1][0]] for match in _LOCATION.finditer(content)]
-    return sorted({name.decode("utf-8", "replace") for name in found})
 
 
 def _check_digest(folder: Path, name: str, described: Any) -> None:

@@ -24,7 +24,7 @@ def open_graph(path: Path, threads: int = 1) -> Any:
                         "pip install 'ooco-gym[export]' (or only: pip install onnxruntime)") from error
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = threads
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised, and need not be printed as well
     try:
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime's own exception classes; all mean that the file is no usable model

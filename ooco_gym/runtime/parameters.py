@@ -78,8 +78,11 @@ class ParameterPolicy:
 
             def values(features: np.ndarray, /) -> np.ndarray:
                 batch = np.ascontiguousarray(features.reshape(-1, features.shape[-1]), np.float32)
-                return run_graph(session, folder / MODEL_FILE, ["parameters"], {"cluster": batch})[0].reshape(
-                    *features.shape[:-1], -1)
+                found = run_graph(session, folder / MODEL_FILE, ["parameters"], {"cluster": batch})[0]
+                if found.shape != (len(batch), len(manifest["parameters"])):
+                    raise UserError(f"'{folder / MODEL_FILE}' answers {len(batch)} observations with values of shape "
+                                    f"{found.shape}; expected {len(manifest['parameters'])} for each; export it again")
+                return found.reshape(*features.shape[:-1], -1)
         else:
             values = _network(folder / ARRAYS_FILE, manifest)
         policy = cls(values, manifest, form)

@@ -1,6 +1,7 @@
 """Bundles of every form that C is written for, of random networks; and compilers, where there are any."""
 
 import ctypes
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from ooco_gym.runtime import Policy, write_bundle, write_parameters_bundle
+from ooco_gym.runtime.manifest import file_digest, signed
 from ooco_gym.runtime.scorers import Sizes, built, shapes_of
 
 COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
@@ -74,6 +76,14 @@ def parameter_bundle(folder, hidden=8, **changes):
               (random.normal(size=(2, hidden)), random.normal(size=2), "identity")]
     return write_parameters_bundle(folder, layers=layers, parameters=parameters, features=features,
                                    **{"forms": ("npz", "c"), **changes})
+
+
+def sign(folder):
+    """Writes the manifest anew with the digests of the files as they are."""
+    manifest = json.loads((folder / "manifest.json").read_text())
+    for name in manifest["files"]:
+        manifest["files"][name] = {"sha256": file_digest(folder / name), "bytes": (folder / name).stat().st_size}
+    (folder / "manifest.json").write_text(json.dumps(signed(manifest)))
 
 
 def compiled(folder, compiler, out, sources, flags):

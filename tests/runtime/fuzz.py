@@ -1,20 +1,26 @@
 """Damages bundles at random: `python -m tests.runtime.fuzz N=10000 SEED=1`. Each must be one clear error, or right.
 
 Two kinds of hands: one that damages files without a word (bits, lengths, other files), which the digests must find; and
-one that writes the manifest anew so that its digests fit (`resigned`), which the checks of shapes, numbers and
-reference vectors must find. What still loads must answer a set of observations as the whole bundle does, and legally.
+one that writes the manifest anew so that its digests fit (`SIGNED`), which the checks of shapes, numbers and reference
+vectors must find. What still loads must answer a set of observations as the whole bundle does, and legally. Where the
+packages onnx and onnxruntime are there, half of the bundles hold a graph as well, and it is the graph that answers.
+All of it runs with `ROOM_BYTES` of memory more than at the beginning, and may not once ask for more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import io
 import json
+import resource
 import shutil
 import sys
 import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +28,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from c_double import observations, parameter_bundle, scorer_bundle
+from c_double import observations, parameter_bundle, scorer_bundle, sign
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime import Policy
@@ -30,6 +36,7 @@ from ooco_gym.runtime.arrays import read_arrays, write_arrays
 from ooco_gym.runtime.manifest import file_digest, signed
 from ooco_gym.runtime.scorers import sizes_of
 
+ROOM_BYTES = 1 << 30  # of address space; a claim of 2 GB that is believed has no room
 TOLERANCE = 1e-4  # of what still loads: flips in the last bits of a weight change nothing that counts
 Damage = Callable[[Path, np.random.Generator], None]
 
@@ -92,7 +99,7 @@ def flipped_weights(folder: Path, random: np.random.Generator) -> None:
     flat = array.reshape(-1).view(np.uint8)
     flat[random.integers(len(flat))] ^= 1 << int(random.integers(8))
     write_arrays(folder / "weights.npz", arrays)
-    _sign(folder)
+    sign(folder)
 
 
 def nan_weights(folder: Path, random: np.random.Generator) -> None:
@@ -102,7 +109,7 @@ def nan_weights(folder: Path, random: np.random.Generator) -> None:
     array = arrays[floats[random.integers(len(floats))]].reshape(-1)
     array[random.integers(len(array))] = [np.nan, np.inf, -np.inf][random.integers(3)]
     write_arrays(path, arrays)
-    _sign(folder)
+    sign(folder)
 
 
 def other_shapes(folder: Path, random: np.random.Generator) -> None:
@@ -115,7 +122,7 @@ def other_shapes(folder: Path, random: np.random.Generator) -> None:
     if random.random() < 0.3:
         arrays["another"] = arrays.pop(name)
     write_arrays(path, arrays)
-    _sign(folder)
+    sign(folder)
 
 
 def claims(folder: Path, random: np.random.Generator) -> None:
@@ -126,7 +133,7 @@ def claims(folder: Path, random: np.random.Generator) -> None:
     header = f"{{'descr': '{kinds[random.integers(len(kinds))]}', 'fortran_order': False, 'shape': {shape}, }}"
     content = b"\x93NUMPY\x01\x00" + len(header + "\n").to_bytes(2, "little") + header.encode() + b"\n" + bytes(64)
     _replace_member(path, content, random)
-    _sign(folder)
+    sign(folder)
 
 
 def names_of_members(folder: Path, random: np.random.Generator) -> None:
@@ -134,7 +141,7 @@ def names_of_members(folder: Path, random: np.random.Generator) -> None:
     path = some_file(folder, random, "weights.npz", "reference.npz")
     wrong = ["../evil.npy", "/etc/passwd.npy", "a/../../b.npy", "..npy", "", "\x00.npy", "con\u202e.npy", "x" * 300]
     _replace_member(path, None, random, wrong[random.integers(len(wrong))])
-    _sign(folder)
+    sign(folder)
 
 
 def names_of_files(folder: Path, random: np.random.Generator) -> None:
@@ -151,14 +158,14 @@ def compressed(folder: Path, random: np.random.Generator) -> None:
     path = folder / "weights.npz"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("layers.0.weight.npy", bytes(50_000_000))
-    _sign(folder)
+    sign(folder)
 
 
 def random_bytes(folder: Path, random: np.random.Generator) -> None:
     path = some_file(folder, random, "weights.npz", "reference.npz", "manifest.json")
     path.write_bytes(random.bytes(int(random.integers(0, 4000))))
     if path.name != "manifest.json":
-        _sign(folder)
+        sign(folder)
 
 
 def flipped_archive(folder: Path, random: np.random.Generator) -> None:
@@ -167,20 +174,18 @@ def flipped_archive(folder: Path, random: np.random.Generator) -> None:
     content = bytearray(path.read_bytes())
     content[random.integers(len(content))] ^= 1 << int(random.integers(8))
     path.write_bytes(bytes(content))
-    _sign(folder)
+    sign(folder)
 
 
-SILENT = (flip_bits, cut, lengthen, lose, other_type, changed_manifest, random_bytes)
-SIGNED = (resigned_manifest, flipped_weights, nan_weights, other_shapes, claims, names_of_members, names_of_files,
-          compressed, flipped_archive)
+GRAPHS = bool(find_spec("onnx") and find_spec("onnxruntime"))
+if GRAPHS:
+    from graph_damages import GRAPH_DAMAGES
+else:
+    GRAPH_DAMAGES = ()
 
-
-def _sign(folder: Path) -> None:
-    """Writes the manifest anew with the digests of the files as they are."""
-    manifest = json.loads((folder / "manifest.json").read_text())
-    for name in manifest["files"]:
-        manifest["files"][name] = {"sha256": file_digest(folder / name), "bytes": (folder / name).stat().st_size}
-    (folder / "manifest.json").write_text(json.dumps(signed(manifest)))
+SILENT = (flip_bits, cut, lengthen, lose, other_type, changed_manifest)
+SIGNED = (random_bytes, resigned_manifest, flipped_weights, nan_weights, other_shapes, claims, names_of_members,
+          names_of_files, compressed, flipped_archive)
 
 
 def _replace_member(path: Path, content: bytes | None, random: np.random.Generator, name: str | None = None) -> None:
@@ -221,87 +226,128 @@ def _change_somewhere(manifest: dict, random: np.random.Generator) -> None:
 
 # --- What is right ----------------------------------------------------------------------------------------------------
 class Bundle:
-    """A whole bundle, and what it answers."""
+    """A whole bundle, and what it answers in a form."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, policy = folder, Policy.load(folder)
+    def __init__(self, folder: Path, form: str = "npz") -> None:
+        self.folder, self.form, policy = folder, form, Policy.load(folder, form=form)
+        self.damages = (*SILENT, *SIGNED) if form == "npz" else (*SILENT, *GRAPH_DAMAGES)
         if policy.kind == "parameters":
             self.asked: Any = np.random.default_rng(4).uniform(-1, 1, (40, len(policy.features))).astype(np.float32)
         else:
             parts = observations(sizes_of(policy.manifest), 40, 4)
             self.asked = dict(zip(("cluster", "candidates", "action_mask", "decision"), parts, strict=True))
-        self.right = self.answers(policy)
+        self.right, self.actions = self.answers(policy)
 
-    def answers(self, policy: Any) -> np.ndarray:
+    def answers(self, policy: Any) -> tuple[np.ndarray, np.ndarray]:
+        """What is compared within a tolerance, and the actions."""
         if policy.kind == "parameters":
-            return policy.decide_batch(self.asked)
+            return policy.decide_batch(self.asked), np.zeros(0)
         actions, logits = policy.preferences(self.asked)
         if not policy.parts:
             assert self.asked["action_mask"][np.arange(len(actions)), actions].all(), "an illegal action"
-        return logits
+        return logits, actions
 
     def verdict(self, folder: Path) -> str:
         """`refused`, or `same` where it loads and answers as it should.
 
         Raises:
-            AssertionError: it answers otherwise.
+            AssertionError: it answers otherwise, or there was no memory for it.
         """
         try:
-            found = self.answers(Policy.load(folder))
+            found, actions = self.answers(Policy.load(folder, form=self.form))
         except UserError as error:
             text = str(error)
             assert 10 < len(text) < 800 and "\n" not in text, f"not one sentence: {text[:900]}"
+            assert not any(word in text.lower() for word in ("bad_alloc", "allocat", "memory")), f"asked for {text}"
             return "refused"
         assert found.shape == self.right.shape, "another number of answers"
         away = np.abs(found - self.right) / np.maximum(1.0, np.abs(self.right))
         assert away.max() <= TOLERANCE, f"another answer, by {away.max():.2e}"
+        assert self.same_actions(actions), "another action"
         return "same"
+
+    def same_actions(self, actions: np.ndarray) -> bool:
+        """Whether they are the whole bundle's, or of a logit that is as large within the tolerance."""
+        if actions.ndim != 1 or not actions.size:  # levels, or parameters, which are compared already
+            return np.array_equal(actions, self.actions)
+        other = np.flatnonzero(actions != self.actions)
+        mine, its = self.right[other, actions[other]], self.right[other, self.actions[other]]
+        return bool((mine >= its - TOLERANCE * np.maximum(1.0, np.abs(its))).all())
 
 
 def bundles(folder: Path) -> list[Bundle]:
-    """One of each kind."""
-    return [Bundle(parameter_bundle(folder / "parameters", forms=("npz",))),
-            *(Bundle(scorer_bundle(folder / name.replace(" ", "_"), name, forms=("npz",)))
-              for name in ("set", "set of levels", "flat", "logit"))]
+    """One of each kind; where graphs can be written, as many with one."""
+    found = [Bundle(parameter_bundle(folder / "parameters", forms=("npz",))),
+             *(Bundle(scorer_bundle(folder / name.replace(" ", "_"), name, forms=("npz",)))
+               for name in ("set", "set of levels", "flat", "logit"))]
+    if GRAPHS:
+        both = ("npz", "onnx")
+        found += [Bundle(parameter_bundle(folder / "parameters_graph", forms=both), "onnx"),
+                  *(Bundle(scorer_bundle(folder / f"{name}_graph", name, forms=both), "onnx")
+                    for name in ("set", "linear", "logit"))]
+    return found
+
+
+@contextlib.contextmanager
+def little_memory(room: int = ROOM_BYTES) -> Iterator[None]:
+    """So much address space more than now, and no more; where the system says how much there is now."""
+    now = Path("/proc/self/statm")
+    if not now.exists():
+        yield
+        return
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(now.read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + room, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 def fuzz(count: int, seed: int) -> Counter:
-    """Damages bundles `count` times; how often each damage was refused, or changed nothing.
+    """Damages bundles `count` times; how often each damage was refused, or changed nothing, by the form that answers.
 
     Raises:
         AssertionError: a damaged bundle was taken for whole, with what was done to it.
     """
     random, found = np.random.default_rng(seed), Counter()
     with tempfile.TemporaryDirectory() as place:
-        whole, damages = bundles(Path(place)), (*SILENT, *SIGNED)
-        for number in range(count):
-            bundle, damage = whole[number % len(whole)], damages[random.integers(len(damages))]
-            copy = Path(place) / "damaged"
-            shutil.rmtree(copy, ignore_errors=True)
-            shutil.copytree(bundle.folder, copy)
-            damage(copy, random)
-            try:
-                verdict = bundle.verdict(copy)
-            except Exception as error:
-                raise AssertionError(f"damage {number} of seed {seed} ({damage.__name__} of {bundle.folder.name}): "
-                                     f"{type(error).__name__}: {error}") from error
-            if damage in SILENT and verdict != "refused":
-                same = [path.read_bytes() == (bundle.folder / path.name).read_bytes() for path in copy.iterdir()]
-                meant = json.loads((copy / "manifest.json").read_text()) == json.loads(
-                    (bundle.folder / "manifest.json").read_text())
-                assert all(same) or meant, f"damage {number} of seed {seed} ({damage.__name__}) was not noticed"
-            found[damage.__name__, verdict] += 1
+        whole = bundles(Path(place))
+        with little_memory():
+            for number in range(count):
+                bundle = whole[number % len(whole)]
+                damage = bundle.damages[random.integers(len(bundle.damages))]
+                what = f"damage {number} of seed {seed} ({damage.__name__} of {bundle.folder.name})"
+                copy = Path(place) / "damaged"
+                shutil.rmtree(copy, ignore_errors=True)
+                shutil.copytree(bundle.folder, copy)
+                damage(copy, random)
+                try:
+                    verdict = bundle.verdict(copy)
+                except Exception as error:
+                    raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
+                assert damage not in SILENT or verdict == "refused" or unchanged(bundle.folder, copy), (
+                    f"{what} was not noticed")
+                found[bundle.form, damage.__name__, verdict] += 1
     return found
+
+
+def unchanged(folder: Path, copy: Path) -> bool:
+    """Whether a damage left every byte, or what the manifest means, as it was."""
+    same = [path.read_bytes() == (folder / path.name).read_bytes() for path in copy.iterdir()]
+    meant = json.loads((copy / "manifest.json").read_text()) == json.loads((folder / "manifest.json").read_text())
+    return all(same) or meant
 
 
 def main(arguments: list[str]) -> None:
     """Runs the command and prints what became of each damage."""
     given = (one.partition("=") for one in arguments)
     options = {"N": 10_000, "SEED": 1, **{key: int(value) for key, _, value in given}}
+    faulthandler.enable()  # a crash of the process says where
     found = fuzz(options["N"], options["SEED"])
-    for damage in (*SILENT, *SIGNED):
-        refused, same = (found[damage.__name__, verdict] for verdict in ("refused", "same"))
-        print(f"{damage.__name__:20} {refused:6} refused {same:6} the same answers")
+    for form, damage in sorted({key[:2] for key in found}):
+        refused, same = (found[form, damage, verdict] for verdict in ("refused", "same"))
+        print(f"{form:5} {damage:20} {refused:6} refused {same:6} the same answers")
     print(f"{sum(found.values()):,} damaged bundles: each was one clear error, or answered as the whole one does")
 
 

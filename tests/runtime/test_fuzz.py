@@ -1,6 +1,7 @@
 """A part of the fuzzing of bundles; `python -m tests.runtime.fuzz N=10000` is all of it."""
 
 import json
+from pathlib import Path
 
 import fuzz
 import jsonschema
@@ -14,10 +15,19 @@ from ooco_gym.runtime import SCHEMA_FILE, Policy, shapes
 
 def test_a_damaged_bundle_is_refused_or_answers_as_it_did():
     found = fuzz.fuzz(300, seed=2)
-    refused = sum(count for (_, verdict), count in found.items() if verdict == "refused")
+    refused = sum(count for (_, _, verdict), count in found.items() if verdict == "refused")
     assert sum(found.values()) == 300 and refused > 200
-    assert not any(verdict == "same" for damage, verdict in found if damage in (
-        "cut", "lose", "nan_weights", "claims", "names_of_members", "names_of_files", "compressed"))
+    assert {form for form, _, _ in found} == ({"npz", "onnx"} if fuzz.GRAPHS else {"npz"})
+    assert not any(verdict == "same" for _, damage, verdict in found if damage in (
+        "cut", "lose", "nan_weights", "claims", "names_of_members", "names_of_files", "compressed", "cut_graph",
+        "weights_beside", "huge_nodes", "bulky_graph"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the system does not say how much memory is used")
+def test_a_claim_that_is_believed_has_no_room():
+    with fuzz.little_memory(), pytest.raises(MemoryError):
+        np.ones(1 << 28)
+    assert np.ones(1 << 28, np.int8).size == 1 << 28
 
 
 def test_the_published_schema_is_what_is_checked(tmp_path):
