@@ -65,8 +65,8 @@ def _made(make: Callable[..., Any], config: Mapping[str, Any], **more: Any) -> A
         name = _UNKNOWN_ARGUMENT.search(str(error))
         if name is None:
             raise
-        raise UserError(f"the environment '{spec['id']}' takes no argument '{name[1]}'; expected one of ooco_gym, or "
-                        "in env=mine.yaml its id, splits and own arguments alone") from error
+        raise UserError(f"the environment '{spec['id']}' takes no argument '{name[1]}'; an env of your own "
+                        "(env=mine.yaml) takes what its class does, beside id and splits") from error
     except ModuleNotFoundError as error:
         raise UserError(f"the environment '{spec['id']}' cannot be made: no package named '{error.name}'") from error
 

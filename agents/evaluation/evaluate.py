@@ -358,10 +358,14 @@ def evaluate(act: Act, env: Any, split: str = "test", episodes: int | None = Non
                      "episodes": 2 * len(seeds) if episodes is None else episodes, "out": folder, **more})
 
 
+_PASSIVE = (gym.wrappers.OrderEnforcing, gym.wrappers.PassiveEnvChecker, gym.wrappers.RecordEpisodeStatistics,
+            gym.wrappers.RecordVideo, gym.wrappers.HumanRendering)  # what they wrap plays the same without them
+
+
 def _refuse_wrapped(env: gym.Env[Any, Any]) -> None:
     """The windows are played in environments that are made anew, without what wraps this one."""
     while isinstance(env, gym.Wrapper):
-        if isinstance(env, gym.ObservationWrapper | gym.ActionWrapper):
+        if not isinstance(env, _PASSIVE):
             raise UserError(f"evaluate: the environment is wrapped in {type(env).__name__}, which the windows would be "
                             "played without; expected it unwrapped, and a function that does what the wrapper does "
                             "(flat=True of ooco_gym.make needs none)")

@@ -75,6 +75,7 @@ def packages() -> Iterator[Finding]:
             continue
         version = _version(requirement.name)
         found.setdefault(wanted[0], {})[requirement.name] = version
+        found[wanted[0]] |= dict.fromkeys(_lacking(requirement)) if version else {}
         if version and not requirement.specifier.contains(version, prereleases=True):
             advice = f"pip install '{requirement.name}{requirement.specifier}'"
             yield Finding(requirement.name, version, PROBLEM, advice)
@@ -83,10 +84,19 @@ def packages() -> Iterator[Finding]:
             f"[{extra}]", f"ooco-gym[{extra}]", ", where you need it")
         there = ", ".join(f"{name} {version}" for name, version in sorted(versions.items()) if version)
         missing = sorted(name for name, version in versions.items() if not version)
-        yield Finding(about, there or NONE)
-        if missing:
-            yield Finding(about, f"without {', '.join(missing)}", NOTE if extra else PROBLEM,
-                          f"pip install '{name}'{where}")
+        if not missing:
+            yield Finding(about, there)
+            continue
+        yield Finding(about, f"{there or NONE}; without {', '.join(missing)}", NOTE if extra else PROBLEM,
+                      f"pip install '{name}'{where}")
+
+
+def _lacking(requirement: Requirement) -> list[str]:
+    """Packages of a requirement's own extras that are not installed: `ray` alone is not `ray[rllib]`."""
+    needed = map(Requirement, metadata.requires(requirement.name) or ())
+    return sorted({one.name for one in needed for extra in requirement.extras
+                   if one.marker and one.marker.evaluate({"extra": extra}) and not one.marker.evaluate({"extra": ""})
+                   and _version(one.name) is None})
 
 
 def _version(name: str) -> str | None:

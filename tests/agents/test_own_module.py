@@ -130,8 +130,12 @@ def test_a_function_is_evaluated_in_it_from_python(here: Path) -> None:
 def test_a_wrapper_that_the_windows_would_lack_is_refused(here: Path) -> None:
     imported("own_module_of_a_test:mine/Offers-v0")
     env = gym.make("mine/Offers-v0")
-    with pytest.raises(UserError, match="wrapped in FlattenObservation, which the windows would be played without"):
-        ooco_gym.evaluate(lambda observation: 0, gym.wrappers.FlattenObservation(env), seeds=[4], episodes=1)
+    for wrapped in (gym.wrappers.FlattenObservation(env), gym.wrappers.TimeLimit(env, 5), gym.Wrapper(env)):
+        with pytest.raises(UserError, match=f"wrapped in {type(wrapped).__name__}, which the windows would be played"):
+            ooco_gym.evaluate(lambda observation: 0, wrapped, seeds=[4], episodes=1)
+    found = ooco_gym.evaluate(lambda observation: 0, gym.wrappers.RecordEpisodeStatistics(env), seeds=[4],
+                              episodes=2, beside=["random actions"])
+    assert found["policies"][0]["policy"] == "mine"
 
 
 def test_commands_say_that_flat_is_an_argument_of_make(capsys: pytest.CaptureFixture[str]) -> None:
