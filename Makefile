@@ -52,12 +52,13 @@ ZOO_FLAGS ?=
 
 # For make validity: run folders of `ooco-gym experiment engine_chain`, with commas between them, a clone of github
 # alibaba/ServeGen, and the folders of kernel tables of github ai-dynamo/aiconfigurator (systems/data) and of
-# github casys-kaist/LLMServingSim (profiler/perf). What is not given keeps its last figures, as all do that need
-# OOCO_GYM_DATA where it is not set.
+# github casys-kaist/LLMServingSim (profiler/perf; its requests: workloads). What is not given keeps its last figures,
+# as all do that need OOCO_GYM_DATA where it is not set.
 CHAIN ?=
 SERVEGEN ?=
 AICONFIGURATOR ?=
 LLMSERVINGSIM ?=
+WORKLOADS ?=
 
 .PHONY: demo engine-live test test-oracle fuzz lock audit sbom lint compiled golden docs bench validity zoo wheel \
   install engine engine-source clean distclean
@@ -102,7 +103,7 @@ bench: $(VENV)/.demo
 
 # docs/validity.md and its figures, from what is measured in OOCO_GYM_DATA.
 validity: $(VENV)/.demo
-	$(BIN)/python -m experiments.validity out=docs data=$(OOCO_GYM_DATA) chain=$(CHAIN) servegen=$(SERVEGEN) aiconfigurator=$(AICONFIGURATOR) llmservingsim=$(LLMSERVINGSIM)
+	$(BIN)/python -m experiments.validity out=docs data=$(OOCO_GYM_DATA) chain=$(CHAIN) servegen=$(SERVEGEN) aiconfigurator=$(AICONFIGURATOR) llmservingsim=$(LLMSERVINGSIM) workloads=$(WORKLOADS)
 
 # All trained policies and tuned opponents from nothing, within three hours on two cores (docs/zoo.md); what is there
 # already is kept. The table of them: ooco-gym evaluate +preset=learned_table zoo=zoo

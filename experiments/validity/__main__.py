@@ -15,7 +15,8 @@ from ooco_gym.errors import UserError, check_keys, unknown
 from ooco_gym.jobs import cores
 from ooco_gym.version import __version__
 
-KEYS = ("data", "out", "only", "workers", "chain", "servegen", "aiconfigurator", "llmservingsim")
+KEYS = ("data", "out", "only", "workers", "chain", "servegen", "aiconfigurator", "llmservingsim",
+        "workloads")
 _HELP = """python -m experiments.validity [KEY=VALUE ...]
 
 data      folder with profiles/, traces/ and runs/; OOCO_GYM_DATA unless given
@@ -26,6 +27,7 @@ chain     run folder of `ooco-gym experiment engine_chain`; of several with comm
 servegen  a clone of github alibaba/ServeGen
 aiconfigurator  the folder of systems' kernel tables of github ai-dynamo/aiconfigurator (…/systems/data)
 llmservingsim  the folder of profiles of github casys-kaist/LLMServingSim (…/profiler/perf)
+workloads  the folder of requests of github casys-kaist/LLMServingSim (…/workloads), among them the recorded run's
 """
 
 

@@ -24,6 +24,8 @@ from ooco_gym.files import atomic_write
 from ooco_gym.perf.specs import load_chip
 
 RUN, DEVICE = "runs/rtx4090_llama31_8b", "rtx4090"
+PROMPTS = "sharegpt-llama-3.1-8b-300-sps10.jsonl"
+"""The very requests of that run, with the token ids of their prompts, which the run itself does not tell."""
 FILES = ("requests.parquet", "engine.json", "dense.parquet", "attention.parquet", "per_sequence.parquet")
 EDGES = (1, 16, 64, 257)
 """Decoding requests by which the batches are told apart: from one number up to below the next."""
@@ -36,6 +38,21 @@ def recorded(context: Context) -> Iterator[tuple[Recorded, str, str]]:
     run = read_run(files[0].parent)
     with tempfile.TemporaryDirectory() as work, contextlib.redirect_stdout(io.StringIO()):
         yield run, model_of(run, None), calibrated(run, device_of(run, None), None, {}, Path(work))
+
+
+def prompted(context: Context, run: Recorded) -> Recorded | None:
+    """The run with what its prompts have in common; None where `workloads=` gives no folder.
+
+    Raises:
+        Missing: the folder lacks the file.
+    """
+    if not context.extra.get("workloads"):
+        return None
+    path = context.folders("workloads")[0] / PROMPTS
+    if not path.is_file():
+        raise Missing(f"`workloads=` has no `{PROMPTS}`")
+    context.rest_on(f"workloads/{PROMPTS}", [path])
+    return read_run(run.folder, path)
 
 
 def measure_mixed(context: Context) -> dict[str, Any]:
@@ -92,9 +109,10 @@ def _cells(item: Figures) -> list[str]:
 
 FORMS = ("measured", "extended")
 CAUSES = {"all": "nothing", "mixed_attention": "one kernel for chunks and decodes, with the skew beside chunks",
-          "skew": "skew", "lines": "lines bounded by memory (to 65,536 tokens)", "prefix_caching": "prefix caching",
-          "none": "all four"}
-"""What is switched off, by name: two sections of the chip, the lines' bound, the engine's own caching."""
+          "skew": "skew", "lines": "lines bounded by memory (to 65,536 tokens)",
+          "prompts": "what prompts have in common (as the run's folder alone tells it)",
+          "prefix_caching": "prefix caching", "none": "all of these"}
+"""What is switched off, by name: two sections of the chip, the lines' bound, prompts that begin alike, all caching."""
 KERNELS = ("mixed_attention", "skew")
 LINES_TO = 65_536
 SHOWN = {"ttft_mean": "TTFT", "tpot_mean": "TPOT", "e2e_mean": "end to end", "ttft_p99": "P99 of TTFT"}
@@ -103,14 +121,20 @@ SHOWN = {"ttft_mean": "TTFT", "tpot_mean": "TPOT", "e2e_mean": "end to end", "tt
 def measure_shares(context: Context) -> dict[str, Any]:
     """The recorded run again, with each cause switched off by itself."""
     with recorded(context) as (run, model, chip):
-        forms = {form: {cause: _replayed(run, chip, model, form, cause) for cause in CAUSES} for form in FORMS}
-    return {"engine": run.engine.get("engine"), "gpu": run.engine.get("gpu"), "forms": forms}
+        known = prompted(context, run)
+        causes = [cause for cause in CAUSES if known or cause != "prompts"]
+        forms = {form: {cause: _replayed(known or run, chip, model, form, cause) for cause in causes}
+                 for form in FORMS}
+    return {"engine": run.engine.get("engine"), "gpu": run.engine.get("gpu"), "prompts_known": known is not None,
+            "forms": forms}
 
 
 def _replayed(run: Recorded, chip: str, model: str, form: str, cause: str) -> dict[str, float]:
     """Errors in percent with one cause switched off, with none (`all`), or with every one (`none`)."""
     off = set(CAUSES) if cause == "none" else {cause}
     timing = {"name": form, "lines_to": LINES_TO} if "lines" in off else form
+    if "prompts" in off:
+        run = replace(run, prompts=None)
     if "prefix_caching" in off:
         run = replace(run, engine={**run.engine, "prefix_caching": False})
     without = [kernel for kernel in KERNELS if kernel in off]
@@ -136,12 +160,13 @@ def _without(chip: str, kernels: Sequence[str]) -> str:
 def write_shares(figures: Figures) -> str:
     """Errors with each cause switched off, by form."""
     rows = [[f"`{form}`", title, *(signed(causes[cause][key]) for key in SHOWN)]
-            for form, causes in figures["forms"].items() for cause, title in CAUSES.items()]
+            for form, causes in figures["forms"].items() for cause, title in CAUSES.items() if cause in causes]
+    known = ", its prompts known" if figures.get("prompts_known") else ""
     return "\n\n".join([
-        f"The run above ({figures['engine']} on {figures['gpu']}) with each cause switched off by itself: errors of "
-        "the means and of TTFT's 99th percentile. A cause's share is what its row differs from the first of its form. "
-        "Causes offset each other, so that a small error of this one run does not tell which of them are right: "
-        "kernels measured one by one do (sections 1 and 5).",
+        f"The run above ({figures['engine']} on {figures['gpu']}{known}) with each cause switched off by itself: "
+        "errors of the means and of TTFT's 99th percentile. A cause's share is what its row differs from the first of "
+        "its form. Causes offset each other, so that a small error of this one run does not tell which of them are "
+        "right: kernels measured one by one do (sections 1 and 5).",
         table(["timing", "switched off", *SHOWN.values()], rows),
         "Two constants of the skew, its half weight (`EVENLY`, 0.5) and the 2.6 chains of a block beside a chunk "
         "(`MIXED_CHAINS`), were settled while this very run was in view, so the run is no blind check of them."])

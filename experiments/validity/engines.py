@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from experiments.common.svg import Axis, Panel, Series
-from experiments.validity.causes import recorded
+from experiments.studies.replay import Recorded
+from experiments.validity.causes import PROMPTS, prompted, recorded
 from experiments.validity.section import (
     ENGINES,
     Context,
@@ -30,6 +31,7 @@ from ooco_gym.perf.deployment import Deployment
 from ooco_gym.perf.describe import describe_iteration
 from ooco_gym.perf.specs import load_chip, load_model
 from ooco_gym.report import joined, number
+from ooco_gym.sim.state import HASH_TOKENS
 
 CHAIN_KEYS = ("ttft", "tpot")
 TITLES = {"ttft": "TTFT", "tpot": "TPOT"}
@@ -101,20 +103,40 @@ def glance_engine(figures: Figures) -> list[tuple[str, str, str]]:
 
 FORMS = ("ooco", "extended", "measured")
 REPLAY_KEYS = ("ttft", "tpot", "e2e")
+PARTS_OF_RUN = 5
 
 
 def measure_replayed(context: Context) -> dict[str, Any]:
-    """Calibrates the chip from kernel times alone, and replays the run with and without its block count."""
+    """Calibrates the chip from kernel times alone, and replays the run: as its folder tells it, with its prompts known,
+    and without its block count."""
     from experiments.studies.replay import replay
 
     with recorded(context) as (run, model, chip):
-        found, _ = replay(run, chip, model, list(FORMS))
+        found, _, late = _replayed(run, chip, model, list(FORMS))
         blocks = Deployment(load_chip(chip), load_model(model)).kv_blocks
         unknown = replace(run, engine={**run.engine, "num_gpu_blocks": blocks})
         guessed, _ = replay(unknown, chip, model, ["measured"])
+        known = prompted(context, run)
+        told = None
+        if known:
+            forms, ratio, lateness = _replayed(known, chip, model, list(FORMS))
+            told = {"forms": forms, "sharing_ratio": ratio, "late_s": lateness}
     return {"engine": run.engine.get("engine"), "gpu": run.engine.get("gpu"), "model": model,
-            "requests": len(run.requests["arrival_s"]), "blocks": run.engine["num_gpu_blocks"],
-            "blocks_guessed": blocks, "forms": found, "guessed": guessed["measured"]}
+            "requests": len(run.requests["arrival_s"]), "prompt_tokens": int(run.requests["prompt_tokens"].sum()),
+            "blocks": run.engine["num_gpu_blocks"], "blocks_guessed": blocks, "forms": found, "late_s": late,
+            "guessed": guessed["measured"], "prompted": told}
+
+
+def _replayed(run: Recorded, chip: str, model: str,
+              forms: list[str]) -> tuple[dict[str, Any], float | None, list[float]]:
+    """Figures by form, the prompts' sharing ratio, and by how many seconds `measured` has TTFT too long in the mean, by
+    `PARTS_OF_RUN` parts of the requests in the order of their arrival."""
+    from experiments.studies.replay import measured, replay, trace_of
+    from ooco_gym.workload.sharing import sharing_ratio
+
+    found, simulated = replay(run, chip, model, forms)
+    late = simulated["measured"].served.ttft_s - measured(run).ttft_s
+    return found, sharing_ratio(trace_of(run)), [float(part.mean()) for part in np.array_split(late, PARTS_OF_RUN)]
 
 
 def write_replayed(figures: Figures) -> str:
@@ -122,6 +144,9 @@ def write_replayed(figures: Figures) -> str:
     real = next(iter(figures["forms"].values()))
     rows = [["measured", *(cell for key in REPLAY_KEYS for cell in (f"{real[f'{key}_mean_ms_real']:,.1f}", ""))]]
     rows += [[f"`{form}`", *_cells(item)] for form, item in figures["forms"].items()]
+    told = figures.get("prompted")
+    if told:
+        rows += [[f"`{form}`, prompts known", *_cells(item)] for form, item in told["forms"].items()]
     rows.append([f"`measured`, {figures['blocks_guessed']:,} blocks", *_cells(figures["guessed"])])
     header = ["timing", *(cell for key in ("TTFT", "TPOT", "end to end") for cell in (f"{key}, ms", "error"))]
     return "\n\n".join([
@@ -129,7 +154,24 @@ def write_replayed(figures: Figures) -> str:
         f"(`{figures['model']}`), overloaded and its KV memory full for most of the run: means, the chip calibrated "
         f"from kernel times alone (`ooco-gym experiment replay`). The engine's {figures['blocks']:,} KV blocks are "
         f"taken from its log; the last row has the {figures['blocks_guessed']:,} that `kv_fraction` 0.9 gives.",
-        table(header, rows)])
+        table(header, rows), *([_of_prompts(figures, told)] if told else [])])
+
+
+def _of_prompts(figures: Figures, told: Figures) -> str:
+    """What the prompts' shared beginnings are worth, and where."""
+    item = told["forms"]["measured"]
+    return (
+        f"*Prompts known*: the engine kept prefixes, and {percent(100 * told['sharing_ratio'])} of the "
+        f"{figures['prompt_tokens']:,} prompt tokens lie in blocks (of {HASH_TOKENS} tokens) that an earlier prompt "
+        "has. The run's folder does not tell which; the public requests that it served do (github "
+        f"casys-kaist/LLMServingSim, `workloads/{PROMPTS}`, given by `prompts=FILE`). {item['cached_tokens']:,} of "
+        "these tokens are still in memory when their requests are first admitted, and need neither time nor further "
+        "blocks. Without them the simulated queue falls behind: the mean TTFT of each fifth of the requests in order "
+        f"of arrival is {_seconds(figures['late_s'])} s from the recorded one, with them {_seconds(told['late_s'])} s.")
+
+
+def _seconds(late: list[float]) -> str:
+    return ", ".join(f"{value:+.1f}".replace("-", "−") for value in late)
 
 
 def _cells(item: Figures) -> list[str]:
@@ -139,9 +181,13 @@ def _cells(item: Figures) -> list[str]:
 
 def glance_replayed(figures: Figures) -> list[tuple[str, str, str]]:
     """The three means under measured kernel times."""
-    item = figures["forms"]["measured"]
+    def said(forms: Figures) -> str:
+        return ", ".join(signed(forms["measured"][f"{key}_mean_error"]) for key in REPLAY_KEYS)
+
+    told = figures.get("prompted")
+    found = said(figures["forms"]) + (f"; prompts known {said(told['forms'])}" if told else "")
     return [(f"{figures['engine']} on {figures['gpu']}, recorded run replayed (`measured`): TTFT, TPOT, end to end",
-             ", ".join(signed(item[f"{key}_mean_error"]) for key in REPLAY_KEYS), "LLMServingSim: +0.6, +0.2, +0.5 %")]
+             found, "LLMServingSim: +0.6, +0.2, +0.5 %")]
 
 
 OVERLOAD_MODEL, CHIP, WORKLOAD = "qwen2_5_7b", "a100_80g", "azure_conv_2023"

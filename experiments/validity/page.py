@@ -37,7 +37,7 @@ table says otherwise they are errors on what the fit had not seen.
 `python -m experiments.validity data=FOLDER out=docs` for all, `only=NAME` for one section. FOLDER holds `profiles/`, \
 `traces/` and `runs/` ([calibration](calibration.md), [trace files](traces.md)); kernel tables of \
 github ai-dynamo/aiconfigurator are given by `aiconfigurator=FOLDER`, profiles of github casys-kaist/LLMServingSim by \
-`llmservingsim=FOLDER`; a section whose data are not there \
+`llmservingsim=FOLDER`, its requests by `workloads=FOLDER`; a section whose data are not there \
 keeps its last figures and says so. Every figure is in `results/validity/*.json`."""
 
 

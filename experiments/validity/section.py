@@ -37,7 +37,7 @@ class Context:
 
     Attributes:
         data: folder with `profiles`, `traces` and `runs` (`OOCO_GYM_DATA`), or None.
-        extra: folders of further inputs by name (`chain`, `servegen`, `llmservingsim`).
+        extra: folders of further inputs by name (`chain`, `servegen`, `llmservingsim`, `workloads`).
         workers: processes at most.
         used: SHA-256 of each file or folder that was read, by its name; a section's own, reset for each.
         shared: what one section computed and another may take; keyed by module.
