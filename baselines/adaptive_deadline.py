@@ -25,6 +25,7 @@ from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, P, Settings, compose_w
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import COMPOSE, hook
 from ooco_gym.policy.engine_features import engine_row, engine_stack
+from ooco_gym.policy.linear import SetsParameters
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.weights import Layout
 from ooco_gym.runtime.batching_features import BLOCKS_S, ENGINE
@@ -137,4 +138,4 @@ def within_adjusted(view):
 
 
 policy = Policy("adaptive_deadline", ALL, mixed=True, leaves_open=True, route=route, compose=within_adjusted,
-                layout=LAYOUT)
+                layout=LAYOUT, linear=SetsParameters("deadline", ADJUSTED, ENGINE, "ooco_gym/Batching-v0"))

@@ -41,8 +41,10 @@ from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, fewest_of, within_dead
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy import router_view as v
 from ooco_gym.policy.decisions import ROUTE, hook
+from ooco_gym.policy.linear import ScoresCandidates
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.weights import Layout
+from ooco_gym.runtime.router_features import AGE, MOST_USE, SCORE, SOME_TOKENS, TPOT_FROM, TTFT_FROM, WEIGHED
 from ooco_gym.sim.costs import length, random_below
 from ooco_gym.sim.state import PS_PER_S
 
@@ -69,30 +71,9 @@ if v.FIRST < GIVEN + MOST_GIVEN:
     raise AssertionError("the router's places of State.memory overlap those of deadline")
 DRAW_STREAM = 5  # of power_of_two's draws
 
-# Figures of an instance that the weights are of. Relative ones are logarithms of its share over the mean of all.
-COLUMNS = (
-    "latency",  # believed time to the first token, relative
-    "step",  # believed decode step with the request, relative
-    "queue",  # online prompt tokens ahead, sent ones included, relative
-    "online",  # online requests, sent ones included, relative
-    "waiting",  # those that wait, relative
-    "sent",  # those sent since the look, relative
-    "offline",  # offline requests that run, relative
-    "pace",  # seconds a prompt token, relative
-    "free",  # share of blocks that are free, less the mean
-    "cached",  # share of the request's prompt that is cached, less the mean
-    "rank",  # place in the order of latency, from -0.5 to 0.5
-    "ttft_use",  # latency over the TTFT SLO beyond TTFT_FROM
-    "tpot_use",  # decode step over the TPOT SLO beyond TPOT_FROM
-    "age_queue",  # age of the figures over a second, times queue
-    "age_online",  # the same, times online
-    "long_pace",  # logarithm of the request's thousands of tokens, times pace
-    "long_online",  # the same, times online
-    "load_pace",  # mean latency over the TTFT SLO, times pace
-)
+COLUMNS = tuple(one["name"] for one in WEIGHED)  # figures of an instance that the weights are of, as `weigh` has them
 LAYOUT = Layout(("score",), COLUMNS)
-TTFT_FROM, TPOT_FROM, MOST_USE = 0.5, 0.7, 2.0  # where the SLO begins to be near, and where more is all the same
-SOME_TOKENS, MOST_Z = 1000.0, 20.0
+MOST_Z = 20.0
 
 
 # --- Published rules ------------------------------------------------------------------------------------------------
@@ -240,4 +221,7 @@ def route(view):
     return best
 
 
-policy = Policy("router", ALL, mixed=True, leaves_open=True, route=route, compose=within_deadlines, layout=LAYOUT)
+policy = Policy("router", ALL, mixed=True, leaves_open=True, route=route, compose=within_deadlines, layout=LAYOUT,
+                linear=ScoresCandidates(
+                    "router", tuple(param.name for param in OWN if param.name not in ("lag_s", "weights")), "route",
+                    "which engine gets an online request that has arrived", "engine", AGE, SCORE, WEIGHED))

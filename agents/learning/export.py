@@ -20,6 +20,7 @@ from agents.learning.describing import OPSET, forms_of, manifest, summarised
 from agents.learning.runs import LoadedRun, load_run
 from agents.settings import plain, require, whole
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.policy import is_policy
 from ooco_gym.runtime import ARRAYS_FILE, MANIFEST_FILE, MODEL_FILE, write_bundle
 from ooco_gym.runtime.forms import FORMS
 from ooco_gym.runtime.onnx_form import open_graph, run_graph
@@ -45,6 +46,10 @@ def main(cfg: Any) -> dict[str, Any]:
         from agents.learning.again import export_again
 
         return export_again(source, config, wanted, checks, seed)
+    if not Path(source).is_dir() and is_policy(source):
+        from agents.learning.weighted import export_weighted
+
+        return export_weighted(config, wanted, checks, seed)
     require("export")
     run = load_run(config["policy"])
     out, name = Path(config["out"]), config.get("name")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ooco_gym.errors import UserError, nearest
+from ooco_gym.policy.linear import ScoresCandidates, SetsParameters
 from ooco_gym.policy.weights import Layout, read_weights
 from ooco_gym.sim import state as s
 
@@ -99,6 +100,7 @@ class Policy:
             the policy, the trace, the seed and what is predicted of lengths (`workload.LengthPredictor`, or None),
             returns float64[requests].
         layout: what the weights of a learned rule belong to; the parameter `weights` names their file.
+        linear: what these weights mean outside of the simulator; None: nothing that a bundle could say.
         file: where it was read from, as `get_policy` takes it; empty where its name is registered.
     """
 
@@ -118,6 +120,7 @@ class Policy:
     profile: Callable[[Policy, Any], Mapping[str, Any]] | None = None
     order: Callable[[Policy, Any, int, np.ndarray | None], np.ndarray] | None = None
     layout: Layout | None = None
+    linear: SetsParameters | ScoresCandidates | None = None
     file: str = ""
 
     def __post_init__(self) -> None:

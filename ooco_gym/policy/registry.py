@@ -33,9 +33,10 @@ from typing import Any
 import yaml
 
 from ooco_gym.errors import UserError, nearest, unknown
+from ooco_gym.policy.linear import ORIGIN, origin_of
 from ooco_gym.policy.policy import Policy
 from ooco_gym.policy.weights import shipped_name
-from ooco_gym.resources import load_yaml, names
+from ooco_gym.resources import conf_root, load_yaml, names
 
 GROUP = "ooco_gym.policies"
 _PYTHON, _YAML = ".py", (".yaml", ".yml")
@@ -133,7 +134,20 @@ def aliases() -> dict[str, dict[str, Any]]:
 
 def parameters_in(values: Mapping[str, Any]) -> dict[str, Any]:
     """What of a policy's YAML, or of a mapping for `policy_of`, are parameters."""
-    return {key: value for key, value in values.items() if key not in ("name", "source", "module", "file")}
+    return {key: value for key, value in values.items() if key not in ("name", "source", "module", "file", ORIGIN)}
+
+
+def known_of(text: str) -> dict[str, Any]:
+    """What the YAML of a policy, as a user writes it, says of the training of its weights; nothing of other weights.
+
+    Raises:
+        UserError: as `get_policy`, or the YAML says it wrongly.
+    """
+    base, _ = split_name(text)
+    if base.endswith(_PYTHON) or (not is_file(base) and base not in names("policy")):
+        return {}
+    same = get_policy(text).values.get("weights") == get_policy(base).values.get("weights")
+    return origin_of(Path(base) if is_file(base) else conf_root() / "policy" / f"{base}.yaml") if same else {}
 
 
 # --- Files ----------------------------------------------------------------------------------------------------------

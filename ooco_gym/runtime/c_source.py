@@ -65,8 +65,9 @@ def symbol(manifest: Mapping[str, Any]) -> str:
 
 # --- Numbers ----------------------------------------------------------------------------------------------------------
 def table(kind: str, name: str, values: Any) -> str:
-    """A constant array of C, as flat as C keeps it."""
+    """A constant array of C, as flat as C keeps it; C has none of no elements, so that of none holds a 0."""
     flat = np.asarray(values).ravel()
+    flat = flat if len(flat) else np.zeros(1)
     if kind == "float":
         words = [f"{float(value).hex()}f" for value in flat.astype(np.float32)]
     elif kind == "double":

@@ -96,10 +96,10 @@ class _Graph:
         self._nodes.append(self._onnx.helper.make_node(operator, inputs, [named], **attributes))
         return named
 
-    def dense(self, x: str, weight: np.ndarray, bias: np.ndarray | None = None) -> str:
+    def dense(self, x: str, weight: np.ndarray, bias: np.ndarray | None = None, kind: Any = np.float32) -> str:
         """weight · x (+ bias)."""
-        product = self.add("MatMul", [x, self.held(np.asarray(weight, np.float32).T)])
-        return product if bias is None else self.add("Add", [product, self.held(np.asarray(bias, np.float32))])
+        product = self.add("MatMul", [x, self.held(np.asarray(weight, kind).T)])
+        return product if bias is None else self.add("Add", [product, self.held(np.asarray(bias, kind))])
 
     def model(self, inputs: Mapping[str, list[int]], outputs: Mapping[str, tuple[str, list[int]]]) -> bytes:
         """The checked model, as bytes."""
@@ -148,16 +148,20 @@ def _set_scores(graph: _Graph, arrays: Mapping[str, np.ndarray], sizes: Sizes, n
 
 
 def _layer_scores(graph: _Graph, arrays: Mapping[str, np.ndarray], sizes: Sizes, network: Mapping[str, Any]) -> str:
-    x = "candidates"
+    """Layers in float64, as numpy and C compute them: a sum of few large features loses nothing."""
+    cluster, x = graph.add("Cast", ["cluster"], to="DOUBLE"), graph.add("Cast", ["candidates"], to="DOUBLE")
     if network["sizes"][0] > sizes.features:
-        wide = graph.add("Unsqueeze", ["cluster", graph.held(np.array([1], np.int64))])
+        wide = graph.add("Unsqueeze", [cluster, graph.held(np.array([1], np.int64))])
         times = graph.held(np.array([1, sizes.places, 1], np.int64))
-        x = graph.add("Concat", ["candidates", graph.add("Tile", [wide, times])], axis=2)
+        x = graph.add("Concat", [x, graph.add("Tile", [wide, times])], axis=2)
     for place, name in enumerate(network["activations"]):
-        x = graph.dense(x, arrays[f"layers.{place}.weight"], arrays[f"layers.{place}.bias"])
+        x = graph.dense(x, arrays[f"layers.{place}.weight"], arrays[f"layers.{place}.bias"], np.float64)
         x = graph.add(_OPS[name], [x]) if name in _OPS else x
     each = graph.add("Squeeze", [x, graph.held(np.array([2], np.int64))])
-    return graph.add("Concat", [graph.dense("cluster", arrays["fixed.weight"], arrays["fixed.bias"]), each], axis=1)
+    if sizes.fixed:
+        fixed = graph.dense(cluster, arrays["fixed.weight"], arrays["fixed.bias"], np.float64)
+        each = graph.add("Concat", [fixed, each], axis=1)
+    return graph.add("Cast", [each], to="FLOAT")
 
 
 def _onnx() -> Any:

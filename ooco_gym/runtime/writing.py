@@ -83,7 +83,7 @@ def write_parameters_bundle(
         table = with_seen(table, seen)
     described = [dict(one) for one in parameters]
     network = composed(given, described)
-    vectors = _draw(table, VECTORS)
+    vectors = drawn(table, VECTORS)
     manifest = {
         "kind": PARAMETERS, "name": name or f"adaptive_{rule}", "rule": rule,
         "decision_point": {"name": decision_point, "meaning": f"values of parameters of the rule '{rule}' by context",
@@ -185,7 +185,7 @@ def _given_layers(weights: Any, layers: Sequence[tuple[Any, Any, str]] | None) -
     return Layers([(table[:, :-1], table[:, -1], "identity")])
 
 
-def _draw(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
+def drawn(table: Sequence[Mapping[str, Any]], count: int) -> np.ndarray:
     """Vectors of features within their bounds, the same for the same features; the first at their middle."""
     low, high = (np.array([row[key] for row in table], np.float64) for key in ("low", "high"))
     middle, half = np.clip((low + high) / 2, -1e3, 1e3), np.clip((high - low) / 2, 0, 1e3)

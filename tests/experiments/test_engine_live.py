@@ -16,7 +16,7 @@ from experiments.studies.engine_live.cells import Promise, Seen, drawn_trace, fi
 from experiments.studies.engine_live.server import _flags, write_tokenizer
 from experiments.studies.engine_live.study import Engine, Study, read_cells, slowness_of, without_folders
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
-from experiments.studies.engine_live.train import worth, write_bundle
+from experiments.studies.engine_live.train import worth
 from ooco_gym.errors import UserError
 from ooco_gym.resources import conf_root
 from ooco_gym.workload import Trace
@@ -191,12 +191,15 @@ def test_violations_beyond_the_limit_cost_score() -> None:
 
 def test_a_bundle_of_weights_sets_what_they_say(tmp_path: Path) -> None:
     from baselines.adaptive_deadline import LAYOUT
+    from ooco_gym.policy import get_policy
+    from ooco_gym.policy.linear import write_linear_bundle
     from ooco_gym.runtime import Policy
     from ooco_gym.runtime.rules.deadline import DEFAULTS
 
     weights = np.zeros((len(LAYOUT.rows), len(LAYOUT.columns)))
     weights[LAYOUT.rows.index("offline_share"), -1] = 1.0
-    write_bundle(tmp_path / "bundle", weights.ravel(), DEFAULTS, 0.5, {"seeds": [1]})
+    rule = get_policy("adaptive_deadline", {"interval_s": 0.5})
+    write_linear_bundle(tmp_path / "bundle", rule, weights.ravel(), {"training": {"seeds": [1]}})
     policy = Policy.load(str(tmp_path / "bundle"))
     answer = policy.decide(np.zeros(len(policy.features), np.float32))
     assert answer["offline_share"] == pytest.approx(0.75) and answer["tpot_share"] == DEFAULTS["tpot_share"]

@@ -26,10 +26,12 @@ from experiments.studies.engine_live.cells import Promise, drawn_trace, figures,
 from experiments.studies.engine_live.predict import simulated
 from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
-from experiments.studies.engine_live.train import learn, write_bundle
+from experiments.studies.engine_live.train import learn
 from ooco_gym.calibrate.measure.interpreter import find_python
 from ooco_gym.errors import UserError
 from ooco_gym.files import atomic_write, write_json
+from ooco_gym.policy import get_policy
+from ooco_gym.policy.linear import write_linear_bundle
 from ooco_gym.policy.weights import read_weights
 from ooco_gym.resources import merged
 from ooco_gym.runtime.rules import Fitted
@@ -178,10 +180,12 @@ class Study:
         path = learn(score, self.out, {**plan, "seed": int(self.plan["seed"])})
         weights = read_weights(str(path), LAYOUT)
         values = {**DEFAULTS, **self.settings["deadline"]}
-        write_bundle(self.bundle, weights, values, float(self.plan["interval_s"]), {
+        rule = get_policy("adaptive_deadline", {**{name: values[name] for name in LAYOUT.rows},
+                                                "interval_s": float(self.plan["interval_s"])})
+        write_linear_bundle(self.bundle, rule, weights, {"training": {
             "data": {"traces": "drawn by experiments/studies/engine_live", "loads": dict(self.plan["loads"])},
             "seeds": [int(self.plan["seed"]) + 3000 + number for number in range(plan["traces"])],
-            "candidates": int(plan["generations"]) * int(plan["population"])})
+            "candidates": int(plan["generations"]) * int(plan["population"])}})
         return path
 
     def _profiled(self, load: Load) -> dict[str, float]:

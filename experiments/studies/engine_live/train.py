@@ -1,4 +1,4 @@
-"""Learns the weights of `adaptive_deadline` in the simulator on the measured engine, and writes the bundle that runs.
+"""Learns the weights of `adaptive_deadline` in the simulator on the measured engine.
 
 CMA-ES with a diagonal covariance over the weights of a few features (Hansen 2016; package cmaes): each candidate plays
 every load on traces of seeds that no measured cell has. Its score is the mean logarithm of its offline throughput over
@@ -14,10 +14,8 @@ from typing import Any
 import numpy as np
 
 from agents.search.optimisers import Cma
-from baselines.adaptive_deadline import ADJUSTED, LAYOUT
+from baselines.adaptive_deadline import LAYOUT
 from ooco_gym.policy.weights import write_weights
-from ooco_gym.runtime import write_parameters_bundle
-from ooco_gym.runtime.batching_features import ENGINE
 
 FEATURES = ("constant", "online_rate_10s", "online_decodes", "online_prompt_tokens", "online_waiting_tokens",
             "slack_least", "slack_50", "kv_free", "offline_decodes")
@@ -59,16 +57,3 @@ def worth(cells: Sequence[tuple[float, float, float]], limit: float) -> float:
     added = 0.05 * float(np.mean([rule for _, rule, _ in cells]))
     gain = np.mean([np.log((mine + added) / (rule + added)) for mine, rule, _ in cells])
     return float(gain - _PRICE * np.mean([max(0.0, violated - limit) for _, _, violated in cells]))
-
-
-def write_bundle(folder: Path, weights: np.ndarray, base: dict[str, float], interval_s: float,
-                 facts: dict[str, Any]) -> Path:
-    """The bundle of these weights over a rule that is set to `base`."""
-    parameters = []
-    for one in ADJUSTED:
-        value = float(base[one.name])
-        parameters.append({"name": one.name, "base": value, "scale": one.scale, "step": one.step,
-                           "low": min(one.low, value), "high": max(one.high, value)})
-    return write_parameters_bundle(folder, parameters=parameters, features=ENGINE,
-                                   weights=weights.reshape(len(LAYOUT.rows), len(LAYOUT.columns)), rule="deadline",
-                                   interval_s=interval_s, training=facts)

@@ -1,0 +1,233 @@
+"""The learned policies of conf/policy answer alike as torch, graph, arrays and C on 10,000 states of real episodes, and
+as the compiled rule itself does there."""
+
+import ctypes
+import json
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ooco_gym.errors import UserError
+from ooco_gym.policy import get_policy, list_policies
+from ooco_gym.runtime import Policy
+from ooco_gym.runtime.arrays import read_arrays
+from ooco_gym.runtime.manifest import published_schema
+from ooco_gym.runtime.shapes import problems
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+
+STATES = 10_000
+UNEQUAL = {"name": "four_unequal", "model": "qwen2_5_7b", "kv_fraction": 0.9, "block_tokens": 16, "max_batch": 512,
+           "mixed": [{"chip": "h100", "count": 1}, {"chip": "a100_80g", "count": 1}, {"chip": "l40s", "count": 2}],
+           "slo": "chat"}
+
+
+def shipped():
+    """The policies of conf/policy whose rule has a file of weights."""
+    return [name for name in list_policies() if get_policy(name).layout and get_policy(name).values.get("weights")]
+
+
+def exported(name, out, **changes):
+    from agents.learning.export import main as export
+
+    return export({"policy": name, "out": str(out), "checks": 1000, "seed": 1, **changes})
+
+
+def asked(scenario, policy, point):
+    """Plays episodes of one seed after the other; yields each decision of a point as it opens, with what answers it."""
+    from ooco_gym.simulation import Simulation
+
+    for seed in range(4000, 4100):
+        simulation = Simulation(scenario.with_(seed=seed), policy, outside=(point,))
+        while simulation.advance():
+            answer = cache(simulation.rule_answer)  # a rule that is asked twice notes twice what it sends
+            yield simulation, simulation.state.pending, answer
+            simulation.answer(answer())
+
+
+def recorded_looks(count):
+    """Features of engines under `learned_deadline`, and the parameters that the compiled rule sets by them."""
+    from baselines import adaptive_deadline as ad
+    from experiments.common import probing
+    from ooco_gym.policy.engine_features import ROW
+    from ooco_gym.runtime.batching_features import ENGINE
+    from ooco_gym.scenario import Scenario
+
+    features, values, row = [], [], np.zeros(ROW)
+    scenario = Scenario(cluster="mixed_7b", workload="azure_conv", duration_s=120.0, warmup_s=20.0,
+                        offline={"mode": "backlog"})
+    for simulation, pending, answer in asked(scenario, "learned_deadline:interval_s=0", "compose"):
+        instance = int(pending.instance)
+        probing._figures_of(simulation.handle.address, instance, row)
+        features.append(row[: len(ENGINE)].astype(np.float32))
+        answer()
+        values.append(simulation.state.memory[instance, ad.SET : ad.SET + len(ad.ADJUSTED)].copy())
+        if len(features) == count:
+            break
+    return np.array(features), np.array(values)
+
+
+def recorded_routes(count, policy):
+    """What a router sees when online requests arrive, and the instances that the compiled rule chooses."""
+    from ooco_gym.runtime.router_features import observe_choices
+    from ooco_gym.scenario import Scenario
+
+    seen, chosen = {"age": [], "candidates": []}, []
+    scenario = Scenario(cluster=UNEQUAL, workload="doc_qa", online_rate=5.334, duration_s=300.0, warmup_s=20.0,
+                        offline={"mode": "rate", "rate": 4.0})
+    for simulation, pending, answer in asked(scenario, f"{policy}:lag_s=2.0,prefix_caching=on", "route"):
+        slot, state = int(pending.request), simulation.state
+        if not state.requests[slot]["urgent"]:
+            continue
+        chosen.append(answer())
+        age, candidates = observe_choices(*described(state, slot, chosen[-1], simulation.policy.values))
+        seen["age"].append(age)
+        seen["candidates"].append(candidates)
+        if len(chosen) == count:
+            break
+    return np.array(seen["age"]), np.array(seen["candidates"]), np.array(chosen)
+
+
+def described(state, slot, sent_to, values):
+    """A request and the engines as a router of one's own would describe them: what the compiled one noted of the
+    request that it sent is taken back, and the rule's score is computed here."""
+    from ooco_gym.policy import router_view as v
+    from ooco_gym.sim import state as s
+
+    memory, one = state.memory, state.requests[slot]
+    tokens, engines = int(one["prompt_tokens"] + one["generated_tokens"]), []
+    pace = memory[: state.config.relaxed_count, v.PACE_S]
+    for place in range(len(pace)):
+        m, here = memory[place], place == sent_to
+        sent, sent_tokens = m[v.SENT] - here, m[v.SENT_TOKENS] - here * (tokens - m[v.CACHED])
+        load = m[v.ONLINE] + (values["waiting_weight"] - 1) * m[v.WAITING] + values["sent_weight"] * sent + 1
+        ahead = m[v.QUEUE] + values["sent_weight"] * sent_tokens
+        score = load * (tokens - m[v.CACHED] + values["queue_weight"] * ahead)
+        engines.append({
+            "rule_score": score * (m[v.PACE_S] / pace.mean()) ** values["speed_share"], "latency_s": m[v.LATENCY_S],
+            "step_s": m[v.STEP_S], "num_prompt_tokens_ahead": m[v.QUEUE], "num_online": m[v.ONLINE],
+            "num_waiting_online": m[v.WAITING], "num_offline": m[v.OFFLINE], "num_sent": sent,
+            "num_sent_tokens": sent_tokens, "seconds_per_token": m[v.PACE_S], "free_share": m[v.FREE],
+            "num_cached_tokens": m[v.CACHED]})
+    request = {"num_tokens": tokens, "ttft_slo": one["ttft_slo_ps"] / s.PS_PER_S,
+               "tpot_slo": one["tpot_slo_ps"] / s.PS_PER_S}
+    return request, engines, (state.clock.now_ps - (memory[0, v.LOOKED] - 1.0)) / s.PS_PER_S
+
+
+def in_torch(arrays, x):
+    """The linear layer of a bundle."""
+    torch = pytest.importorskip("torch")
+    layer = torch.nn.Linear(x.shape[-1], len(arrays["layers.0.bias"]), dtype=torch.float64)
+    layer.load_state_dict({key: torch.as_tensor(arrays[f"layers.0.{key}"]) for key in ("weight", "bias")})
+    with torch.inference_mode():
+        return layer(torch.as_tensor(x, dtype=torch.float64))
+
+
+@pytest.mark.slow
+def test_all_forms_of_learned_deadline_set_the_same_parameters(tmp_path):
+    from c_double import COMPILERS, library
+
+    out = tmp_path / "bundle"
+    exported("learned_deadline", out)
+    features, values = recorded_looks(STATES)
+    policy = Policy.load(out, form="npz")
+    answers = {"npz": policy.decide_batch(features), "onnx": Policy.load(out, form="onnx").decide_batch(features)}
+    z, answers["torch"] = in_torch(read_arrays(out / "weights.npz"), features).numpy(), np.empty_like(values)
+    for place, one in enumerate(policy.manifest["parameters"]):
+        moved = one["step"] * z[:, place]
+        value = one["base"] * np.exp(moved) if one["scale"] == "log" else one["base"] + moved
+        answers["torch"][:, place] = np.clip(value, one["low"], one["high"])
+    if COMPILERS:
+        held, answers["c"] = library(out, "policy", tmp_path), np.empty_like(values)
+        for x, value in zip(np.ascontiguousarray(features), answers["c"], strict=True):
+            assert held.learned_deadline_decide(x.ctypes.data_as(ctypes.c_void_p),
+                                                value.ctypes.data_as(ctypes.c_void_p)) == 0
+    for form, answered in answers.items():
+        error = np.abs(answered - values).max()
+        assert error <= 1e-5, f"{form}: parameters differ from those that the compiled rule sets by {error:.1e}"
+    assert (np.ptp(values, axis=0) > 0).sum() >= 5, "parameters that never move compare nothing"
+    low, high = policy_bounds(policy)
+    assert ((features >= low) & (features <= high)).all()
+
+
+def policy_bounds(policy, key="cluster"):
+    rows = policy.manifest["inputs"][key]["features"]
+    return np.array([[row[end] for row in rows] for end in ("low", "high")])
+
+
+@pytest.mark.slow
+def test_all_forms_of_learned_router_choose_the_same_engine(tmp_path):
+    from c_double import COMPILERS, asked_in_c, library
+
+    out = tmp_path / "bundle"
+    exported("learned_router", out)
+    policy, graph = Policy.load(out, form="npz"), Policy.load(out, form="onnx")
+    age, candidates, chosen = recorded_routes(STATES, "learned_router")
+    count, engines, width = candidates.shape
+    padded = np.zeros((count, len(policy.actions), width), np.float32)
+    padded[:, :engines] = candidates
+    mask = np.zeros((count, len(policy.actions)), np.int8)
+    mask[:, :engines] = 1
+    parts = (age, padded, mask, np.ones((count, 1), np.float32))
+    answers = {"npz": policy._network(*parts)[1], "onnx": graph._network(*parts)[1],
+               "torch": in_torch(read_arrays(out / "weights.npz"), candidates).numpy()[:, :, 0]}
+    if COMPILERS:
+        answers["c"] = asked_in_c(library(out, "policy", tmp_path), "learned_router", parts, len(policy.actions))[1]
+    for form, logits in answers.items():
+        error = np.abs(logits[:, :engines].astype(np.float64) - answers["torch"]).max()
+        assert error <= 1e-5, f"{form}: logits differ by {error:.1e}"
+        others = np.flatnonzero(logits[:, :engines].argmax(axis=1) != chosen)
+        assert not len(others), f"{form}: another engine than the compiled rule in {len(others)} of {count:,} states"
+    assert len(set(chosen.tolist())) == engines and age.max() > 1.0
+    for key, seen in (("cluster", age), ("candidates", candidates)):
+        low, high = policy_bounds(policy, key)
+        assert ((seen >= low) & (seen <= high)).all()
+    rule = -candidates[:, :, 0]
+    assert (rule.argmax(axis=1) != chosen).any(), "the weights never changed the rule's choice"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_policy_with_weights_says_what_it_is(name, tmp_path):
+    """Whatever conf/policy ships is exported by its name, in all forms, and says where it comes from."""
+    summary = exported(name, tmp_path / "bundle")
+    manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    assert not problems(manifest, published_schema()) and summary["forms"] == ["onnx", "npz", "c"]
+    for part in manifest["inputs"].values():
+        for row in part.get("features", ()):
+            assert row.keys() >= {"name", "low", "high", "meaning"} and row["low"] < row["high"]
+    assert manifest["training"]["seeds"] and manifest["training"]["data"] and manifest["scores"]
+    assert manifest["trained_for"]["slo"] and manifest["trained_for"]["loads"] and manifest["reference"]
+    assert manifest["files"].keys() >= {"policy.onnx", "weights.npz", "policy.c", "reference.npz"}
+    again = exported(str(tmp_path / "bundle"), tmp_path / "again", forms=["npz"])
+    assert again["forms"] == ["npz"]
+
+
+def test_other_weights_take_nothing_from_the_shipped_ones(tmp_path):
+    from ooco_gym.policy.weights import write_weights
+
+    layout = get_policy("learned_router").layout
+    write_weights(tmp_path / "mine.npz", layout, np.full(layout.size, 0.5))
+    exported(f"learned_router:weights={tmp_path / 'mine.npz'}", tmp_path / "bundle", forms=["npz"])
+    manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
+    assert manifest["training"] == {"data": {}, "seeds": []} and manifest["scores"] == []
+    own = tmp_path / "mine.yaml"
+    own.write_text("extends: learned_router\nweights: mine.npz\nbundle:\n  training: {seeds: [7], data: {a: b}}\n")
+    exported(str(own), tmp_path / "own", forms=["npz"])
+    manifest = json.loads((tmp_path / "own" / "manifest.json").read_text())
+    assert manifest["training"]["seeds"] == [7] and manifest["scores"] == [] and manifest["name"] == "mine"
+    own.write_text("extends: learned_router\nweights: mine.npz\nbundle: {trainning: {}}\n")
+    with pytest.raises(UserError, match="bundle has 'trainning'"):
+        exported(str(own), tmp_path / "wrong")
+
+
+@pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
+                                            ("adaptive_deadline", "names no file of weights"),
+                                            ("learned_dead", "learned_dead")])
+def test_what_has_no_weights_is_not_exported(name, said, tmp_path):
+    with pytest.raises(UserError, match=said):
+        exported(name, tmp_path / "bundle")
