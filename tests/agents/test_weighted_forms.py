@@ -196,7 +196,7 @@ def test_a_shipped_policy_with_weights_says_what_it_is(name, tmp_path):
     """Whatever conf/policy ships is exported by its name, in all forms, and says where it comes from."""
     summary = exported(name, tmp_path / "bundle")
     manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
-    assert not problems(manifest, published_schema()) and summary["forms"] == ["onnx", "npz", "c"]
+    assert not list(problems(manifest, published_schema())) and summary["forms"] == ["onnx", "npz", "c"]
     for part in manifest["inputs"].values():
         for row in part.get("features", ()):
             assert row.keys() >= {"name", "low", "high", "meaning"} and row["low"] < row["high"]
@@ -216,7 +216,8 @@ def test_other_weights_take_nothing_from_the_shipped_ones(tmp_path):
     manifest = json.loads((tmp_path / "bundle" / "manifest.json").read_text())
     assert manifest["training"] == {"data": {}, "seeds": []} and manifest["scores"] == []
     own = tmp_path / "mine.yaml"
-    own.write_text("extends: learned_router\nweights: mine.npz\nbundle:\n  training: {seeds: [7], data: {a: b}}\n")
+    own.write_text("extends: learned_router\nname: mine\nweights: mine.npz\n"
+                   "bundle:\n  training: {seeds: [7], data: {a: b}}\n")
     exported(str(own), tmp_path / "own", forms=["npz"])
     manifest = json.loads((tmp_path / "own" / "manifest.json").read_text())
     assert manifest["training"]["seeds"] == [7] and manifest["scores"] == [] and manifest["name"] == "mine"
