@@ -104,9 +104,11 @@ def sample_batches(table: CostTable, chunk: int, count: int = SAMPLES) -> Batche
     draws = np.random.default_rng(DRAWS)
     mean = _contexts(draws, count)
     memory = np.maximum(1.0, table.kv_blocks * BLOCK_TOKENS / mean)
-    most = np.minimum(len(table.decode_lines) - 1 - MOST_PROMPTS, memory)
+    largest = len(table.decode_lines) - 1
+    most = np.minimum(max(0, largest - MOST_PROMPTS), memory)
     decodes = np.rint(most * draws.uniform(0.0, 1.0, count) ** 2).astype(np.int64)  # small batches more often
     prompts = draws.integers(1, MOST_PROMPTS + 1, count) * (draws.uniform(size=count) > 1 / 3)
+    prompts = np.minimum(prompts, largest)
     decodes = np.where((decodes == 0) & (prompts == 0), 1, decodes)
     chunks = _chunks(draws, prompts, chunk)
     before = np.zeros_like(chunks)  # the first prefill goes on with its prompt half of the time

@@ -17,8 +17,8 @@ from pool_checks import check_pool
 from test_blocks import shared_trace
 
 from baselines.hygen import COEFFICIENTS, service_error
-from baselines.hygen_predictor import trained
-from ooco_gym.perf import cost_table
+from baselines.hygen_predictor import sample_batches, trained
+from ooco_gym.perf import Deployment, cost_table, load_chip, load_model
 from ooco_gym.sim import state as s
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("a100_40g_sxm", 1),), "window_s": (0.0, 20.0),
@@ -269,3 +269,12 @@ def test_given_coefficients_are_kept() -> None:
     episode = Episode(at_once((40, 4, True), latency_budget_s=1.0, **BY_HAND))
     assert {name: episode.policy.values[name] for name in BY_HAND} == BY_HAND
     assert episode.policy.values["decode_token_2_ps"] == 0
+
+
+@pytest.mark.parametrize("largest", [1, 2, 3, 5])
+def test_the_profile_of_a_small_batch_limit_holds_no_larger_batches(largest: int) -> None:
+    table = cost_table(Deployment(load_chip("h800"), load_model("qwen2_5_7b"), 1), largest, 16)
+    batches = sample_batches(table, 512, count=500)
+    sizes = batches.decodes + (batches.chunks > 0).sum(axis=1)
+    assert (batches.decodes >= 0).all() and sizes.max() <= largest
+    assert np.isfinite(trained(table, 512).mape)
