@@ -169,14 +169,14 @@ class Study:
                 "violation_budget": self.promise.budget}
         # What is learned on one speed breaks promises on a machine that is a little slower.
         windows = [(trace, float(slowness)) for trace in traces for slowness in plan["slowness"]]
-        rule = [self.predicted("deadline", trace, slowness=slowness)["offline_tokens_per_s"]
-                for trace, slowness in windows]
+        turned = [self.predicted("deadline", trace, slowness=slowness)["offline_tokens_per_s"]
+                  for trace, slowness in windows]
 
         def score(weights: Path) -> list[tuple[float, float, float]]:
             self.settings["learned"] = {**base, "weights": str(weights)}
             played = [self.predicted("learned", trace, slowness=slowness) for trace, slowness in windows]
             return [(one["offline_tokens_per_s"], other, one["violation_rate"])
-                    for one, other in zip(played, rule, strict=True)]
+                    for one, other in zip(played, turned, strict=True)]
         path = learn(score, self.out, {**plan, "seed": int(self.plan["seed"])})
         weights = read_weights(str(path), LAYOUT)
         values = {**DEFAULTS, **self.settings["deadline"]}
