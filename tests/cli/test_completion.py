@@ -52,7 +52,8 @@ def test_names_that_a_key_takes() -> None:
     assert completions(["export"], "policy=ooco_x") == ["policy=ooco_xllm"]
     assert completions(["train"], "overwrite=") == ["overwrite=false", "overwrite=true"]
     assert completions(["compare"], "+preset=fi") == ["+preset=field"]
-    assert completions(["compare"], "+pre") == [f"+preset={name}" for name in ("field", "learned_rate")]
+    of_compare = ("field", "learned_rate", "learned_rate_mixed")
+    assert completions(["compare"], "+pre") == [f"+preset={name}" for name in of_compare]
 
 
 def test_files_where_no_name_is_meant(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

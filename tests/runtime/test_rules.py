@@ -158,7 +158,7 @@ def test_every_plan_can_be_followed(name: str, rows: Any, free: int, seats: int)
     waiting = {request.id: request for line in (engine.online, engine.offline) for request in line.first(99)}
     plan = make_rule(name).compose(engine, Learned())
     if plan.tokens or plan.preempted:
-        check(plan, engine, running)
+        check(plan, engine, running, waiting.__contains__)
     for one, given_tokens in plan.tokens.items():
         length, computed = tokens.get(one, (0, 0)) if one not in plan.admitted else (waiting[one].num_tokens
                                                                                     if one in waiting else 10**6, 0)
