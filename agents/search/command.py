@@ -22,6 +22,7 @@ from ooco_gym.policy import get_policy
 CONFIG_FILE = "config.yaml"
 _KEYS = {  # of `agent`, with what they are where a configuration does not say
     "policy": None, "params": None, "weights": None, "space": None, "spread": 3.0, "weight_scale": 1.0,
+    "standardise": False,
     "population": None, "generations": 40, "restarts": 1, "windows": 24, "pool": None, "warmup_s": None,
     "conditions": None, "reference": None, "score": SCORES[0], "price": None, "training_limit": 0.9,
     "halving": {"first": 6, "keep": 0.5},
@@ -88,6 +89,8 @@ def checked(config: dict[str, Any]) -> dict[str, Any]:
         whole(agent, "pool", agent["windows"], name="agent.pool")
     number(agent, "spread", 1.0, name="agent.spread")
     positive(agent, "weight_scale", name="agent.weight_scale")
+    if not isinstance(agent["standardise"], bool):
+        raise UserError(f"agent.standardise={agent['standardise']!r} must be true or false")
     if agent["warmup_s"] is not None:
         number(agent, "warmup_s", name="agent.warmup_s")
     if not positive(agent, "training_limit", name="agent.training_limit") <= 1.0:

@@ -2,13 +2,13 @@
 
 A candidate is a vector of numbers that are alike in size; 0 is the policy as it ships, exactly. A parameter comes to
 the end of its range at -1 and at 1, linearly or by ratio as `agents.search.tune` has it; a weight is the one that ships
-plus `weight_scale` times its number.
+plus `weight_scale` times its number, or standardised (`agents.search.standardising`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -34,6 +34,7 @@ class Space:
         names: of the n numbers: a parameter's, or `row:column` of a weight.
         left: parameters that are not turned, and why not.
         weight_scale: what one of a weight's numbers adds to it.
+        standards: mean and deviation of the figure of each weight that is turned, float64[2, w]; None: as they are.
     """
 
     policy: Policy
@@ -42,6 +43,7 @@ class Space:
     names: tuple[str, ...]
     left: Mapping[str, str]
     weight_scale: float
+    standards: np.ndarray | None = None
 
     @property
     def bounds(self) -> np.ndarray | None:
@@ -58,9 +60,19 @@ class Space:
         policy = self.policy.with_values(changed) if changed else self.policy
         weights = self.policy.weights
         if weights is not None and len(self.places):
-            weights = weights.copy()
-            weights[self.places] += self.weight_scale * numbers[len(self.ranges):]
+            weights, moved = weights.copy(), self.weight_scale * numbers[len(self.ranges):]
+            if self.standards is not None:
+                mean, deviation = self.standards
+                moved = moved / deviation
+                width = len(self.policy.layout.columns)  # type: ignore[union-attr]  # it has weights
+                np.subtract.at(weights, self.places // width * width + width - 1, moved * mean)
+            weights[self.places] += moved
         return Candidate(policy, weights)
+
+    def standardised(self, mean: np.ndarray, deviation: np.ndarray) -> Space:
+        """The same in units of how much figures vary: of each column of the weights, float64[columns] each."""
+        columns = self.places % mean.size
+        return replace(self, standards=np.array([mean[columns], deviation[columns]]))
 
 
 def value_at(one: Range, number: float) -> Any:

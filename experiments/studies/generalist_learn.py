@@ -23,20 +23,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numba import types
 
 from agents.search.optimisers import Cma
+from agents.search.standardising import sample
 from baselines.adaptive_deadline import ADJUSTED, LAYOUT
-from ooco_gym.compile import jit
 from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import Policy, get_policy, spelled
-from ooco_gym.policy.engine_features import ROW, engine_row
 from ooco_gym.population import Candidate, Population
 from ooco_gym.report.terminal import progress
-from ooco_gym.runtime.batching_features import ENGINE
 from ooco_gym.scenario import Scenario
-from ooco_gym.sim.state import state_at
-from ooco_gym.simulation import Simulation
 
 POLICY = "adaptive_deadline"
 ROWS, COLUMNS = LAYOUT
@@ -45,13 +40,7 @@ WIDE = np.array([0.35, 2.0, 1.5, 1.0, 1.5, 1.0, 1.0, 1.0, 0.6])  # of those for 
 NARROWEST = 0.15  # steps: no setting is known better than that
 LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
 AUTO = "auto"  # the figures are chosen, too
-_NOTES = 8
 Climb = Callable[[Sequence[Scenario], Mapping[str, np.ndarray], Mapping[str, Any]], tuple[dict[str, Any], float]]
-
-
-@jit(types.void(types.int64, types.int64, types.float64[::1], types.float64[::1]))
-def _row_of(handle, instance, notes, row):
-    engine_row(state_at(handle), instance, (0.03, 0.0, 0.0), notes, row)
 
 
 class Conditions:
@@ -220,28 +209,6 @@ def choose_figures(sampled: np.ndarray, condition: np.ndarray, groups: Sequence[
     return chosen
 
 
-def sample(scenarios: Sequence[Scenario], weights: np.ndarray, every_s: float) -> tuple[np.ndarray, np.ndarray]:
-    """The figures of all engines every few seconds, while a policy plays.
-
-    Returns:
-        (float64[samples, figures], the condition of each: int64[samples]).
-    """
-    rows, conditions = [], []
-    for place, scenario in enumerate(scenarios):
-        simulation = Simulation(scenario, POLICY)
-        simulation.state.weights[:] = weights
-        until_s, notes = every_s, np.zeros(_NOTES)
-        while until_s < simulation.window_s[1]:
-            simulation.advance(until_s)
-            for instance in range(len(simulation.state.instances)):
-                row = np.zeros(ROW)
-                _row_of(simulation.handle.address, instance, notes, row)
-                rows.append(row[: len(ENGINE)])
-                conditions.append(place)
-            until_s += every_s
-    return np.array(rows), np.array(conditions)
-
-
 def setting_of(policy: Policy) -> np.ndarray:
     """The parameters of a `deadline`, in steps of each from those that ship."""
     shipped, found = get_policy(POLICY).values, np.zeros(len(ADJUSTED))
@@ -360,7 +327,7 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any], climb: Cli
     start = within_reach(single.mean)
     with progress("a setting for each condition", None):
         each, spread = tune_each(conditions, start, settings, random)
-    sampled = sample([one.with_(seed=settings["seeds"][0]) for one in scenarios], constants(start), 10.0)
+    sampled = sample([one.with_(seed=settings["seeds"][0]) for one in scenarios], POLICY, constants(start))
     names = settings["figures"]
     if names == AUTO:
         groups = [one.load_cluster().name for one in scenarios]

@@ -21,6 +21,7 @@ from agents.search.episodes import Search
 from agents.search.judging import Judge, foreseen_limit, rungs
 from agents.search.optimisers import build, centred_ranks
 from agents.search.space import space_of, value_at
+from agents.search.standardising import STILL, standards
 from agents.search.tune import Windows
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, list_policies
@@ -134,6 +135,37 @@ def test_patterns_choose_weights_by_row_and_column():
     numbers[space.names.index("ttft_share:constant")] = 0.25
     weights = space.candidate(numbers).weights.reshape(len(rows), len(columns))
     assert weights[1, -1] == 0.5 and np.count_nonzero(weights) == 1
+
+
+@given(st.lists(st.floats(-3.0, 3.0), min_size=3, max_size=3), st.floats(0.0, 1.0), st.floats(0.1, 2.0),
+       st.floats(0.0, 1.0))
+@settings(max_examples=40, deadline=None)
+def test_a_standardised_weight_moves_its_parameter_by_how_far_a_figure_is_from_its_mean(numbers, mean, deviation, seen):
+    policy = get_policy("adaptive_deadline")
+    rows, columns = policy.layout
+    means, deviations = np.zeros(len(columns)), np.ones(len(columns))
+    place = columns.index("kv_free")
+    means[place], deviations[place] = mean, deviation
+    space = space_of(policy, agent(weights=["tpot_share:kv_free", "tpot_share:constant", "ttft_share:kv_free"]))
+    weights = space.standardised(means, deviations).candidate(np.array(numbers)).weights.reshape(len(rows), -1)
+    figures = np.zeros(len(columns))
+    figures[[place, -1]] = seen, 1.0
+    by_name = dict(zip(space.names, numbers, strict=True))
+    far = (seen - mean) / deviation
+    moved = by_name["tpot_share:kv_free"] * far + by_name["tpot_share:constant"]
+    assert (weights @ figures)[0] == pytest.approx(moved, abs=1e-9)
+    assert (weights @ figures)[1] == pytest.approx(by_name["ttft_share:kv_free"] * far, abs=1e-9)
+
+
+def test_standards_are_those_of_the_figures_while_the_policy_plays():
+    mean, deviation = standards([scenario(seed=1), scenario(seed=2)], get_policy("adaptive_deadline"))
+    columns = get_policy("adaptive_deadline").layout.columns
+    assert (mean[-1], deviation[-1]) == (0.0, 1.0)
+    decodes, still = columns.index("online_decodes"), columns.index("offline_next_cached")
+    assert 0.1 < mean[decodes] < 1.0 and STILL <= deviation[decodes] < 1.0
+    assert (mean[still], deviation[still]) == (0.0, 1.0)  # nothing is cached here
+    with pytest.raises(UserError, match="on no figures of an engine"):
+        standards([scenario()], get_policy("router"))
 
 
 # --- Playing ------------------------------------------------------------------------------------------------------
@@ -357,7 +389,8 @@ def test_a_restart_doubles_the_population(tmp_path):
 
 @pytest.mark.parametrize(("wrong", "words"), [
     ({"policy": "adaptive"}, "did you mean 'adaptive_deadline'"),
-    ({"weights": ["tpot:constant"]}, "names no weight"),
+    ({"weights": ["tpot:constant"]}, "names no weight"), ({"standardise": 1}, "must be true or false"),
+    ({"policy": "deadline", "weights": None, "standardise": True}, "on no figures of an engine"),
     ({"policy": "deadline", "weights": ["*"]}, "has no weights"),
     ({"policy": "deadline", "weights": None, "params": ["route"]}, "route is a choice"),
     ({"policy": "deadline", "weights": None, "params": ["tpot_shar"]}, "did you mean 'tpot_share'"),

@@ -1,0 +1,78 @@
+"""The figures of an engine while a policy plays, and numbers of a search in units of how much these figures vary.
+
+A weight on a figure that hardly moves must be large to matter, and one on a figure that is always large moves its
+parameter by a constant. So a search may turn standardised weights: with a figure's mean m and deviation d over samples,
+a number n adds n / d to the weight and takes n m / d off the constant of its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numba import types
+
+from ooco_gym.compile import jit
+from ooco_gym.errors import UserError
+from ooco_gym.policy import Policy
+from ooco_gym.policy.engine_features import ROW, engine_row
+from ooco_gym.policy.linear import SetsParameters
+from ooco_gym.runtime.batching_features import ENGINE
+from ooco_gym.scenario import ResolvedScenario, Scenario
+from ooco_gym.sim.state import state_at
+from ooco_gym.simulation import Simulation
+
+EVERY_S = 10.0  # between two samples
+STILL = 0.01  # a figure that varies less than that is taken as it is
+_NOTES, _BUDGET = 8, 0.03
+
+
+@jit(types.void(types.int64, types.int64, types.float64[::1], types.float64[::1]))
+def _row_of(handle, instance, notes, row):
+    engine_row(state_at(handle), instance, (_BUDGET, 0.0, 0.0), notes, row)
+
+
+def sample(scenarios: Sequence[Scenario | ResolvedScenario], policy: str | Policy, weights: np.ndarray | None = None,
+           every_s: float = EVERY_S) -> tuple[np.ndarray, np.ndarray]:
+    """The figures of all engines every few seconds, while a policy plays.
+
+    Args:
+        scenarios: windows.
+        policy: of mixed instances.
+        weights: in place of its own.
+        every_s: between two samples.
+
+    Returns:
+        (float64[samples, figures of `ENGINE`], the scenario of each: int64[samples]).
+    """
+    rows, places = [], []
+    for place, scenario in enumerate(scenarios):
+        simulation = Simulation(scenario, policy)
+        if weights is not None:
+            simulation.state.weights[:] = weights
+        until_s, notes = every_s, np.zeros((len(simulation.state.instances), _NOTES))
+        while until_s < simulation.window_s[1]:
+            simulation.advance(until_s)
+            for instance in range(len(notes)):
+                row = np.zeros(ROW)
+                _row_of(simulation.handle.address, instance, notes[instance], row)
+                rows.append(row[: len(ENGINE)])
+                places.append(place)
+            until_s += every_s
+    return np.array(rows), np.array(places)
+
+
+def standards(scenarios: Sequence[Scenario | ResolvedScenario], policy: Policy) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and deviation of each column of a policy's weights while it plays; 0 and 1 of the constant and of figures
+    that stand still: float64[columns] each.
+
+    Raises:
+        UserError: its columns are no figures of an engine.
+    """
+    if not isinstance(policy.linear, SetsParameters) or policy.linear.features != ENGINE:
+        raise UserError(f"agent.standardise=true: the weights of '{policy.name}' are on no figures of an engine; leave "
+                        "it out, or choose a policy whose are, such as adaptive_deadline")
+    sampled, _ = sample(scenarios, policy)
+    deviation = sampled.std(0)
+    moves = deviation >= STILL
+    return (np.append(np.where(moves, sampled.mean(0), 0.0), 0.0), np.append(np.where(moves, deviation, 1.0), 1.0))
