@@ -163,7 +163,20 @@ def check(command: Command, request: Request, compose: Compose, options: Callabl
         _check_added(command, base, config, combination)
         for override in values:
             _check_value(command, override, config, groups)
+        _check_varied(config, values)
         _check_complete(config, values)
+
+
+def _check_varied(config: DictConfig, values: Iterable[Override]) -> None:
+    """Refuses a scenario's field that each window draws anew: what is given would be lost without a word."""
+    varied, given = OmegaConf.select(config, "env.vary") or {}, {o.get_key_element().lstrip("+~"): o for o in values}
+    if any(key == "env.vary" or key.startswith("env.vary.") for key in given):
+        return
+    for key, override in given.items():
+        name = key.removeprefix("env.scenario.")
+        if name != key and name in varied:
+            raise UserError(f"{override.input_line}: this environment draws {name} anew for each window, from "
+                            f"{list(varied[name])}; expected what it draws from: env.vary.{name}=[{override.value()}]")
 
 
 def _is_group(override: Override, groups: set[str]) -> bool:
@@ -286,6 +299,11 @@ def _check_complete(config: DictConfig, values: list[Override]) -> None:
             raise UserError(f"{key} is required: give {key}=…")
 
 
+# What is no key, but looks like one: where it belongs.
+_ELSEWHERE = {**dict.fromkeys(PRESETS, f"a file of settings is added, +{PRESET}=NAME"),
+              "env.flat": "it is an argument of gym.make; a network flattens what it sees (agent.network=mlp)"}
+
+
 def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> UserError:
     keys = known_keys(config, "" if ours else "hydra")
     close = nearest(key, keys)
@@ -294,10 +312,8 @@ def _unknown_key(command: Command, key: str, config: DictConfig, ours: bool) -> 
         close = nearest(last, {known.rpartition(".")[2] for known in keys})
     top = sorted({known for known in keys if "." not in known})
     listed = "" if close else f"; its keys: {', '.join(top)}"
-    if key == "env.flat":
-        close, listed = ": it is an argument of gym.make; a network flattens what it sees (agent.network=mlp)", ""
-    if key in PRESETS:
-        close, listed = f": a file of settings is added, +{PRESET}=NAME", ""
+    if key in _ELSEWHERE:
+        close, listed = f": {_ELSEWHERE[key]}", ""
     return UserError(f"{command.name} has no key '{key}'{close}{listed}")
 
 

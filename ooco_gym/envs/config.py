@@ -40,8 +40,8 @@ class EpisodeConfig:
         shares: of the time that an iteration may take: `online` prompts' and `offline` work's, lists to choose from.
         box: an action is a vector of numbers rather than one of the candidates.
         controls: parameters of the partner that may be turned, and the size of a step of each.
-        vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices. What a file varies stays
-            as it is where a shift or an argument sets it.
+        vary: scenario fields drawn anew for each window: `[low, high]`, or a list of choices. What a shift sets stays
+            as it is; so does what a file varies and the argument `scenario` sets.
     """
 
     scenario: Scenario
@@ -118,7 +118,7 @@ def episode_config(default: str, *, scenario: Any = None, partner: Any = None, w
         _seconds("interval_s", given_or_default("interval_s", interval_s, 1.0), 0.001), _levels(base.get("levels")),
         _mapping("shares", base.get("shares"), "online and offline to lists of shares"), _is_box(base.get("action")),
         _mapping("controls", base.get("controls"), "parameters of the partner to the size of a step"),
-        _vary(chosen, base.get("vary") if vary is not None else _unless_given(base, scenario, shift)))
+        _vary(chosen, _unless_given(base, {} if vary is not None else scenario, shift)))
 
 
 def under(config: EpisodeConfig, changes: Mapping[str, Any], where: str) -> EpisodeConfig:
@@ -211,7 +211,7 @@ def _is_box(value: Any) -> bool:
 
 
 def _unless_given(base: Mapping[str, Any], scenario: Any, shift: str | None) -> Any:
-    """What a file varies, less what a shift or an argument sets."""
+    """What varies, less what a shift or a scenario beside it sets."""
     listed = base.get("vary")
     if not isinstance(listed, Mapping):
         return listed
