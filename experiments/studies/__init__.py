@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 NAMES = ("bros", "deadline", "echo", "engine_chain", "engine_live", "generalist", "hygen", "information", "oracle_vllm",
-         "replay", "routing", "turning")
+         "replay", "routing", "specialist", "turning")
 KEYS = {"engine_chain": ("engine", "measured", "timing", "chip"), "engine_live": ("engine", "measured"),
         "oracle_vllm": ("engine",),
         "replay": ("run", "prompts", "timings", "chip", "model", "tp", "device", "base", "chip_figures")}
