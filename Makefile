@@ -38,10 +38,10 @@ comma := ,
 space := $(subst x,,x x)
 SOURCES := ooco_gym baselines agents experiments conf tests
 
-# For make fuzz: how many random cases, of which seed, shared by how many processes.
+# For make fuzz: how many random cases, of which seed, shared by how many processes: unless given, one for each core.
 N ?= 2000
 SEED ?= 0
-PROCESSES ?= $(shell nproc)
+PROCESSES ?=
 
 # For make engine-live: further words, such as engine_live.repeats=5.
 LIVE_FLAGS ?=
@@ -79,7 +79,7 @@ test-oracle: $(VENV)/.all $(if $(ENGINE_PYTHON),,engine)
 # Random clusters, traces, policies and environments against every invariant (docs/reliability.md): each night
 # make fuzz N=100000 SEED=$(date +%j)
 fuzz: $(VENV)/.all
-	$(BIN)/python -m tests.reliability.fuzz N=$(N) seed=$(SEED) processes=$(PROCESSES)
+	$(BIN)/python -m tests.reliability.fuzz N=$(N) seed=$(SEED) $(if $(PROCESSES),processes=$(PROCESSES))
 
 lint: $(VENV)/.all
 	$(BIN)/ruff check .

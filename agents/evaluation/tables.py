@@ -30,6 +30,11 @@ def cell(figure: Mapping[str, Any], metric: str, value: str = "mean", low: str =
                          none=none)
 
 
+def _environment(summary: Mapping[str, Any]) -> str:
+    """The environment's id, without the module that registers it."""
+    return str(summary["env"]).rpartition(":")[2]
+
+
 def score_table(suite: Mapping[str, Any], title: str = "") -> Table:
     """One row a policy: rank, name, and each metric as `mean [low, high]`; ranked policies first."""
     cells = {(row["policy"], row["metric"]): row for row in suite["results"]}
@@ -104,7 +109,7 @@ def _shift_title(suite: Mapping[str, Any]) -> str:
 # --- The whole evaluation -------------------------------------------------------------------------------------------
 def markdown(summary: Mapping[str, Any]) -> str:
     """The whole evaluation as Markdown: one part for each suite."""
-    parts = [f"# Evaluation on {summary['env']}"]
+    parts = [f"# Evaluation on {_environment(summary)}"]
     for suite in summary.get("suites") or [summary]:
         parts += [f"## {_shift_title(suite)}"] if summary.get("suites") else []
         parts += [note(suite), score_table(suite).markdown(), "\n".join(f"- {line}" for line in budget(suite))]
@@ -120,7 +125,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
 def show(summary: Mapping[str, Any]) -> None:
     """Prints the tables of each suite."""
     for suite in summary.get("suites") or [summary]:
-        score_table(suite, f"Evaluation on {summary['env']}"
+        score_table(suite, f"Evaluation on {_environment(summary)}"
                     + (f", shift {suite['shift']}" if suite.get("shift") else "")).show()
         if suite["paired"]:
             difference_table(suite).show()
@@ -131,7 +136,7 @@ def show(summary: Mapping[str, Any]) -> None:
 
 def write_figures(path: str | os.PathLike[str], summary: Mapping[str, Any]) -> None:
     """Writes the figures of each suite as a page, with the sentences that say what they show."""
-    write_page(path, f"Evaluation on {summary['env']}", [
+    write_page(path, f"Evaluation on {_environment(summary)}", [
         Section(_shift_title(suite) if summary.get("suites") else "", budget(suite),
                 figures=[pareto_figure(suite), profile_figure(suite)], note=note(suite))
         for suite in summary.get("suites") or [summary]])

@@ -72,10 +72,10 @@ def p_wilcoxon(differences: np.ndarray | Sequence[float]) -> float:
 def keep_claims(path: Path, claims: Sequence[Mapping[str, Any]], stays: Callable[[Mapping[str, Any]], bool],
                 first: bool = False) -> None:
     """Writes claims into a file of them, `results/learned.json`, beside those of others that stay, before or after."""
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    others = [one for one in kept.get("claims", []) if stays(one)]
+    kept = _kept(path)
+    others = [one for one in kept["claims"] if stays(one)]
     listed = [*rounded(claims), *others] if first else [*others, *rounded(claims)]
-    write_json(path, {**kept, "claims": listed, "sustained": kept.get("sustained", [])})
+    write_json(path, {**kept, "claims": listed})
 
 
 SUSTAINED = ("condition", "policy", "rate", "ci_low", "ci_high", "n_seeds", "tokens_per_s", "violation_rate")
@@ -86,11 +86,15 @@ def keep_sustained(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 
     A policy that tuning changed has the name of what it was tuned to.
     """
-    kept = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    conditions = {row["condition"] for row in rows}
-    others = [one for one in kept.get("sustained", []) if one["condition"] not in conditions]
+    kept, conditions = _kept(path), {row["condition"] for row in rows}
+    others = [one for one in kept["sustained"] if one["condition"] not in conditions]
     found = [{**{key: row[key] for key in SUSTAINED}, "policy": row["tuned_as"] or row["policy"]} for row in rows]
-    write_json(path, {"claims": [], **kept, "sustained": [*others, *rounded(found)]})
+    write_json(path, {**kept, "sustained": [*others, *rounded(found)]})
+
+
+def _kept(path: Path) -> dict[str, Any]:
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return {"claims": [], "sustained": [], **found}
 
 
 # --- Pages ----------------------------------------------------------------------------------------------------------

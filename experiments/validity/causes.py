@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common.recorded import Recorded, read_run
 from experiments.common.served import compare
-from experiments.studies.replay import Recorded, calibrated, device_of, measured, model_of, read_run, simulate_run
+from experiments.studies.replay import calibrated, device_of, measured, model_of, simulate_run
 from experiments.validity.section import Context, Figures, Missing, Section, percent, signed, table
 from ooco_gym.calibrate import sources
 from ooco_gym.calibrate.operators import OPERATORS, predict_unseen

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from experiments.common.recorded import Recorded
 from experiments.common.svg import Axis, Panel, Series
-from experiments.studies.replay import Recorded
 from experiments.validity.causes import PROMPTS, prompted, recorded
 from experiments.validity.section import (
     ENGINES,

@@ -52,7 +52,7 @@ def _decisions(folder: Path, network: dict[str, Any]) -> dict[str, float]:
     for form, key in (("npz", "numpy_us"), ("onnx", "onnx_us")):
         if form in forms:
             policy = Policy.load(folder, form=form)
-            figures[key] = _best(lambda policy=policy: policy.decide(asked))
+            figures[key] = best_us(lambda policy=policy: policy.decide(asked))
     compiler = next((name for name in ("gcc", "clang", "cc") if shutil.which(name)), None)
     if compiler is not None:
         figures["c_us"] = _in_c(folder, compiler, ["-O3", "-march=native"])
@@ -77,11 +77,11 @@ def _features() -> float:
     """
     engine, random = _engine(), np.random.default_rng(0)
     answers = [tuple(row) for row in random.uniform(0.0, 4.0, (CANDIDATES, 3)).tolist()]
-    return _best(lambda: observe(engine, answers))
+    return best_us(lambda: observe(engine, answers))
 
 
-def _best(call: Callable[[], Any]) -> float:
-    """Microseconds of processor time of a call: the best mean of several turns."""
+def best_us(call: Callable[[], Any]) -> float:
+    """Microseconds of processor time of a call: the best mean of several turns, for what else runs only adds."""
     call()
     found = []
     for _ in range(TURNS):

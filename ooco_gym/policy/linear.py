@@ -21,12 +21,10 @@ import numpy as np
 
 from ooco_gym.documents import read_yaml
 from ooco_gym.errors import UserError
-from ooco_gym.runtime.manifest import INPUTS
-from ooco_gym.runtime.scorers import Sizes, built
-from ooco_gym.runtime.writing import LICENCE, VECTORS, drawn, feature_row, write_bundle, write_parameters_bundle
 
 if TYPE_CHECKING:
     from ooco_gym.policy.policy import Policy
+    from ooco_gym.runtime.scorers import Sizes
 
 PLACES = 16  # candidates that the forms of a fixed size take
 ORIGIN = "bundle"  # key of a policy's YAML
@@ -51,6 +49,8 @@ class SetsParameters:
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
         """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
+        from ooco_gym.runtime.writing import write_parameters_bundle  # every policy names this class, few are written
+
         docs, parameters = {param.name: param.doc for param in policy.params}, []
         for one in self.parameters:
             base = float(policy.values[one.name])
@@ -90,6 +90,10 @@ class ScoresCandidates:
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], *,
               name: str | None = None, forms: Sequence[str] = ("npz",), target: str | None = None) -> Path:
         """The bundle of weights (1, columns) over the rule as `policy` sets it."""
+        from ooco_gym.runtime.manifest import INPUTS
+        from ooco_gym.runtime.scorers import Sizes, built
+        from ooco_gym.runtime.writing import LICENCE, write_bundle
+
         rule = f"{self.rule}:" + ",".join(f"{name}={policy.values[name]}" for name in self.turned)
         tables = {"cluster": list(self.cluster), "candidates": [
             {**self.score, "meaning": f"{self.score['meaning']}: {rule}"}, *self.features],
@@ -172,12 +176,16 @@ def origin_of(file: Path) -> dict[str, Any]:
 
 def _noted(table: Sequence[Any], seen: Mapping[str, Sequence[float]]) -> list[dict[str, Any]]:
     """The features with the range that each had in training, where it is known."""
+    from ooco_gym.runtime.writing import feature_row
+
     rows = [feature_row(feature) for feature in table]
     return [{**row, "seen": [float(end) for end in seen[row["name"]]]} if row["name"] in seen else row for row in rows]
 
 
 def _asked(tables: Mapping[str, Sequence[Mapping[str, Any]]], sizes: Sizes) -> tuple[np.ndarray, ...]:
     """Reference vectors: cluster, candidates, which of them are there (one at least), decision."""
+    from ooco_gym.runtime.writing import VECTORS, drawn
+
     candidates = drawn(tables["candidates"], VECTORS * sizes.places).reshape(VECTORS, sizes.places, sizes.features)
     counts = 1 + np.arange(VECTORS) % sizes.places
     mask = (np.arange(sizes.places) < counts[:, None]).astype(np.int8)

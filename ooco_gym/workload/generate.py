@@ -32,8 +32,6 @@ _KEYS = ("mean_rate_per_s", "tide", "drift", "ou", "bursts", "batch_s", "batch_j
          "length_correlation", "sharing", "peak_start_s")
 SPEC_KEYS = _NOTES + _USE + _KEYS
 MAX_REQUESTS = 100_000_000
-MOST_PARSED = 64
-_PARSED: dict[tuple[str, str, str], WorkloadSpec] = {}  # by title, name and values of a file
 
 
 @dataclass(frozen=True)
@@ -81,18 +79,7 @@ def load_spec(spec: WorkloadSpec | Mapping[str, Any] | str | os.PathLike[str]) -
         values = load_yaml("workload", text)
         name = str(values.get("name") or os.path.splitext(os.path.basename(text))[0])
         title = f"workload '{text}'"
-        return _kept(values, title, name)
     return _parse(Section(values, title), name)
-
-
-def _kept(values: dict[str, Any], title: str, name: str) -> WorkloadSpec:
-    """What a YAML file specifies, parsed once: how many turns conversations have takes a tenth of a second to find."""
-    key = (title, name, repr(values))
-    if key not in _PARSED:
-        if len(_PARSED) >= MOST_PARSED:
-            _PARSED.pop(next(iter(_PARSED)), None)
-        _PARSED[key] = _parse(Section(values, title), name)
-    return _PARSED[key]
 
 
 def load_lengths(spec: Mapping[str, Any] | str | os.PathLike[str], prefer: str = "workload") -> LengthModel:

@@ -15,6 +15,7 @@ two uses of a prefix, and so what a cache of finite size finds.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -31,6 +32,7 @@ GROUPS = {"documents": 1000, "few_shot": 57}        # 57: the tasks of MMLU
 ZIPF = {"documents": 0.8, "few_shot": 0.0}
 MOST_TURNS = 40
 MOST_MEAN_TURNS = MOST_TURNS / 2
+KEPT = 64  # mean numbers of turns that were found
 MOST_ALIKE = 0.98       # correlation of a session's prompts
 _LONGEST = 2.0 * MOST_TURNS     # of a session, in think times: 40 turns are longer once in ten million times
 _SESSIONS, _STEP = 32, 4        # kinds of sessions where their prompts are alike, and grid points put together then
@@ -247,12 +249,19 @@ def parse_chat(section: Section, lengths: LengthModel) -> Chat:
     correlation = section.number("correlation", 0.0, MOST_ALIKE) if section.has("correlation") else 0.0
     common = section.integer("common_blocks", 0, 1000) if section.has("common_blocks") else 0
     ratio = section.number("ratio", 0.0, 0.99)
-    sharing = ChatRatio(lengths, common, correlation)
-    lowest, highest = sharing.at(1.0), sharing.at(MOST_MEAN_TURNS)
+    lowest, highest, turns = _turns(lengths, common, correlation, ratio)
     if not lowest - 1e-9 <= ratio <= highest:
         raise UserError(f"{section.what('ratio')} must be from {lowest:.3f} (one turn) to {highest:.3f} "
                         f"({MOST_MEAN_TURNS:g} turns) with these prompt lengths, found {ratio}")
-    return Chat(ratio, think_s, common, sharing.turns_for(ratio), sigma, correlation)
+    return Chat(ratio, think_s, common, turns, sigma, correlation)
+
+
+@lru_cache(maxsize=KEPT)
+def _turns(lengths: LengthModel, common_blocks: int, correlation: float, ratio: float) -> tuple[float, float, float]:
+    """The ratios of one turn and of the most, and the mean number of turns that gives this one: the search for it takes
+    most of the time that a workload does to read."""
+    sharing = ChatRatio(lengths, common_blocks, correlation)
+    return sharing.at(1.0), sharing.at(MOST_MEAN_TURNS), sharing.turns_for(ratio)
 
 
 class ChatRatio:

@@ -86,12 +86,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_is_trained_on_and_evaluated(here: Path) -> None:
+def test_it_is_trained_on_and_evaluated(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", "env=mine.yaml", *TRAIN, "out=run"]) == 0
+    capsys.readouterr()
     (here / "my.py").write_text("def best(observation):\n"
                                 "    return 2 + int(observation['candidates'][:, 0].argmax())\n")
     assert main(["evaluate", "env=mine.yaml", "policies=[run,random actions,my.py:best]", "episodes=2", "workers=2",
                  "out=e"]) == 0
+    assert "own_module_of_a_test" not in capsys.readouterr().out  # the title names the environment alone
     rows = json.loads((here / "e" / "summary.json").read_text())["results"]
     reward = {row["policy"]: row["mean"] for row in rows if row["metric"] == "episode_reward"}
     assert reward["my.py:best"] > reward["random actions"] and reward["my.py:best"] >= reward["run"]

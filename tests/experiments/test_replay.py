@@ -15,7 +15,8 @@ import pytest
 import yaml
 
 from experiments.common.prompts import hashes_of, read_prompts
-from experiments.studies.replay import Recorded, device_of, model_of, read_run, release_of, replay, simulate_run
+from experiments.common.recorded import Recorded, read_run
+from experiments.studies.replay import device_of, model_of, release_of, replay, simulate_run
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 

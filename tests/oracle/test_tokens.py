@@ -112,7 +112,7 @@ def test_a_bundle_gives_the_tokens_of_stock_scheduling(engine: Driver, model: st
     same(found, stock)
 
 
-def test_on_two_threads_split_attention_sums_otherwise(model: str, tmp_path: Path) -> None:
+def test_on_two_threads_split_attention_sums_otherwise(model: str, tmp_path: Path, record_property: Any) -> None:
     """vLLM parts a long context among threads by what else is in the batch: that is where the arithmetic depends on
     it, by rounding. With VLLM_CPU_ATTN_SPLIT_KV=0 it does not."""
     small = {**SMALL, "model": model}
@@ -121,6 +121,9 @@ def test_on_two_threads_split_attention_sums_otherwise(model: str, tmp_path: Pat
         same(engine.ask({**small, "split": False, "rule": "deadline"}), whole)
         for rule in (None, "deadline"):
             found = engine.ask({**small, "rule": rule, "tokens": 64})
+            others = sum(mine != its for mine, its in zip(found["logprobs"], whole["logprobs"], strict=True))
+            record_property(f"other_logprobs_{rule}", others)
+            assert 0 < others < len(whole["logprobs"]), "docs/vllm.md has how many"
             for mine, its, sure, surely in zip(found["tokens"], whole["tokens"], found["logprobs"], whole["logprobs"],
                                                strict=True):
                 alike = next((i for i, (a, b) in enumerate(zip(mine, its, strict=True)) if a != b), len(its))

@@ -416,8 +416,8 @@ def make_measured(folder: Path) -> None:
 
 
 def read_measured(folder: Path) -> Any:
+    from experiments.common import recorded
     from experiments.common.served import read_requests
-    from experiments.studies import replay
     from ooco_gym.calibrate.sources import Context, read
 
     found = [read(folder / part, Context(device="paper", model="formula")) for part in ("rows", "engine")]
@@ -425,9 +425,9 @@ def read_measured(folder: Path) -> Any:
     engine = [[plain(one.seconds), plain(dict(one.sizes)), one.tp] for part in found for one in part.engine]
     served = [plain(read_requests(path)) for path in sorted((folder / "engine" / "serve").glob("*/requests.parquet"))]
     folders = sorted((folder / "engine" / "serve").iterdir())
-    recorded = [[replay._requests(path / "requests.parquet"), replay._curves(path / "timeseries.csv", 0.0)]
-                for path in folders]
-    return [rows, engine, served, plain(recorded)]
+    runs = [[recorded._requests(path / "requests.parquet"), recorded._curves(path / "timeseries.csv", 0.0)]
+            for path in folders]
+    return [rows, engine, served, plain(runs)]
 
 
 TARGETS = {

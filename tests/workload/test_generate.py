@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -250,14 +248,3 @@ def test_any_specification_ends_in_a_trace_or_a_user_error(data: st.DataObject) 
     except UserError as error:
         message = str(error)
     assert "\n" not in message
-
-
-def test_a_file_is_parsed_once_until_it_changes(tmp_path: Path) -> None:
-    assert load_spec("ooc") is load_spec("ooc")
-    path = tmp_path / "mine.yaml"
-    path.write_text("mean_rate_per_s: 2\nlengths: {prompt: {constant: 100}, output: {constant: 10}}\n")
-    before = load_spec(path)
-    assert load_spec(path) is before
-    path.write_text("mean_rate_per_s: 31\nlengths: {prompt: {constant: 100}, output: {constant: 10}}\n")
-    assert load_spec(path).arrivals.mean_rate_per_s == 31
-    assert before.arrivals.mean_rate_per_s == 2

@@ -2,7 +2,8 @@
 
 CMA-ES with a diagonal covariance over the weights of a few features (Hansen 2016; package cmaes): each candidate plays
 every load on traces of seeds that no measured cell has. Its score is the mean logarithm of its offline throughput over
-that of `deadline` as it is set, less a price for violations beyond the limit.
+that of `deadline` as it is set, less a price for violations beyond the limit. It stands apart from the study's other
+parts because it knows neither engine nor requests: what a file of weights comes to is told by a function.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ TOUCHED = {
     "Request": ("request_id", "priority", "arrival_time", "status", "num_tokens", "num_output_tokens",
                 "num_computed_tokens", "num_prompt_tokens", "max_tokens", "num_output_placeholders",
                 "num_stale_output_tokens", "sampling_params"),
+    "RequestStatus": ("WAITING", "PREEMPTED"),
 }
 _SETTINGS_EVERY_S = 1.0
 _WHOLE = 1 << 30  # tokens of a decode: as many as vLLM itself gives it
@@ -246,7 +247,7 @@ class OocoScheduler(Scheduler):
         begins = max(now, flying)
         held = self.kv_cache_manager.coordinator.single_type_managers[0].req_to_blocks
         running = [_running(request, held) for request in self.running
-                   if not (request.num_output_placeholders and _ends(request))]
+                   if not _ends(request)]
         return Engine(begins, running, self._ooco_line(True), self._ooco_line(False), pool.get_num_free_blocks(),
                       pool.num_gpu_blocks - 1, self.block_size,
                       self.max_num_active_reqs - len(self.running) + len(running),
@@ -402,11 +403,10 @@ def check_version(version: str, any_version: bool) -> None:
 
 def _running(request: EngineRequest, held: Mapping[str, Any]) -> Request:
     """A running request as a rule sees it; `held`: the blocks of each. An engine asks this of all in each iteration."""
-    name, arrival_s = request.request_id, request.arrival_time
     facts, flying = request.ooco, request.num_output_placeholders
-    return Request(name, facts.online, (request.priority, arrival_s, name), arrival_s, facts.ttft_s, facts.tpot_s,
+    return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s, facts.tpot_s,
                    request.num_tokens + flying, request.num_output_tokens + flying, request.num_computed_tokens,
-                   len(held.get(name, ())), facts.first_token_s)
+                   len(held.get(request.request_id, ())), facts.first_token_s)
 
 
 def _order(request: EngineRequest) -> tuple[int, float, str]:

@@ -146,7 +146,8 @@ def touched(order: dict[str, Any]) -> dict[str, Any]:
     from ooco_gym.runtime.vllm import scheduler as ours
 
     scheduler, request = made_scheduler(order), made_requests(order)[0]
-    holders = {"Scheduler": ours.Scheduler, "instance": scheduler, "Request": request}
+    holders = {"Scheduler": ours.Scheduler, "instance": scheduler, "Request": request,
+               "RequestStatus": ours.RequestStatus}
     missing = [f"{name}.{one}" for name, names in ours.TOUCHED.items() for one in names
                if not hasattr(holders[name], one)]
     abstract = getattr(ours.Waiting, "__abstractmethods__", ())

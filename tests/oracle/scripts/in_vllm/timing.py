@@ -9,30 +9,17 @@ import json
 import os
 import tempfile
 import time
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
 from in_vllm.__main__ import made_requests, made_scheduler
+from ooco_gym.commands.bench_export import best_us
 from ooco_gym.runtime import write_parameters_bundle
 from ooco_gym.runtime.batching_features import ENGINE
 
-RUNNING, WARM_UP, CALLS, ROUNDS = 64, 40, 300, 15
+RUNNING, WARM_UP = 64, 40
 ORDER = {"rule": "deadline", "policy": "priority", "async": False, "caching": False, "requests": RUNNING + 12,
          "longest": 100, "outputs": 400, "seats": RUNNING, "tokens": 2048, "blocks": 4000, "seed": 1}
-
-
-def least_us(call: Callable[[], Any]) -> float:
-    """The least mean of some rounds: what else the machine does only adds."""
-    call()
-    found = []
-    for _ in range(ROUNDS):
-        began = time.process_time()
-        for _ in range(CALLS):
-            call()
-        found.append(time.process_time() - began)
-    return round(1e6 * min(found) / CALLS, 1)
 
 
 def main() -> None:
@@ -55,11 +42,11 @@ def main() -> None:
             logprobs=None, prompt_logprobs_dict={}, pooler_output=[]))
     learned, belief = scheduler.ooco.learned, scheduler.ooco.belief
     engine = scheduler._ooco_describe(time.time())
-    print(json.dumps({
-        "running": len(scheduler.running), "waiting": len(scheduler.waiting),
-        "describe_us": least_us(lambda: scheduler._ooco_describe(time.time())),
-        "features_us": least_us(lambda: learned.observe(engine, belief)),
-        "both_us": least_us(lambda: learned.observe(scheduler._ooco_describe(time.time()), belief))}))
+    calls = {"describe_us": lambda: scheduler._ooco_describe(time.time()),
+             "features_us": lambda: learned.observe(engine, belief),
+             "both_us": lambda: learned.observe(scheduler._ooco_describe(time.time()), belief)}
+    print(json.dumps({"running": len(scheduler.running), "waiting": len(scheduler.waiting),
+                      **{name: round(best_us(call), 1) for name, call in calls.items()}}))
 
 
 if __name__ == "__main__":
