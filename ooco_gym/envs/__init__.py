@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import warnings
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ ENVIRONMENTS = _found()
 
 def register_all() -> None:
     """Registers every environment of this package, once; each also as a native vector environment."""
+    # Gymnasium calls any v0 out of date beside a v1. Here v1 is the same decision with length predictions observed.
+    warnings.filterwarnings("ignore", r".*environment ooco_gym/\w+-v0 is out of date", DeprecationWarning)
     for env_id, entry_point in ENVIRONMENTS.items():
         add(env_id, entry_point)
 

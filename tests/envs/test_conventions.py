@@ -69,6 +69,12 @@ def test_the_core_installation_makes_an_environment_by_its_module_prefix():
     assert done.stdout.split() == ["False", "False", "True"]
 
 
+def test_a_v0_beside_a_v1_is_not_called_out_of_date():
+    code = "import gymnasium as gym, ooco_gym; gym.make('ooco_gym/Eviction-v0'); gym.make('ooco_gym/Migration-v0')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "out of date" not in done.stderr
+
+
 @pytest.mark.parametrize("name", IDS)
 def test_specs_survive_json_and_pickling(name):
     spec = gym.make(name, **arguments(name, candidates=5)).spec
