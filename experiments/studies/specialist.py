@@ -84,6 +84,11 @@ def crossed_interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.mean()), float(low), float(high)
 
 
+def named(policy: str, title: str) -> str:
+    """A policy by the name that every command takes, or, of a file that others do not have, by its title."""
+    return title if policy.endswith((".yaml", ".yml")) else policy
+
+
 def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], options: Mapping[str, Any],
           policies: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A row of `results/learned.json`: how much more offline service the learned policy has than an opponent."""
@@ -91,9 +96,10 @@ def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], opti
     found = gains(mine, other)
     mean, low, high = crossed_interval(found)
     by_window = found.mean(0)
-    return {"environment": env, "kind": KIND, "attempt": int(options["attempt"]), "learned": policies[title][0],
-            "opponent": policies[opponent][0], "title": title, "opponent_title": opponent,
-            "unit": "log ratio of offline reference GPU-s/s", "mean": mean, "ci_low": low, "ci_high": high,
+    return {"environment": env, "kind": KIND, "attempt": int(options["attempt"]),
+            "learned": named(policies[title][0], f"{title} in {env}"),
+            "opponent": named(policies[opponent][0], opponent), "title": title,
+            "opponent_title": opponent, "unit": "log ratio of offline reference GPU-s/s", "mean": mean, "ci_low": low, "ci_high": high,
             "relative": float(np.expm1(mean)), "smallest_seen": (high - low) / 2.0, "p_wilcoxon": p_wilcoxon(by_window),
             "violation_rate": float(mine["violations"].mean()),
             "opponent_violation_rate": float(other["violations"].mean()),

@@ -35,12 +35,13 @@ def figures(service: Any, violations: Any = 0.0) -> study.Figures:
 
 def test_a_claim_is_of_the_mean_of_all_runs() -> None:
     ours, theirs = figures([[1.1, 2.2, 3.3], [1.0, 2.0, 3.0]], 0.04), figures([[1.0, 2.0, 3.0]])
-    names = {"learned": ["a", "b"], "tuned": ["c"]}
+    names = {"learned": ["a", "b"], "tuned": ["T/policy.yaml"]}
     found = study.claim("E", ("learned", ours), ("tuned", theirs), {**OPTIONS, "window_s": 600.0}, names)
     assert found["mean"] == pytest.approx(np.log(1.1) / 2.0) and found["relative"] == pytest.approx(np.sqrt(1.1) - 1.0)
     assert found["ci_low"] == pytest.approx(0.0, abs=1e-12)  # both runs drawn may be the second
     assert found["ci_high"] == pytest.approx(np.log(1.1))
     assert (found["n_windows"], found["n_training_runs"], found["runs_ahead"], found["windows_ahead"]) == (3, 2, 1, 3)
+    assert (found["learned"], found["opponent"]) == ("a", "tuned")
     assert not found["holds"] and found["opponent_violation_rate"] == 0.0
 
 
