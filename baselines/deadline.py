@@ -24,6 +24,11 @@ iterations may be spent on a long one. Each iteration:
    bounds B, where B would grow by `give_up_gain_s` or more without it: that frees most, as no other bounds B. It is
    served on, but bounds no iteration.
 
+What a prefill iteration costs by itself differs from chip to chip: where a chunk hides behind the decodes' memory
+traffic a few tokens are worth it, elsewhere thousands. With `chunk_efficiency` e above 0 a chunk may be smaller than
+`online_chunk` and `offline_chunk`: as small as its tokens cost at most 1/e of what they cost in a long chunk, beside
+the decodes that run, by the instance's belief.
+
 All latencies are the instance's belief; `ooco_gym/policy/latency_budget.py` fills the iteration. With `route` class an
 arrival goes to the instance with the fewest requests of its class, as offline requests say little of online load.
 
@@ -41,6 +46,7 @@ from ooco_gym.policy.latency_budget import Limits, decodes, fill, fill_least, to
 from ooco_gym.policy.policy import Param, Policy, slots
 from ooco_gym.policy.rules import fewest_requests, length
 from ooco_gym.sim.costs import predict_prefill
+from ooco_gym.sim.mixed import NO_SUMS, add_to_sums, sums_latency
 from ooco_gym.sim.state import BATCH, NEVER, PS_PER_S, RECOMPUTE, SWAP
 
 PARAMS = (
@@ -54,6 +60,8 @@ PARAMS = (
     Param("least_iteration_s", "least budget of an iteration, seconds", 0.0, 10.0),
     Param("longest_iteration_s", "largest budget of an iteration, seconds", 0.001, 60.0),
     Param("offline_chunk", "tokens for which an offline prefill is begun or gone on with", 1, 1_000_000),
+    Param("chunk_efficiency", "smaller chunks do where a token costs at most 1 / this of one in a long chunk; 0: never",
+          0.0, 1.0),
     Param("headroom_share", "share of the KV blocks left free when an offline request is admitted", 0.0, 1.0),
     Param("give_up_share", "share of online requests that may be missed", 0.0, 1.0),
     Param("give_up_gain_s", "by how much the budget must grow for a request to be given up, seconds", 0.0, 60.0),
@@ -67,6 +75,7 @@ PARAMS = (
 )
 P = slots(PARAMS)
 DUE_PROMPTS = 16  # online prompts that are looked at
+LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_efficiency`, and the one they are held to
 
 # Places of State.memory: requests that may yet be missed, when that was last worked out, requests given up.
 CREDIT, SEEN_PS, NEXT, GIVEN = 0, 1, 2, 3
@@ -224,11 +233,43 @@ def route(view):
     return fewest_of(view.state, view.request)
 
 
+# --- Chunks ---------------------------------------------------------------------------------------------------------
+@inner
+def worthwhile_chunk(state, instance, efficiency):
+    """Fewest tokens (a power of two from `LEAST_CHUNK` on, at most `LONG_CHUNK`) of which each costs at most
+    1 / `efficiency` of one in a long chunk, beside all decodes that run."""
+    belief, sums = state.instances[instance].belief, NO_SUMS
+    for place in range(state.instances[instance].running):
+        slot = np.int64(state.members[BATCH, instance, place])
+        if decodes(state, slot):
+            sums = add_to_sums(state, belief, sums, np.int64(1), length(state, slot), True)
+    alone_ps = sums_latency(state, belief, sums)
+    long_ps = beside(state, belief, sums, 2 * LONG_CHUNK) - beside(state, belief, sums, LONG_CHUNK)
+    tokens = np.int64(LEAST_CHUNK)
+    while tokens < LONG_CHUNK:
+        more_ps = beside(state, belief, sums, tokens) - alone_ps
+        if efficiency * more_ps * LONG_CHUNK <= float(long_ps) * tokens:
+            break
+        tokens *= 2
+    return tokens
+
+
+@inner
+def beside(state, belief, sums, tokens):
+    """Believed latency of an iteration of these sums and a prompt of so many tokens, in ps."""
+    reach = np.int64(tokens)
+    return sums_latency(state, belief, add_to_sums(state, belief, sums, reach, reach, True))
+
+
 # --- The iteration --------------------------------------------------------------------------------------------------
 @inner
 def compose_within(state, instance, settings):
     """Fills the iteration (steps 3 and 4); returns its new tokens."""
     p, due = state.params, prefill_due(state, instance, settings)
+    online_chunk, offline_chunk = np.int64(settings.online_chunk), np.int64(settings.offline_chunk)
+    if p[P.chunk_efficiency] > 0.0:
+        worthwhile = worthwhile_chunk(state, instance, p[P.chunk_efficiency])
+        online_chunk, offline_chunk = min(online_chunk, worthwhile), min(offline_chunk, worthwhile)
     allowed, bound = budget(state, instance, settings)
     decode_ps = allowed
     if bound:
@@ -237,7 +278,7 @@ def compose_within(state, instance, settings):
     headroom = np.int64(settings.headroom_share * state.instances[instance].total_blocks)
     limits = Limits(
         np.int64(NEVER) if due else allowed, decode_ps, offline_ps, np.int64(p[P.max_num_batched_tokens]),
-        np.int64(1) if due else np.int64(settings.online_chunk), np.int64(settings.offline_chunk), headroom,
+        np.int64(1) if due else online_chunk, offline_chunk, headroom,
         np.int64(SWAP) if p[P.preempted] else np.int64(RECOMPUTE))
     tokens = fill(state, instance, limits)
     return tokens if tokens > 0 else fill_least(state, instance, limits.tokens, limits.how)

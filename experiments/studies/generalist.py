@@ -228,16 +228,18 @@ def loads(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
 def learned(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Learns a policy and searches its opponent; writes the weights of each, a policy that takes them, and the way."""
     from experiments.studies.generalist_ascent import climb
-    from experiments.studies.generalist_learn import learn, spelled_setting
+    from experiments.studies.generalist_learn import learn, shared_values, spelled_setting
 
     settings = options["learn"]
     scenarios = [scenario_of(one, options) for one in settings["conditions"]]
     found = learn(scenarios, settings, climb if settings["ascent"] is not None else None)
     out.mkdir(parents=True, exist_ok=True)
+    shared = shared_values(settings)
+    lines = "".join(f"{key}: {value}\n" for key, value in shared.items())
     for name, weights in found["weights"].items():
         write_weights(out / f"{name}.npz", LAYOUT, weights)
-        write_texts({out / f"{name}.yaml": f"extends: adaptive_deadline\nweights: {name}.npz\n"})
-    setting = spelled_setting(found["weights"]["single"].reshape(len(LAYOUT.rows), -1)[:, -1])
+        write_texts({out / f"{name}.yaml": f"extends: adaptive_deadline\n{lines}weights: {name}.npz\n"})
+    setting = spelled_setting(found["weights"]["single"].reshape(len(LAYOUT.rows), -1)[:, -1], shared)
     way = {key: rounded(found[key]) for key in ("figures", "single", "refined", "ascent", "each", "spread", "windows")}
     write_json(out / "learning.json", {**way, "settings": rounded(settings), "version": __version__})
     return {"policies": {name: str(out / f"{name}.yaml") for name in found["weights"]}, "windows": found["windows"],

@@ -61,7 +61,7 @@ class Conditions:
                 latest[place] = known
                 resolved.append(known)
         self.population = Population(resolved)
-        self.policy = get_policy(POLICY)
+        self.policy = base_of(settings)
         self.windows = 0
         self._reference: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
@@ -95,7 +95,7 @@ class Conditions:
     def worth(self, ratios: np.ndarray, violations: np.ndarray, turn: int, price: float) -> np.ndarray:
         """Of each candidate in each condition: log ratio less the price of excess, float64[candidates, conditions]."""
         allowed = np.maximum(float(self.settings["training_limit"]), self.reference(turn)[1])
-        excess = np.maximum(0.0, violations - allowed)
+        excess = np.clip(violations - allowed, 0.0, float(self.settings["most_excess"]))
         return ratios - price * excess
 
     def _places(self, turn: int) -> list[int]:
@@ -106,6 +106,25 @@ class Conditions:
         base, _ = self.reference(turn)
         return (np.log(np.maximum(LEAST, played["service"]) / base),
                 played["violated"] / np.maximum(1, played["arrived"]))
+
+
+def base_of(settings: Mapping[str, Any]) -> Policy:
+    """`adaptive_deadline` with the parameters that all candidates share: those that no weights move.
+
+    Raises:
+        UserError: another policy, or a parameter that weights move.
+    """
+    policy = get_policy(settings["base"])
+    if policy.name != POLICY or setting_of(policy).any():
+        raise UserError(f"generalist.learn.base={settings['base']!r} must be '{POLICY}', with or without values of "
+                        "parameters that weights do not move")
+    return policy
+
+
+def shared_values(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What the base sets otherwise than the policy ships."""
+    ships = get_policy(POLICY).values
+    return {name: value for name, value in base_of(settings).values.items() if value != ships[name]}
 
 
 # --- Weights --------------------------------------------------------------------------------------------------------
@@ -218,9 +237,9 @@ def setting_of(policy: Policy) -> np.ndarray:
     return found
 
 
-def spelled_setting(setting: np.ndarray) -> str:
-    """A setting as `deadline` with its values, as every command takes it."""
-    values, shipped = {}, get_policy(POLICY).values
+def spelled_setting(setting: np.ndarray, shared: Mapping[str, Any]) -> str:
+    """A setting as `deadline` with its values and those that all candidates share, as every command takes it."""
+    values, shipped = dict(shared), get_policy(POLICY).values
     for one, z in zip(ADJUSTED, within_reach(setting), strict=True):
         base = float(shipped[one.name])  # type: ignore[arg-type]
         value = base * np.exp(one.step * z) if one.scale == "log" else base + one.step * z
@@ -292,7 +311,8 @@ def settings_for_each(scenarios: Sequence[Scenario], start: np.ndarray, settings
     """
     conditions = Conditions(scenarios, settings["seeds"], settings)
     random = np.random.default_rng((int(settings["seed"]), 22))
-    return [spelled_setting(one) for one in tune_each(conditions, start, settings, random)[0]]
+    shared = shared_values(settings)
+    return [spelled_setting(one, shared) for one in tune_each(conditions, start, settings, random)[0]]
 
 
 def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any], climb: Climb | None = None) -> dict[str, Any]:
@@ -327,7 +347,8 @@ def learn(scenarios: Sequence[Scenario], settings: Mapping[str, Any], climb: Cli
     start = within_reach(single.mean)
     with progress("a setting for each condition", None):
         each, spread = tune_each(conditions, start, settings, random)
-    sampled = sample([one.with_(seed=settings["seeds"][0]) for one in scenarios], POLICY, constants(start))
+    sampled = sample([one.with_(seed=settings["seeds"][0]) for one in scenarios], base_of(settings),
+                     constants(start))
     names = settings["figures"]
     if names == AUTO:
         groups = [one.load_cluster().name for one in scenarios]

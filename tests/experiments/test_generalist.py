@@ -12,13 +12,16 @@ from baselines.adaptive_deadline import ADJUSTED, LAYOUT
 from experiments.studies import generalist as study
 from experiments.studies.generalist_learn import (
     Context,
+    base_of,
     choose_figures,
     constants,
     setting_of,
+    shared_values,
     spelled_setting,
     within_reach,
 )
 from ooco_gym.cli.main import main
+from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.simulation import simulate
 
@@ -121,11 +124,21 @@ def test_the_load_that_instances_carry_is_where_the_engine_alone_begins_to_viola
 
 def test_a_setting_is_spelled_as_deadline_with_its_values() -> None:
     setting = np.zeros(len(ADJUSTED))
-    assert get_policy(spelled_setting(setting)).values == get_policy("deadline").values
+    assert get_policy(spelled_setting(setting, {})).values == get_policy("deadline").values
     setting[0], setting[4] = 1.0, -1.0
-    assert setting_of(get_policy(spelled_setting(setting))) == pytest.approx(setting, abs=1e-3)
-    found = get_policy(spelled_setting(setting)).values
+    assert setting_of(get_policy(spelled_setting(setting, {}))) == pytest.approx(setting, abs=1e-3)
+    found = get_policy(spelled_setting(setting, {})).values
     assert found["tpot_share"] == pytest.approx(0.95) and found["online_chunk"] == round(4096 * np.exp(-0.7))
     far = within_reach(np.full(len(ADJUSTED), 100.0))
-    assert get_policy(spelled_setting(far)).values["offline_share"] == 1.0
+    assert get_policy(spelled_setting(far, {})).values["offline_share"] == 1.0
     assert constants(setting).reshape(len(ADJUSTED), -1)[:, -1].tolist() == setting.tolist()
+
+
+def test_what_no_weights_move_is_shared_by_all_candidates() -> None:
+    settings = {"base": "adaptive_deadline:chunk_efficiency=0.8"}
+    shared = shared_values(settings)
+    assert shared == {"chunk_efficiency": 0.8}
+    assert get_policy(spelled_setting(np.zeros(len(ADJUSTED)), shared)).values["chunk_efficiency"] == 0.8
+    for wrong in ("deadline", "adaptive_deadline:tpot_share=0.8"):
+        with pytest.raises(UserError, match=r"generalist.learn.base='\S+' must be 'adaptive_deadline'"):
+            base_of({"base": wrong})

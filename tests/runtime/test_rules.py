@@ -36,6 +36,7 @@ VALUES = st.fixed_dictionaries({
     "max_num_batched_tokens": st.sampled_from((64, 512, 4096)), "max_num_seqs": st.sampled_from((3, 16, 63)),
     "decode_share": st.sampled_from((0.3, 0.8, 100.0)), "offline_share": st.sampled_from((0.2, 0.5, 1.0)),
     "online_chunk": st.sampled_from((1, 500, 4096)), "offline_chunk": st.sampled_from((1, 300, 2048)),
+    "chunk_efficiency": st.sampled_from((0.0, 0.5, 0.9)),
     "least_iteration_s": st.sampled_from((0.0, 0.03)), "longest_iteration_s": st.sampled_from((0.05, 1.0)),
     "headroom_share": st.sampled_from((0.0, 0.05, 0.5)), "give_up_share": st.sampled_from((0.0, 0.2)),
     "give_up_gain_s": st.sampled_from((0.0, 0.1)), "violation_window_s": st.sampled_from((10.0, 600.0))})
@@ -88,6 +89,35 @@ def engine_of(state: s.State, values: dict[str, Any]) -> Engine:
     return Engine(int(state.clock.now_ps), running, *queues, free, int(spec["total_blocks"]),
                   int(state.config.block_tokens), values["max_num_seqs"], values["max_num_batched_tokens"],
                   int(state.config.default_tpot_ps))
+
+
+class Roof:
+    """Decodes that wait for memory, 8 ms, behind which 20 us a prompt token hide, and what a prompt costs by itself."""
+
+    none = (0, 0)
+
+    def __init__(self, prompt_s: float) -> None:
+        self.prompt_s = prompt_s
+
+    def add(self, sums: Any, new: int, reach: int, whole: bool) -> Any:
+        return sums[0] + new, sums[1] + (new > 1)
+
+    def latency(self, sums: Any) -> float:
+        return max(8e-3, 20e-6 * sums[0]) + self.prompt_s * sums[1]
+
+    def prefill(self, tokens: int) -> float:
+        return self.latency((tokens, 1))
+
+
+@pytest.mark.parametrize(("efficiency", "prompt_s", "begun"), [
+    (0.0, 0.0, False), (1.0, 0.0, True), (1.0, 0.02, False), (0.3, 0.02, True)])
+def test_a_small_chunk_is_begun_where_its_tokens_cost_next_to_nothing(efficiency: float, prompt_s: float,
+                                                                      begun: bool) -> None:
+    running = [Request("online", True, 0, 0.0, 2.0, 0.04, 100, 1, 99, 7, first_token_s=1.0)]
+    waiting = Request("offline", False, 1, 0.0, 1e9, 1e9, 3000)
+    engine = Engine(1.0, running, Line(), Line([waiting]), 500, 507, 16, 256, 4096, 0.04)
+    plan = Deadline({"chunk_efficiency": efficiency, "offline_share": 1.0}).compose(engine, Roof(prompt_s))
+    assert (plan.tokens.get("offline", 0) > 0) is begun and plan.tokens["online"] == 1
 
 
 @settings(max_examples=8, deadline=None, phases=(Phase.explicit, Phase.reuse, Phase.generate))

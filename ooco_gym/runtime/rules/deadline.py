@@ -15,12 +15,13 @@ from ooco_gym.runtime.rules.filling import NEVER, Filler, Limits
 from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Plan, Request
 
 DUE_PROMPTS = 16  # online prompts that are looked at
+LEAST_CHUNK, LONG_CHUNK = 32, 2048  # tokens: chunks that are tried for `chunk_efficiency`, and the one they are held to
 MOST_GIVEN = 8  # requests given up that are remembered
 DEFAULTS: dict[str, float] = {
     "tpot_share": 0.9, "ttft_share": 0.8, "max_num_batched_tokens": 4096, "max_num_seqs": 256, "decode_share": 0.8,
-    "offline_share": 0.5, "online_chunk": 4096, "offline_chunk": 2048, "least_iteration_s": 0.0,
-    "longest_iteration_s": 1.0, "headroom_share": 0.05, "give_up_share": 0.0, "give_up_gain_s": 0.1,
-    "violation_window_s": 600.0,
+    "offline_share": 0.5, "online_chunk": 4096, "offline_chunk": 2048, "chunk_efficiency": 0.0,
+    "least_iteration_s": 0.0, "longest_iteration_s": 1.0, "headroom_share": 0.05, "give_up_share": 0.0,
+    "give_up_gain_s": 0.1, "violation_window_s": 600.0,
 }
 """Parameters and their values, as conf/policy/deadline.yaml has them; a test compares."""
 
@@ -45,12 +46,37 @@ class Deadline:
         allowed, bound = self._budget(engine)
         decode_s = min(allowed, p["decode_share"] * p["tpot_share"] * engine.tpot_slo_s) if bound else allowed
         tokens = min(int(p["max_num_batched_tokens"]), engine.max_num_batched_tokens)
-        limits = Limits(NEVER if due else allowed, decode_s, p["offline_share"] * allowed, tokens,
-                        1 if due else int(p["online_chunk"]), int(p["offline_chunk"]),
-                        int(p["headroom_share"] * engine.total_blocks))
+        online, offline = self._chunks(engine, belief)
+        limits = Limits(NEVER if due else allowed, decode_s, p["offline_share"] * allowed, tokens, 1 if due else online,
+                        offline, int(p["headroom_share"] * engine.total_blocks))
         if filler.fill(limits) == 0:
             filler.fill_least(tokens)
         return filler.it.plan(belief.latency(filler.sums), allowed)
+
+    # --- Chunks ---
+    def _chunks(self, engine: Engine, belief: Belief) -> tuple[int, int]:
+        """Fewest tokens of an online and of an offline prefill: as given, or fewer where that costs next to nothing."""
+        online, offline = int(self.values["online_chunk"]), int(self.values["offline_chunk"])
+        if self.values["chunk_efficiency"] > 0.0:
+            worthwhile = self._worthwhile_chunk(engine, belief)
+            return min(online, worthwhile), min(offline, worthwhile)
+        return online, offline
+
+    def _worthwhile_chunk(self, engine: Engine, belief: Belief) -> int:
+        """Fewest tokens of which each costs at most 1 / `chunk_efficiency` of one in a long chunk."""
+        sums = belief.none
+        for request in engine.running:
+            if request.decodes:
+                sums = belief.add(sums, 1, request.num_tokens, True)
+        alone = belief.latency(sums)
+
+        def more(tokens: int) -> float:
+            return belief.latency(belief.add(sums, tokens, tokens, True)) - alone
+
+        long, tokens = more(2 * LONG_CHUNK) - more(LONG_CHUNK), LEAST_CHUNK
+        while tokens < LONG_CHUNK and self.values["chunk_efficiency"] * more(tokens) * LONG_CHUNK > long * tokens:
+            tokens *= 2
+        return tokens
 
     # --- The budget ---
     def _budget(self, engine: Engine) -> tuple[float, bool]:
