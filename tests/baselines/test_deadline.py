@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from iterations import given_tokens, iterations, steps
 
 from baselines.deadline import GIVEN, MOST_GIVEN
+from ooco_gym.scenario import Scenario
 from ooco_gym.sim import state as s
+from ooco_gym.simulation import simulate
 
 MIXED: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
 TPOT_PS, SHARE = 0.05 * s.PS_PER_S, 0.9
@@ -120,6 +122,14 @@ def test_prefill_is_held_back_for_chunks_worth_their_overhead() -> None:
             sizes += [(tokens, left[slot]) for slot, tokens in given_tokens(episode).items()
                       if slot and state.requests["generated_tokens"][slot] == 0 and is_online_decode(state, 0)]
         assert sizes and any(tokens < min(1000, left) for tokens, left in sizes) == (least == 1)
+
+
+def test_smaller_chunks_serve_more_where_a_chip_hides_them_behind_its_decodes() -> None:
+    scenario = Scenario(cluster="mixed_l40s_8b", workload="sharegpt", online_rate=1.57, duration_s=120.0, warmup_s=30.0,
+                        offline={"mode": "backlog"}, seed=3)
+    given, by_cost = (simulate(scenario, f"deadline:chunk_efficiency={one}").summary for one in (0.0, 1.0))
+    assert by_cost["offline"]["reference_gpu_s_per_s"] > 1.05 * given["offline"]["reference_gpu_s_per_s"]
+    assert by_cost["online"]["violation_rate"] <= given["online"]["violation_rate"]
 
 
 def test_headroom_stays_free_when_offline_requests_enter() -> None:
