@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from omegaconf import DictConfig
 
 BEGIN = "<!-- results: written by ooco-gym experiment generalist; what stands outside is not touched -->"
-KIND, ALL = "generalist", "all"
+KIND, RULE, ALL = "generalist", "rule", "all"  # kinds of claims: of the learned policy, and of rules beside it
 EACH = "a setting for each"  # a ceiling, not an opponent: it was tuned on the condition itself
 RESAMPLES = 10_000
 LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
@@ -127,7 +127,7 @@ def allowed(reference: Figures, limit: float) -> float:
 
 
 def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[str, Figures]],
-          options: Mapping[str, Any]) -> dict[str, Any]:
+          options: Mapping[str, Any], kind: str = KIND) -> dict[str, Any]:
     """A row of `results/learned.json`: the geometric mean over conditions of what a policy has over another."""
     ratios = [log_ratio(figures[learned], figures[opponent]) for figures in played.values()]
     mean, low, high = over_conditions(ratios)
@@ -136,7 +136,7 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
     theirs = np.concatenate([figures[opponent]["violations"] for figures in played.values()])
     over = [name for name, figures in played.items()
             if figures[learned]["violations"].mean() > allowed(figures[opponent], options["violations"])]
-    return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": KIND, "attempt": int(options["attempt"]),
+    return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": kind, "attempt": int(options["attempt"]),
             "learned": learned, "opponent": opponent, "group": group, "unit": "log ratio of offline reference GPU-s/s",
             "mean": mean, "ci_low": low, "ci_high": high, "relative": float(np.expm1(mean)),
             "p_wilcoxon": p_wilcoxon(means),
@@ -253,9 +253,9 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     for title, policy in policies.items():
         if not get_policy(policy).mixed:
             raise UserError(f"generalist.policies.{title}={policy} is no policy of mixed instances")
-    if len(policies) < 2 or options["learned"] not in policies:
-        raise UserError(f"generalist.learned={options['learned']!r} must be one of generalist.policies, of which there "
-                        "must be two or more")
+    if len(policies) < 2 or options["learned"] not in policies or set(options["also"]) - set(policies):
+        raise UserError(f"generalist.learned={options['learned']!r} and generalist.also={options['also']!r} must be titles "
+                        "of generalist.policies, of which there must be two or more")
     seeds = seeds_of(options["seeds"], "generalist.seeds")
     played: dict[str, dict[str, Figures]] = {}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment generalist"):
@@ -276,8 +276,9 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     for one in options["conditions"]:
         if "group" in one:
             groups.setdefault(str(one["group"]), []).append(name_of(one))
-    claims = [claim(ours, policy, group, {name: played[name] for name in members}, options)
-              for group, members in groups.items() for policy in policies.values() if policy != ours]
+    claims = [claim(one, policy, group, {name: played[name] for name in members}, options, KIND if one == ours else RULE)
+              for one in (ours, *(policies[title] for title in options["also"]))
+              for group, members in groups.items() for policy in policies.values() if policy != one]
     rows = rows_of(played, policies, float(options["violations"]))
     table, verdict = Table.of([Column(key, key) for key in rows[0]], rows), claims_table(claims, titles)
     page = Path(options["page"] or out / "generalist.md")
@@ -287,7 +288,7 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
             f"means over the conditions, with 95 % intervals by resampling windows. Version {__version__}.")
     write_texts({page: merged(page, "One policy for every condition", text, BEGIN)})
     figures = Path(options["figures"] or out / "learned.json")
-    own = (KIND, int(options["attempt"]))
-    keep_claims(figures, claims, lambda one: (one["kind"], one.get("attempt", 1)) != own)
+    own = [(kind, int(options["attempt"])) for kind in (KIND, RULE)]
+    keep_claims(figures, claims, lambda one: (one["kind"], one.get("attempt", 1)) not in own)
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rows, "page": str(page), "figures": str(figures)}
