@@ -254,8 +254,8 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
         if not get_policy(policy).mixed:
             raise UserError(f"generalist.policies.{title}={policy} is no policy of mixed instances")
     if len(policies) < 2 or options["learned"] not in policies or set(options["also"]) - set(policies):
-        raise UserError(f"generalist.learned={options['learned']!r} and generalist.also={options['also']!r} must be titles "
-                        "of generalist.policies, of which there must be two or more")
+        raise UserError(f"generalist.learned={options['learned']!r} and generalist.also={options['also']!r} must be "
+                        "titles of generalist.policies, of which there must be two or more")
     seeds = seeds_of(options["seeds"], "generalist.seeds")
     played: dict[str, dict[str, Figures]] = {}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment generalist"):
@@ -276,8 +276,9 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     for one in options["conditions"]:
         if "group" in one:
             groups.setdefault(str(one["group"]), []).append(name_of(one))
-    claims = [claim(one, policy, group, {name: played[name] for name in members}, options, KIND if one == ours else RULE)
-              for one in (ours, *(policies[title] for title in options["also"]))
+    kinds = {ours: KIND} | {policies[title]: RULE for title in options["also"]}
+    claims = [claim(one, policy, group, {name: played[name] for name in members}, options, kind)
+              for one, kind in kinds.items()
               for group, members in groups.items() for policy in policies.values() if policy != one]
     rows = rows_of(played, policies, float(options["violations"]))
     table, verdict = Table.of([Column(key, key) for key in rows[0]], rows), claims_table(claims, titles)

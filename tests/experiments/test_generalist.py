@@ -67,12 +67,15 @@ def test_claims_are_those_of_the_windows(learned: Path, tmp_path: Path) -> None:
                  f"generalist.policies=[{{title: deadline, policy: deadline}},{policies}]",
                  "generalist.cache=false", "generalist.workers=1",
                  "generalist.conditions=[{name: c, group: g, cluster: mixed_7b, workload: azure_conv, online_rate: 2}]",
-                 "generalist.each_from=null"]) == 0
+                 "generalist.each_from=null", "generalist.also=[single]"]) == 0
     found = json.loads((tmp_path / "learned.json").read_text())["claims"]
-    assert [(one["group"], one["opponent"]) for one in found] == [
-        (group, opponent) for group in ("all", "g") for opponent in ("deadline", str(files["single"]))]
+    single, ours = str(files["single"]), str(files["learned"])
+    pairs = (("generalist", ours, single), ("rule", single, ours))
+    assert [(one["kind"], one["group"], one["learned"], one["opponent"]) for one in found] == [
+        (kind, group, policy, opponent) for kind, policy, other in pairs
+        for group in ("all", "g") for opponent in ("deadline", other)]
     for one in found:
-        assert one["kind"] == "generalist" and one["n_windows"] == 2 and one["window_s"] == 30.0
+        assert one["n_windows"] == 2 and one["window_s"] == 30.0
         assert one["ci_low"] <= one["mean"] <= one["ci_high"]
         assert one["relative"] == pytest.approx(np.expm1(one["mean"]), rel=1e-4, abs=1e-9)
     assert "| c |" in (tmp_path / "generalist.md").read_text()
