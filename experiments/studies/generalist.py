@@ -127,7 +127,7 @@ def allowed(reference: Figures, limit: float) -> float:
 
 
 def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[str, Figures]],
-          options: Mapping[str, Any], kind: str = KIND) -> dict[str, Any]:
+          options: Mapping[str, Any], names: Mapping[str, str], kind: str = KIND) -> dict[str, Any]:
     """A row of `results/learned.json`: the geometric mean over conditions of what a policy has over another."""
     ratios = [log_ratio(figures[learned], figures[opponent]) for figures in played.values()]
     mean, low, high = over_conditions(ratios)
@@ -137,8 +137,9 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
     over = [name for name, figures in played.items()
             if figures[learned]["violations"].mean() > allowed(figures[opponent], options["violations"])]
     return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": kind, "attempt": int(options["attempt"]),
-            "learned": learned, "opponent": opponent, "group": group, "unit": "log ratio of offline reference GPU-s/s",
-            "mean": mean, "ci_low": low, "ci_high": high, "relative": float(np.expm1(mean)),
+            "learned": names[learned], "opponent": names[opponent], "group": group,
+            "unit": "log ratio of offline reference GPU-s/s", "mean": mean, "ci_low": low, "ci_high": high,
+            "relative": float(np.expm1(mean)),
             "p_wilcoxon": p_wilcoxon(means),
             "violation_rate": float(rates.mean()), "opponent_violation_rate": float(theirs.mean()),
             "conditions": len(ratios), "conditions_ahead": int(sum(one > 0 for one in means)),
@@ -271,13 +272,15 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
             played[name] = {key: play(jobs, scenario, policy, seeds) for key, policy in lists[name].items()}
     if each:
         policies = {**policies, EACH: EACH}
-    ours, titles = policies[options["learned"]], {policy: title for title, policy in policies.items()}
+    ours, names = policies[options["learned"]], {policy: policy for policy in policies.values()}
+    names |= {str(one["policy"]): str(one["name"]) for one in options["policies"] if "name" in one}
+    titles = {names[policy]: title for title, policy in policies.items()}
     groups = {ALL: list(played)}
     for one in options["conditions"]:
         if "group" in one:
             groups.setdefault(str(one["group"]), []).append(name_of(one))
     kinds = {ours: KIND} | {policies[title]: RULE for title in options["also"]}
-    claims = [claim(one, policy, group, {name: played[name] for name in members}, options, kind)
+    claims = [claim(one, policy, group, {name: played[name] for name in members}, options, names, kind)
               for one, kind in kinds.items()
               for group, members in groups.items() for policy in policies.values() if policy != one]
     rows = rows_of(played, policies, float(options["violations"]))

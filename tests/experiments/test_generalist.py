@@ -62,14 +62,14 @@ def test_the_one_setting_knows_no_context_and_the_learned_policy_does(learned: P
 
 def test_claims_are_those_of_the_windows(learned: Path, tmp_path: Path) -> None:
     files = {name: learned / "first" / f"{name}.yaml" for name in ("single", "learned")}
-    policies = ",".join(f"{{title: {name}, policy: '{file}'}}" for name, file in files.items())
+    policies = ",".join(f"{{title: {name}, policy: '{file}', name: my {name}}}" for name, file in files.items())
     assert main(["experiment", "generalist", *SHORT, f"out={tmp_path}", "generalist.seeds=[5,6]",
                  f"generalist.policies=[{{title: deadline, policy: deadline}},{policies}]",
                  "generalist.cache=false", "generalist.workers=1",
                  "generalist.conditions=[{name: c, group: g, cluster: mixed_7b, workload: azure_conv, online_rate: 2}]",
                  "generalist.each_from=null", "generalist.also=[single]"]) == 0
     found = json.loads((tmp_path / "learned.json").read_text())["claims"]
-    single, ours = str(files["single"]), str(files["learned"])
+    single, ours = "my single", "my learned"
     pairs = (("generalist", ours, single), ("rule", single, ours))
     assert [(one["kind"], one["group"], one["learned"], one["opponent"]) for one in found] == [
         (kind, group, policy, opponent) for kind, policy, other in pairs
