@@ -51,11 +51,11 @@ def read_run(folder: Path, prompts: Path | None = None) -> Recorded:
         UserError: a file, column or setting is missing, times are impossible, or prompts are not those of the requests.
     """
     engine = _settings(folder / "engine.json")
-    requests, hashes = _requests(folder / "requests.parquet", prompts)
+    requests, hashes = requests_of(folder / "requests.parquet", prompts)
     begin_s = requests["arrival_s"][0]
     for key in ("arrival_s", "first_token_s", "last_token_s"):
         requests[key] = requests[key] - begin_s
-    return Recorded(folder, engine, requests, _curves(folder / "timeseries.csv", begin_s), hashes)
+    return Recorded(folder, engine, requests, curves_of(folder / "timeseries.csv", begin_s), hashes)
 
 
 def _settings(path: Path) -> dict[str, Any]:
@@ -69,7 +69,8 @@ def _settings(path: Path) -> dict[str, Any]:
     return engine
 
 
-def _requests(path: Path, prompts: Path | None) -> tuple[dict[str, np.ndarray], Hashes | None]:
+def requests_of(path: Path, prompts: Path | None) -> tuple[dict[str, np.ndarray], Hashes | None]:
+    """The requests of a run by column, sorted by arrival, and which of them begin alike (see `read_run`)."""
     import pyarrow.parquet as pq
 
     from ooco_gym.workload.trace import take_hashes
@@ -97,7 +98,8 @@ def _requests(path: Path, prompts: Path | None) -> tuple[dict[str, np.ndarray], 
             None if hashes is None else take_hashes(hashes, order))
 
 
-def _curves(path: Path, begin_s: float) -> dict[str, np.ndarray]:
+def curves_of(path: Path, begin_s: float) -> dict[str, np.ndarray]:
+    """What the engine logged, from a time on; empty where there is no file."""
     if not path.is_file():
         return {}
     from pyarrow import csv

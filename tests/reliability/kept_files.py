@@ -425,7 +425,7 @@ def read_measured(folder: Path) -> Any:
     engine = [[plain(one.seconds), plain(dict(one.sizes)), one.tp] for part in found for one in part.engine]
     served = [plain(read_requests(path)) for path in sorted((folder / "engine" / "serve").glob("*/requests.parquet"))]
     folders = sorted((folder / "engine" / "serve").iterdir())
-    runs = [[recorded._requests(path / "requests.parquet"), recorded._curves(path / "timeseries.csv", 0.0)]
+    runs = [[recorded.requests_of(path / "requests.parquet", None), recorded.curves_of(path / "timeseries.csv", 0.0)]
             for path in folders]
     return [rows, engine, served, plain(runs)]
 

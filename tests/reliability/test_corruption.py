@@ -66,6 +66,13 @@ def test_what_is_sealed_is_read_as_it_was_written_or_not_at_all(tmp_path: Path) 
     assert read_mapping(path) == {"rate": 0.2}
 
 
+def test_a_measured_engine_is_read_as_it_was_made(tmp_path):
+    """Its damages are for the night; that nothing of it is refused before them is seen here."""
+    TARGETS["measured"].make(tmp_path)
+    rows, engine, served, runs = TARGETS["measured"].read(tmp_path)
+    assert rows and engine and len(served) == len(runs) > 0
+
+
 @pytest.mark.parametrize("content, said", [
     (b"", "must hold a mapping"), (b"\xff\xfe", "cannot be read: it is no text in UTF-8"), (b"{", "is not valid"),
     (b"[" * 30_000, "is not valid"), (b"a: 2024-13-45", "is not valid YAML"), (b"!!int ''", "is not valid YAML"),
