@@ -24,7 +24,6 @@ from agents.search import kept
 from agents.search.judging import UNPLAYED, Judge, Judged, by_condition, rungs
 from agents.search.optimisers import Optimiser, build, population_of
 from agents.search.space import Space, space_of
-from agents.search.standardising import standards
 from ooco_gym.envs.config import EpisodeConfig, under
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy, policy_of, spelling_of
@@ -100,6 +99,8 @@ class Search:
         self.space: Space = space_of(self.policy, agent, FIXED)
         self.names, self.training, self.validation = fields_of(config, agent)
         if agent["standardise"]:
+            from agents.search.standardising import standards  # which compiles
+
             played = [one.scenario for one in self.training.population.windows[: int(agent["windows"])]]
             self.space = self.space.standardised(*standards(played, self.policy))
         self.numbers = len(self.space.names)

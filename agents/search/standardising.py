@@ -15,7 +15,7 @@ from numba import types
 from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.policy import Policy
-from ooco_gym.policy.engine_features import ROW, engine_row
+from ooco_gym.policy.engine_features import NOTES, ROW, engine_row
 from ooco_gym.policy.linear import SetsParameters
 from ooco_gym.runtime.batching_features import ENGINE
 from ooco_gym.scenario import ResolvedScenario, Scenario
@@ -24,23 +24,21 @@ from ooco_gym.simulation import Simulation
 
 EVERY_S = 10.0  # between two samples
 STILL = 0.01  # a figure that varies less than that is taken as it is
-_NOTES, _BUDGET = 8, 0.03
 
 
-@jit(types.void(types.int64, types.int64, types.float64[::1], types.float64[::1]))
-def _row_of(handle, instance, notes, row):
-    engine_row(state_at(handle), instance, (_BUDGET, 0.0, 0.0), notes, row)
+@jit(types.void(types.int64, types.int64, types.float64, types.float64[::1], types.float64[::1]))
+def _row_of(handle, instance, budget, notes, row):
+    engine_row(state_at(handle), instance, (budget, 0.0, 0.0), notes, row)
 
 
-def sample(scenarios: Sequence[Scenario | ResolvedScenario], policy: str | Policy, weights: np.ndarray | None = None,
-           every_s: float = EVERY_S) -> tuple[np.ndarray, np.ndarray]:
-    """The figures of all engines every few seconds, while a policy plays.
+def sample(scenarios: Sequence[Scenario | ResolvedScenario], policy: str | Policy, weights: np.ndarray | None = None
+           ) -> tuple[np.ndarray, np.ndarray]:
+    """The figures of all engines every `EVERY_S`, while a policy plays.
 
     Args:
         scenarios: windows.
         policy: of mixed instances.
         weights: in place of its own.
-        every_s: between two samples.
 
     Returns:
         (float64[samples, figures of `ENGINE`], the scenario of each: int64[samples]).
@@ -50,15 +48,16 @@ def sample(scenarios: Sequence[Scenario | ResolvedScenario], policy: str | Polic
         simulation = Simulation(scenario, policy)
         if weights is not None:
             simulation.state.weights[:] = weights
-        until_s, notes = every_s, np.zeros((len(simulation.state.instances), _NOTES))
+        until_s, notes = EVERY_S, np.zeros((len(simulation.state.instances), NOTES))
+        budget = float(simulation.scenario.protocol.violation_budget)
         while until_s < simulation.window_s[1]:
             simulation.advance(until_s)
             for instance in range(len(notes)):
                 row = np.zeros(ROW)
-                _row_of(simulation.handle.address, instance, notes[instance], row)
+                _row_of(simulation.handle.address, instance, budget, notes[instance], row)
                 rows.append(row[: len(ENGINE)])
                 places.append(place)
-            until_s += every_s
+            until_s += EVERY_S
     return np.array(rows), np.array(places)
 
 

@@ -24,6 +24,7 @@ from agents.environments import make_env, split_seeds
 from experiments.common.output import check_page, keep_claims, merged, p_wilcoxon, rounded, write_texts
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
+from experiments.studies.generalist import log_ratio
 from ooco_gym.errors import UserError
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Column, Table, console, percent, with_interval
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 BEGIN = "<!-- results: written by ooco-gym experiment specialist; what stands outside is not touched -->"
 KIND, AS_IT_IS = "learning", "as trained"
 RESAMPLES = 10_000
-LEAST = 1e-3  # reference GPU-s/s: below it a ratio says nothing
 FIGURES = {"service": ("offline", "reference_gpu_s_per_s"), "violations": ("online", "violation_rate"),
            "worst_10min": ("online", "worst_10min_violation_rate"), "ttft_p99_s": ("online", "ttft_p99_s"),
            "oldest_s": ("offline", "age_max_s")}
@@ -51,9 +51,8 @@ def windows_of(options: Mapping[str, Any], shift: str | None = None) -> list[Sce
     Raises:
         UserError: an unknown environment or shift.
     """
-    config = {**load_yaml("env", options["env"]), **({} if shift is None else {"shift": shift})}
-    if options["window_s"] is not None:
-        config["window_s"] = options["window_s"]
+    config = {**load_yaml("env", options["env"]), **({} if shift is None else {"shift": shift}),
+              **({} if options["window_s"] is None else {"window_s": options["window_s"]})}
     env: Any = make_env(config)
     episodes = env.unwrapped.config
     env.close()
@@ -69,11 +68,6 @@ def figures_of(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Figures:
 
 
 # --- Claims ---------------------------------------------------------------------------------------------------------
-def gains(ours: Figures, theirs: Figures) -> np.ndarray:
-    """Logarithm of the ratio of services, float64[runs of ours, windows]; the opponent is one run."""
-    return np.log(np.maximum(LEAST, ours["service"])) - np.log(np.maximum(LEAST, theirs["service"][0]))
-
-
 def crossed_interval(values: np.ndarray) -> tuple[float, float, float]:
     """Mean of float64[runs, windows] and its 95 % interval: runs and windows resampled, crossed."""
     random = np.random.default_rng(0)
@@ -93,7 +87,7 @@ def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], opti
           policies: Mapping[str, Sequence[str]]) -> dict[str, Any]:
     """A row of `results/learned.json`: how much more offline service the learned policy has than an opponent."""
     (title, mine), (opponent, other) = ours, theirs
-    found = gains(mine, other)
+    found = log_ratio(mine, other)  # float64[runs, windows]: the opponent is one run
     mean, low, high = crossed_interval(found)
     by_window = found.mean(0)
     return {"environment": env, "kind": KIND, "attempt": int(options["attempt"]),
@@ -108,7 +102,7 @@ def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], opti
             "opponent_worst_10min": float(other["worst_10min"].max()), "worst_window": float(by_window.min()),
             "windows_ahead": int((by_window > 0).sum()), "runs_ahead": int((found.mean(1) > 0).sum()),
             "holds": bool(mine["violations"].mean() <= float(options["violations"])),
-            "n_windows": found.shape[1], "window_s": float(options["window_s"] or 0.0),
+            "n_windows": found.shape[1], "window_s": float(options["window_s"]),
             "n_training_runs": found.shape[0]}
 
 
@@ -166,8 +160,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     shifts: list[str | None] = [None, *(env.get("shifts", {}) if int(options["shift_windows"]) else ())]
     played: dict[str, dict[str, Figures]] = {}
     with Jobs(options["workers"], Store(on=bool(options["cache"]))) as jobs, jobs.progress("experiment specialist"):
-        asked = {shift: {title: [[jobs.submit(one, policy) for one in windows_of(options, shift)] for policy in listed]
-                         for title, listed in policies.items()} for shift in shifts}
+        listed = {shift: windows_of(options, shift) for shift in shifts}
+        asked = {shift: {title: [[jobs.submit(one, policy) for one in windows] for policy in runs]
+                         for title, runs in policies.items()} for shift, windows in listed.items()}
         for shift, of_titles in asked.items():
             played[shift or AS_IT_IS] = {title: figures_of([[one.result() for one in windows] for windows in runs])
                                          for title, runs in of_titles.items()}

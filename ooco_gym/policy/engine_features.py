@@ -26,7 +26,7 @@ C = namedtuple("EngineColumns", [one.name for one in ENGINE])(*range(len(ENGINE)
 ROW = len(ENGINE) + -len(ENGINE) % LANES
 NONE_MS = 1e9  # what counts as time without end: cut at the limit
 # Places of the notes that `engine_row` keeps from one call to the next, or leaves to its caller.
-HOUR, HOUR_ARRIVED, HOUR_VIOLATED, ALONE_PS, ONLINE_PS, OFFLINE_PS, SLACKS = range(7)
+HOUR, HOUR_ARRIVED, HOUR_VIOLATED, ALONE_PS, ONLINE_PS, OFFLINE_PS, SLACKS, NOTES = range(8)  # so many, the last
 HOUR_S = float(BLOCKS_S[1])
 
 LN_2 = math.log(2.0)

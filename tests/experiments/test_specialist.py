@@ -45,10 +45,6 @@ def test_a_claim_is_of_the_mean_of_all_runs() -> None:
     assert not found["holds"] and found["opponent_violation_rate"] == 0.0
 
 
-def test_a_window_without_service_counts_as_next_to_none() -> None:
-    assert study.gains(figures([[0.0]]), figures([[1.0]]))[0, 0] == pytest.approx(np.log(study.LEAST))
-
-
 def test_it_plays_writes_a_page_and_keeps_other_claims(tmp_path: Path) -> None:
     kept, page = tmp_path / "learned.json", tmp_path / "page.md"
     kept.write_text(json.dumps({"claims": [{"kind": "information", "environment": "ooco_gym/Batching-v0"}]}))
