@@ -21,11 +21,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from agents.environments import make_env, split_seeds
+from agents.evaluation.scoring import mean_interval
 from experiments.common.output import check_page, keep_claims, merged, p_wilcoxon, rounded, write_texts
 from experiments.common.runner import Jobs
 from experiments.common.store import Store
 from experiments.studies.generalist import log_ratio
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, unknown
 from ooco_gym.policy import get_policy
 from ooco_gym.report import Column, Table, console, percent, with_interval
 from ooco_gym.resources import load_yaml
@@ -35,9 +36,9 @@ from ooco_gym.version import __version__
 if TYPE_CHECKING:
     from omegaconf import DictConfig
 
-BEGIN = "<!-- results: written by ooco-gym experiment specialist; what stands outside is not touched -->"
-KIND, AS_IT_IS = "learning", "as trained"
-RESAMPLES = 10_000
+BEGIN = "<!-- results in {}: written by ooco-gym experiment specialist; what stands outside is not touched -->"
+END = "<!-- end of results in {} -->"
+KINDS, AS_IT_IS = ("learning", "rule"), "as trained"
 FIGURES = {"service": ("offline", "reference_gpu_s_per_s"), "violations": ("online", "violation_rate"),
            "worst_10min": ("online", "worst_10min_violation_rate"), "ttft_p99_s": ("online", "ttft_p99_s"),
            "oldest_s": ("offline", "age_max_s")}
@@ -68,16 +69,6 @@ def figures_of(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Figures:
 
 
 # --- Claims ---------------------------------------------------------------------------------------------------------
-def crossed_interval(values: np.ndarray) -> tuple[float, float, float]:
-    """Mean of float64[runs, windows] and its 95 % interval: runs and windows resampled, crossed."""
-    random = np.random.default_rng(0)
-    runs, windows = values.shape
-    drawn = np.array([values[random.integers(runs, size=runs)][:, random.integers(windows, size=windows)].mean()
-                      for _ in range(RESAMPLES)])
-    low, high = np.quantile(drawn, (0.025, 0.975))
-    return float(values.mean()), float(low), float(high)
-
-
 def named(policy: str, title: str) -> str:
     """A policy by the name that every command takes, or, of a file that others do not have, by its title."""
     return title if policy.endswith((".yaml", ".yml")) else policy
@@ -88,9 +79,10 @@ def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], opti
     """A row of `results/learned.json`: how much more offline service the learned policy has than an opponent."""
     (title, mine), (opponent, other) = ours, theirs
     found = log_ratio(mine, other)  # float64[runs, windows]: the opponent is one run
-    mean, low, high = crossed_interval(found)
+    mean, low, high = mean_interval(found)
+    assert low is not None and high is not None
     by_window = found.mean(0)
-    return {"environment": env, "kind": KIND, "attempt": int(options["attempt"]),
+    return {"environment": env, "kind": str(options["kind"]), "attempt": int(options["attempt"]),
             "learned": named(policies[title][0], f"{title} in {env}"),
             "opponent": named(policies[opponent][0], opponent), "title": title,
             "opponent_title": opponent, "unit": "log ratio of offline reference GPU-s/s", "mean": mean, "ci_low": low,
@@ -153,6 +145,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
 
     options = plain(cfg.specialist)
     check_page("specialist.page", options["page"])
+    if int(options["windows"]) < 2:
+        raise UserError(f"specialist.windows={options['windows']}: expected two or more, as intervals are over windows")
+    if options["kind"] not in KINDS:
+        raise unknown("specialist.kind", options["kind"], KINDS)
     policies = _policies(options)
     learned = next(iter(policies))
     env = load_yaml("env", options["env"])
@@ -177,18 +173,20 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"{options['window_s']:g} s and the training runs, with 95 % intervals by resampling both.\n\n"
             f"{rows_table(rows).markdown()}\n\n† more than {percent(float(options['violations']), 0)} of the online "
             f"requests. *Worst window* is of its worst ten minutes. Version {__version__}.")
-    write_texts({page: merged(page, f"A policy learned in {env['id']}", text, BEGIN)})
+    begin, end = (mark.format(env["id"]) for mark in (BEGIN, END))
+    write_texts({page: merged(page, f"A policy learned in {env['id']}", text, begin, end)})
     keep_claims(figures, claims, lambda one: (one["kind"], one["environment"], one.get("attempt"))
-                != (KIND, env["id"], int(options["attempt"])))
+                != (options["kind"], env["id"], int(options["attempt"])))
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rounded(rows), "page": str(page), "figures": str(figures)}
 
 
 def _policies(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Policies by title, the learned one, with all of its runs, first."""
+    """Policies by title, the one that is asked about, with all of its runs, first."""
     learned = options["learned"]
     runs = [learned] if isinstance(learned, str) else [str(one) for one in learned or ()]
-    policies = {"learned": runs, **{str(one["title"]): [str(one["policy"])] for one in options["policies"] or ()}}
+    opponents = {str(one["title"]): [str(one["policy"])] for one in options["policies"] or ()}
+    policies = {str(options["title"]): runs, **opponents}
     if not runs or len(policies) < 2:
         raise UserError("specialist.learned must name one policy or more, the training runs of one, and "
                         "specialist.policies its opponents: [{title: tuned, policy: RUN/policy.yaml}]")

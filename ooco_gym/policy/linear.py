@@ -49,6 +49,7 @@ class SetsParameters:
 
     def write(self, folder: Path, policy: Policy, weights: np.ndarray, known: Mapping[str, Any], **how: Any) -> Path:
         """The bundle of weights (rows, columns) over the rule as `policy` sets it."""
+        from ooco_gym.runtime.rules import RULES
         from ooco_gym.runtime.writing import write_parameters_bundle  # every policy names this class, few are written
 
         docs, parameters = {param.name: param.doc for param in policy.params}, []
@@ -56,11 +57,14 @@ class SetsParameters:
             base = float(policy.values[one.name])
             parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
                                "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
+        moved = [one.name for one in self.parameters]
+        constants = {name: float(policy.values[name]) for name, own in RULES[self.rule][1].items()
+                     if name not in moved and not isinstance(own, str) and float(policy.values[name]) != own}
         interval_s = float(policy.values.get("interval_s") or 0.0)
         facts = {"environment": self.environment, **known}
         return write_parameters_bundle(
             folder, parameters=parameters, features=_noted(self.features, facts.pop("seen", {})), weights=weights,
-            rule=self.rule, interval_s=interval_s if interval_s > 0 else None, **facts, **how)
+            rule=self.rule, interval_s=interval_s if interval_s > 0 else None, constants=constants, **facts, **how)
 
 
 @dataclass(frozen=True)
@@ -146,9 +150,12 @@ def write_linear_bundle(folder: str | Path, policy: Policy, weights: np.ndarray 
     Raises:
         UserError: the policy has no such weights, or none is given; or a form cannot be written.
     """
-    if policy.layout is None or policy.linear is None:
+    if policy.layout is None:
         raise UserError(f"policy '{policy.name}' is a rule without weights: an engine needs no bundle of it; expected "
                         "one that is learned, such as learned_deadline, a run of ooco-gym train, or a name of the zoo")
+    if policy.linear is None:
+        raise UserError(f"policy '{policy.name}': no engine runs a bundle of its weights; its order without them is a "
+                        "rule of the scheduler inside vLLM (docs/vllm.md)")
     if weights is None and not policy.values.get("weights"):
         raise UserError(f"policy '{policy.name}' names no file of weights; expected {policy.name}:weights=FILE.npz")
     found = policy.weights if weights is None else np.asarray(weights, np.float64)

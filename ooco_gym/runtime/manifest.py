@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from ooco_gym.errors import UserError, is_whole
+from ooco_gym.errors import UserError, is_number, is_whole
 from ooco_gym.runtime.graph_checks import check_graph
 from ooco_gym.runtime.shapes import problems
 
@@ -211,6 +211,11 @@ class _Checks:
             if not one["low"] <= one["base"] <= one["high"] or (one["scale"] == "log" and one["base"] <= 0):
                 self._fail(f"the base of parameter '{one['name']}'", one["base"],
                            f"a value from its low {one['low']} to its high {one['high']}, above 0 on a log scale")
+
+        constants = self._mapping("constants", manifest.get("constants") or {})
+        for name, value in constants.items():
+            if not is_number(value) or name in names:
+                self._fail(f"the constant '{name}'", value, "a number, of a parameter that the network does not set")
 
     def _names(self, key: str, value: Any) -> None:
         if not isinstance(value, list) or not all(isinstance(one, str) for one in value):

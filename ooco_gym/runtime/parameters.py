@@ -52,6 +52,7 @@ class ParameterPolicy:
         form: `npz`, or `onnx`.
         interval_s: seconds between two decisions, where they come by the clock; else None.
         rule: the rule whose parameters they are.
+        constants: values of other parameters of the rule with which the policy was trained.
     """
 
     kind = "parameters"
@@ -62,6 +63,7 @@ class ParameterPolicy:
         self.features = [one["name"] for one in manifest["inputs"]["cluster"]["features"]]
         self.interval_s: float | None = manifest["decision_point"].get("interval_s")
         self.rule: str | None = manifest.get("rule")
+        self.constants: dict[str, float] = dict(manifest.get("constants") or {})
         self.low, self.high = (np.array([one[key] for one in manifest["parameters"]]) for key in ("low", "high"))
         self.decisions: list[str] = list(manifest["decisions"])
         self.card: dict[str, Any] = {}

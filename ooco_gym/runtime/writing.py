@@ -40,7 +40,8 @@ def write_parameters_bundle(
     directory: str | Path, *, parameters: Sequence[Mapping[str, Any]], features: Sequence[Any], weights: Any = None,
     layers: Sequence[tuple[Any, Any, str]] | None = None, rule: str = "deadline",
     environment: str = "ooco_gym/Batching-v0", name: str | None = None, decision_point: str = "parameters",
-    interval_s: float | None = None, seen: Any = None, training: Mapping[str, Any] | None = None,
+    interval_s: float | None = None, constants: Mapping[str, float] | None = None, seen: Any = None,
+    training: Mapping[str, Any] | None = None,
     scores: Sequence[Mapping[str, Any]] = (), trained_for: Mapping[str, Any] | None = None, licence: str = LICENCE,
     forms: Sequence[str] = ("npz",), target: str | None = None,
 ) -> Path:
@@ -59,6 +60,7 @@ def write_parameters_bundle(
         name: what the policy is called; None: the rule's name with `adaptive_` before it.
         decision_point: a name for what is decided.
         interval_s: seconds between two decisions.
+        constants: values of other parameters of the rule with which it was trained, where they are not the rule's own.
         seen: least and largest value of each feature in training, (2, F): the guard trusts the policy within.
         training: `data` (a mapping), `seeds` (a list) and whatever else is known of it.
         scores: `metric`, `mean`, `ci_low`, `ci_high`, `n_windows` of each.
@@ -92,7 +94,8 @@ def write_parameters_bundle(
         "inputs": {"cluster": {"shape": [len(table)], "dtype": "float32", "features": table}},
         "outputs": {"parameters": {"shape": [len(described)], "dtype": "float64",
                                    "meaning": "values of parameters, in their order"}},
-        "parameters": described, "network": {"form": "layers", **given.described()},
+        "parameters": described, **({"constants": dict(constants)} if constants else {}),
+        "network": {"form": "layers", **given.described()},
         "training": {"data": {}, "seeds": [], **(training or {})}, "scores": [dict(one) for one in scores],
         "trained_for": {"slo": {}, "loads": [], **(trained_for or {})}, "licence": licence,
     }

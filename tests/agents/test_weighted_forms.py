@@ -226,7 +226,16 @@ def test_other_weights_take_nothing_from_the_shipped_ones(tmp_path):
         exported(str(own), tmp_path / "wrong")
 
 
+def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
+    exported("learned_deadline", tmp_path / "plain", forms=["npz"])
+    exported("learned_deadline:chunk_efficiency=1.0", tmp_path / "chunks", forms=["npz"])
+    plain, chunks = (json.loads((tmp_path / name / "manifest.json").read_text()) for name in ("plain", "chunks"))
+    assert "constants" not in plain and chunks["constants"] == {"chunk_efficiency": 1.0}
+    assert not list(problems(chunks, published_schema()))
+
+
 @pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
+                                            ("admitter", "no engine runs a bundle of its weights"),
                                             ("adaptive_deadline", "names no file of weights"),
                                             ("learned_dead", "learned_dead")])
 def test_what_has_no_weights_is_not_exported(name, said, tmp_path):

@@ -12,7 +12,14 @@ import pytest
 import yaml
 
 from experiments.studies.engine_chain import Curve, StepModel, model_of, write_chip
-from experiments.studies.engine_live.cells import Promise, Seen, drawn_trace, figures, seen_by_client
+from experiments.studies.engine_live.cells import (
+    Promise,
+    Seen,
+    document_of,
+    drawn_trace,
+    figures,
+    seen_by_client,
+)
 from experiments.studies.engine_live.server import _flags, write_tokenizer
 from experiments.studies.engine_live.study import Engine, Study, read_cells, slowness_of, without_folders
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
@@ -33,6 +40,19 @@ def test_a_trace_has_its_rates_and_is_its_seeds() -> None:
     again = drawn_trace(PLAN, 10.0, 4.0, 3)
     assert np.array_equal(trace.arrival_s, again.arrival_s) and np.array_equal(trace.prompt_tokens, again.prompt_tokens)
     assert (trace.prompt_tokens + trace.output_tokens < 512).all()
+
+
+def test_offline_prompts_begin_with_documents() -> None:
+    plain, found = (drawn_trace({**PLAN, "documents": documents}, 10.0, 4.0, 3)
+                    for documents in (None, {"count": 3, "tokens": 1024}))
+    longer = found.prompt_tokens - plain.prompt_tokens
+    assert (longer == np.where(found.online, 0, 1024)).all() and np.array_equal(plain.arrival_s, found.arrival_s)
+    told = [document_of(found, row) for row in range(len(found))]
+    assert all((one is None) == online for one, online in zip(told, found.online, strict=True))
+    assert {tuple(one) for one in told if one} == {(1, 1024), (3, 1024), (5, 1024)}  # the first of two pieces each
+    assert document_of(plain, 0) is None
+    with pytest.raises(UserError, match=r"documents.tokens is 700; expected a multiple of 512"):
+        drawn_trace({**PLAN, "documents": {"count": 3, "tokens": 700}}, 10.0, 4.0, 3)
 
 
 def test_violations_are_those_of_the_protocol() -> None:

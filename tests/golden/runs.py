@@ -25,10 +25,10 @@ GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}
 
 POOL_POLICIES = ("always", "base_pd", "echo_pd", "hygen_pd", "least_urgent", "never", "online_priority", "ooco",
                  "ooco_lengths", "ooco_xllm", "random", "slack")
-MIXED_POLICIES = ("adaptive_deadline", "bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e", "echo_bs_e_s",
-                  "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama", "past_future", "round_robin",
-                  "router", "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf", "vllm_priority", "vllm_v0",
-                  "vllm_v0_priority")
+MIXED_POLICIES = ("adaptive_deadline", "admitter", "bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e",
+                  "echo_bs_e_s", "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama",
+                  "past_future", "round_robin", "router", "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf",
+                  "vllm_priority", "vllm_v0", "vllm_v0_priority")
 OPTIONS = {  # policies with parameters that take another way through the rules
     "pools": ("ooco:gate=always", "ooco:gate=never", "ooco:interrupt=slack,max_pull=1", "ooco:layer_resume=1",
               "ooco:slo_margin=0.6,gate_gain=8.0", "ooco:evict=longest", "ooco:overload=sacrifice",
@@ -41,7 +41,7 @@ OPTIONS = {  # policies with parameters that take another way through the rules
               "vllm_lcf:preempt=least_computed_of_class", "bros:bidirectional=off", "bros:all_failed=unbounded",
               "deadline:prefix_caching=on,waiting_order=prefix,preempted=swap",
               "deadline:give_up_share=0.02,headroom_share=0.1,route=class", "vllm_fcfs:max_num_batched_tokens=256",
-              "router:rule=sticky,lag_s=2,prefix_caching=on"),
+              "router:rule=sticky,lag_s=2,prefix_caching=on", "admitter:rule=shared_work,refresh_s=0,affinity=0.5"),
 }
 
 

@@ -25,7 +25,7 @@ SMALL: dict[str, Any] = {"do": "generate", "rule": None, "dtype": "float32", "sp
                          "tokens": 256, "blocks": 80, "requests": 60, "longest": 300, "outputs": 60, "seed": 5}
 """Attention split among threads, prefix caching, tokens of an iteration, blocks of 32 tokens, requests, their largest
 prompts and outputs."""
-RULES = ("v1", "deadline", "hygen", "gate", "least_computed")
+RULES = ("v1", "deadline", "admitter", "hygen", "gate", "least_computed")
 
 
 def process(python: str, log: Path, threads: int) -> Driver:
@@ -92,7 +92,7 @@ def test_a_rule_gives_the_tokens_of_stock_scheduling(engine: Driver, model: str,
     same(found, stock)
 
 
-@pytest.mark.parametrize("rule", ["deadline", "hygen"])
+@pytest.mark.parametrize("rule", ["deadline", "admitter", "hygen"])
 def test_with_prefix_caching_and_less_memory(engine: Driver, model: str, stock: dict[str, Any], rule: str) -> None:
     found = engine.ask({**SMALL, "model": model, "rule": rule, "caching": True, "blocks": 50})
     _composed(found)

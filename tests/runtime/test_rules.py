@@ -14,13 +14,18 @@ from episodes import traces
 from harness import Episode, Setup
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from numba import types
 
+from ooco_gym.compile import jit
 from ooco_gym.errors import UserError
 from ooco_gym.perf import cost_table, mixed_latency_ps
-from ooco_gym.runtime.rules import RULES, Engine, Iteration, Learned, Line, Request, make_rule
+from ooco_gym.runtime.rules import RULES, Engine, Iteration, Learned, Line, Request, admitter, make_rule
+from ooco_gym.runtime.rules.admitter import Admitter
 from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
 from ooco_gym.runtime.rules.others import V1
 from ooco_gym.sim import state as s
+from ooco_gym.sim.step_actions import get_computed_blocks
+from ooco_gym.workload import Trace
 
 ALONE = """
 import sys
@@ -259,3 +264,76 @@ def test_an_iteration_counts_its_blocks() -> None:
     assert it.admit(one, 32) == 32 and it.free == 0 and not it.has_seat()
     assert not it.allocate_slots(one, 1)
     assert it.preempt(0) is one and it.free == 2 and it.plan().tokens == {} and not it.preempted
+
+
+@jit(types.UniTuple(types.int64, 3)(types.int64, types.int64, types.int64))
+def _cached(handle, instance, slot):
+    return get_computed_blocks(s.state_at(handle), instance, slot)
+
+
+def questions(random: np.random.Generator, count: int, share: float) -> Trace:
+    """Questions, of which a share is on five documents of 1,024 tokens, of unequal lengths, and chats."""
+    online = random.random(count) < 0.2
+    document = random.integers(5, size=count)
+    alone = online | (random.random(count) >= share)
+    prompts = np.where(alone, 40 + 3 * random.permutation(count), 1030 + 7 * random.permutation(count))
+    offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, 2))])
+    values = (document[~alone][:, None] * 2 + np.arange(2) + 1).ravel()
+    return Trace(arrival_s=np.sort(random.random(count)) * 8.0, prompt_tokens=prompts.astype(np.int32),
+                 output_tokens=random.integers(1, 60, size=count).astype(np.int32), online=online,
+                 prefix_hashes=(offsets.astype(np.int64), values.astype(np.int64)))
+
+
+@pytest.mark.parametrize("rule", ["arrival", "shortest", "least_work", "shared_work"])
+@pytest.mark.parametrize(("refresh_s", "share"), [(0.5, 0.0), (0.0, 0.8)])
+def test_admitter_decides_as_the_compiled_rule(rule: str, refresh_s: float, share: float) -> None:
+    """Memory binds: 5,600 tokens, of which a document takes a fifth; what is preempted is looked up by itself.
+
+    Blocks in the cache count as they were before the iteration: of several requests with one document the rule in plain
+    Python may admit fewer.
+    """
+    values = {**DEFAULTS, "max_num_seqs": 9, "max_num_batched_tokens": 700, "offline_chunk": 100}
+    trace = questions(np.random.default_rng(3), 70, share)
+    offsets, hashes = trace.prefix_hashes or (np.zeros(0, int), np.zeros(0, int))
+    given = {**values, "rule": rule, "refresh_s": refresh_s, "prefix_caching": "on", "waiting_order": "prefix",
+             "preempted": "recompute"}
+    setup = Setup((), policy="admitter", values=tuple(given.items()), kv_tokens=5600, **MIXED)
+    episode = Episode(setup, outside=("compose",), trace=trace)
+    state, belief = episode.state, TableBelief(cost_table(episode.machines[0].deployment, 64))
+    ours = Admitter({**values, **{name: values[name] * s.PS_PER_S for name in IN_PS}, "rule": rule,
+                     "refresh_s": refresh_s * s.PS_PER_S})
+
+    def with_prefix(request: Request) -> Request:
+        handle = s.handle_of(state)
+        request.look_up = lambda: _cached(handle.address, 0, request.id)
+        request.pieces = tuple(hashes[offsets[request.id] : offsets[request.id + 1]].tolist())
+        return request
+
+    answer, entered = s.ASK, 0
+    while episode.advance(None, answer) == s.ASKED:
+        evictions = state.requests["evictions"].copy()
+        before = set(state.members[s.BATCH, 0, : state.instances["running"][0]].tolist())
+        engine = engine_of(state, values)
+        engine.online, engine.offline = (Line([with_prefix(one) for one in line])
+                                         for line in (engine.online, engine.offline))
+        plan = ours.compose(engine, belief)
+        answer = episode.rule_answer()
+        after = state.members[s.BATCH, 0, : state.instances["running"][0]].tolist()
+        lost = np.flatnonzero(state.requests["evictions"] > evictions).tolist()
+        theirs = [slot for slot in after if slot not in before or slot in lost]
+        assert plan.admitted == theirs[: len(plan.admitted)] and bool(plan.admitted) == bool(theirs)
+        assert share > 0.0 or len(plan.admitted) == len(theirs)
+        entered += sum(not state.requests["online"][slot] for slot in plan.admitted)
+    assert entered > 35
+
+
+def test_defaults_of_the_admitter_are_those_of_the_compiled_rule() -> None:
+    path = Path(__file__).resolve().parents[2] / "conf/policy/admitter.yaml"
+    conf = yaml.safe_load(path.read_text(encoding="utf-8"))
+    own = {name: value for name, value in admitter.DEFAULTS.items() if name not in DEFAULTS}
+    assert {name: conf[name] for name in own} == own
+
+
+def test_an_unknown_order_is_refused_in_a_sentence() -> None:
+    with pytest.raises(UserError, match=r"'rule' of 'admitter' is 'shortst'; expected one of .*shortest"):
+        make_rule("admitter", {"rule": "shortst"})

@@ -150,11 +150,11 @@ def test_a_rule_that_stalls_is_not_waited_for() -> None:
 
 
 # --- A learned policy -----------------------------------------------------------------------------------------------
-def bundle(folder: Path, name: str = "offline_share") -> str:
+def bundle(folder: Path, name: str = "offline_share", **how: Any) -> str:
     weights = np.zeros((1, len(ENGINE) + 1))
     weights[0, [one.name for one in ENGINE].index("kv_free")] = 1.0
     write_parameters_bundle(folder, features=ENGINE, weights=weights, interval_s=2.0, parameters=[
-        {"name": name, "base": 0.5, "scale": "linear", "step": 0.5, "low": 0.0, "high": 1.0}])
+        {"name": name, "base": 0.5, "scale": "linear", "step": 0.5, "low": 0.0, "high": 1.0}], **how)
     return str(folder)
 
 
@@ -178,6 +178,20 @@ def test_a_learned_policy_sets_the_rule_at_its_interval(tmp_path: Path) -> None:
     engine.now_s = 20.0
     one.look(engine, Learned())
     assert rule.values["offline_share"] == 0.5 and watch.counts["fallbacks:could not be adjusted"] == 1
+
+
+def test_what_a_policy_was_trained_with_counts_where_the_settings_say_nothing(tmp_path: Path) -> None:
+    constants = {"chunk_efficiency": 1.0, "longest_iteration_s": 0.2}
+    folder = bundle(tmp_path / "b", constants=constants)
+    rule, watch = make_rule("deadline", {"longest_iteration_s": 0.5}), Watch("deadline")
+    one = Adjuster(Settings(bundle=folder, values={"longest_iteration_s": 0.5}), rule, watch)
+    assert (rule.values["chunk_efficiency"], rule.values["longest_iteration_s"]) == (1.0, 0.5)
+    one._policy.decide = lambda _: {"offline_share": float("nan")}
+    one.look(engine_of(), Learned())
+    assert watch.counts["fallbacks:could not be adjusted"] == 1 and rule.values["chunk_efficiency"] == 1.0
+    strange = Settings(bundle=bundle(tmp_path / "c", constants={"offline_chunks": 1.0}))
+    with pytest.raises(UserError, match="'offline_chunks', which the rule 'deadline' has not"):
+        Adjuster(strange, make_rule("deadline"), watch)
 
 
 def test_a_bundle_for_another_rule_is_refused(tmp_path: Path) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ooco_gym.errors import UserError
+from ooco_gym.sim.state import HASH_TOKENS
 from ooco_gym.workload import Trace
 
 FEW_TOKENS = 16  # of the protocol: below, a request's end is held against TTFT and TPOT together
@@ -43,7 +46,8 @@ def drawn_trace(plan: Mapping[str, Any], online_per_s: float, offline_per_s: flo
 
     Args:
         plan: `window_s`, `longest` (tokens of a request), `offline_first` (requests at the start), and for `online` and
-            `offline` the `prompt_tokens` and `output_tokens` as `{median, sigma}` of a log-normal.
+            `offline` the `prompt_tokens` and `output_tokens` as `{median, sigma}` of a log-normal; with `documents`
+            (`count`, and `tokens` in whole pieces of 512) each offline prompt begins with one of these.
         online_per_s: rate of online arrivals.
         offline_per_s: rate of offline ones.
         seed: of the draws.
@@ -63,8 +67,36 @@ def drawn_trace(plan: Mapping[str, Any], online_per_s: float, offline_per_s: flo
         columns.append((arrivals, *sizes, np.full(len(arrivals), kind == "online")))
     arrival, prompt, output, online = (np.concatenate(part) for part in zip(*columns, strict=True))
     order = np.argsort(arrival, kind="stable")
-    return Trace(arrival_s=arrival[order], prompt_tokens=prompt[order], output_tokens=output[order],
-                 online=online[order])
+    trace = Trace(arrival_s=arrival[order], prompt_tokens=prompt[order], output_tokens=output[order],
+                  online=online[order])
+    return on_documents(trace, plan["documents"], seed) if plan.get("documents") else trace
+
+
+def on_documents(trace: Trace, documents: Mapping[str, int], seed: int) -> Trace:
+    """The same with each offline prompt behind a document, drawn from `count` of `tokens` tokens.
+
+    Raises:
+        UserError: a document is of no whole pieces.
+    """
+    pieces, rest = divmod(int(documents["tokens"]), HASH_TOKENS)
+    if rest or not pieces:
+        raise UserError(f"engine_live.trace.documents.tokens is {documents['tokens']}; expected a multiple of "
+                        f"{HASH_TOKENS}, the tokens by which traces tell prefixes apart")
+    draws = np.random.Generator(np.random.Philox(key=[seed, 2]))
+    drawn = draws.integers(int(documents["count"]), size=int((~trace.online).sum()))
+    offsets = np.concatenate([[0], np.cumsum(np.where(trace.online, 0, pieces))]).astype(np.int64)
+    hashes = (drawn[:, None] * pieces + np.arange(pieces) + 1).ravel().astype(np.int64)
+    longer = np.where(trace.online, 0, documents["tokens"]).astype(np.int32)
+    return replace(trace, prompt_tokens=trace.prompt_tokens + longer, prefix_hashes=(offsets, hashes))
+
+
+def document_of(trace: Trace, row: int) -> list[int] | None:
+    """[Document, its tokens] that the prompt of a request begins with; None: none."""
+    if trace.prefix_hashes is None:
+        return None
+    offsets, hashes = trace.prefix_hashes
+    pieces = int(offsets[row + 1] - offsets[row])
+    return [int(hashes[offsets[row]]), pieces * HASH_TOKENS] if pieces else None
 
 
 def figures(trace: Trace, seen: Seen, promise: Promise, window_s: float, warm_s: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ from experiments.studies.engine_chain import (
     read_iterations,
     write_chip,
 )
-from experiments.studies.engine_live.cells import Promise, drawn_trace, figures, seen_by_client
+from experiments.studies.engine_live.cells import Promise, document_of, drawn_trace, figures, seen_by_client
 from experiments.studies.engine_live.predict import simulated
 from experiments.studies.engine_live.server import MODEL, Server, write_tokenizer
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
@@ -89,8 +89,10 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     out = Path(cfg.out)
     engine_plan = merged(engine_plan, plan["engine"])
     measured = Path(cfg.measured) if cfg.get("measured") else out / "measured"
+    # Of the server; iterations are measured without.
+    plan["caching"] = bool(engine_plan["settings"].get("enable_prefix_caching"))
     if not (measured / "engine.json").is_file():
-        measure(engine_plan, measured)
+        measure(merged(engine_plan, {"settings": {"enable_prefix_caching": False}}), measured)
     engine = fitted_engine(measured, out)
     played, resumed = (None if plan[key] is None else Path(plan[key]) for key in ("played", "resume"))
     pace = plan["pace"]
@@ -146,7 +148,10 @@ class Study:
         self.settings: dict[str, dict[str, Any]] = {
             "vllm_fcfs": {}, "vllm_priority": {},
             "hygen": {"latency_budget_s": tpot_s / 2, "chunk_size": self.limits["max_num_batched_tokens"]},
-            "deadline": {**plan["deadline"], **self.limits}}
+            "deadline": {**plan["deadline"], **self.limits},
+            "admitter": {**plan["deadline"], **plan["admitter"], **self.limits}}
+        self.caching = {"prefix_caching": "on"} if plan.get("caching") else {}
+        self._played = 0  # cells
         self.bundle = Path(plan["bundle"]) if plan["bundle"] not in (None, TRAIN) else out / "bundle"
         most = self._most_online()
         offline = self._most_offline()
@@ -221,12 +226,11 @@ class Study:
         """The simulator's policy that stands for a scheduler."""
         values = {**self.settings[name], **(settings or {})}
         if name.startswith("vllm"):
-            return {"name": name, **self.limits, "engine_version": self.plan["engine_version"]}
+            return {"name": name, **self.limits, "engine_version": self.plan["engine_version"], **self.caching}
         if name == "hygen":
-            return {"name": "hygen", **values, "max_num_seqs": self.limits["max_num_seqs"]}
-        if name == "learned":
-            return {"name": "adaptive_deadline", "route": "requests", **values}
-        return {"name": "deadline", "route": "requests", **values}
+            return {"name": "hygen", **values, "max_num_seqs": self.limits["max_num_seqs"], **self.caching}
+        twin = "adaptive_deadline" if name == "learned" else name
+        return {"name": twin, "route": "requests", **values, **self.caching}
 
     def _most_online(self) -> float:
         """Online requests a second at which vLLM alone keeps the promise, found by halving; offline work: none."""
@@ -252,7 +256,7 @@ class Study:
     def scheduler(self, name: str, load: Load) -> dict[str, Any]:
         """The settings of the scheduler inside vLLM."""
         found: dict[str, Any] = {
-            "rule": {"hygen": "hygen", "deadline": "deadline", "learned": "deadline"}.get(name, "vllm"),
+            "rule": {"learned": "deadline"}.get(name, "vllm" if name.startswith("vllm") else name),
             "values": self.values(name, load), "field": "slo_class", "belief": str(self.engine.chip.absolute()),
             "violation_budget": self.promise.budget,
             "classes": {"online": {"priority": 0, "ttft_s": self.promise.ttft_s, "tpot_s": self.promise.tpot_s},
@@ -335,13 +339,14 @@ class Study:
         server.use(self.scheduler(name, load))
         time.sleep(1.2)  # the file is looked at once a second
         rows = [[float(at), int(prompt), int(output), bool(online),
-                 0 if online or name == "vllm_fcfs" else PRIORITIES["offline"]]
-                for at, prompt, output, online in zip(trace.arrival_s, trace.prompt_tokens, trace.output_tokens,
-                                                      trace.online, strict=True)]
+                 0 if online or name == "vllm_fcfs" else PRIORITIES["offline"], None, None, document_of(trace, row)]
+                for row, (at, prompt, output, online) in enumerate(zip(
+                    trace.arrival_s, trace.prompt_tokens, trace.output_tokens, trace.online, strict=True))]
+        self._played += 1  # with prefix caching no cell may find what an earlier one has left
         path = self.out / "cell.json"
         before = server.metrics()
         answer = server.play({"url": server.url, "model": MODEL, "window_s": window, "until_s": self.plan["until_s"],
-                              "out": str(path.absolute()), "seed": self.plan["seed"],
+                              "out": str(path.absolute()), "seed": self.plan["seed"] + 1000 * self._played,
                               "vocab": int(self.engine.facts["model_config"]["vocab_size"]), "requests": rows})
         after = server.metrics()
         counted = {key: after[key] - before.get(key, 0.0) for key in after

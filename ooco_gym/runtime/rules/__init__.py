@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from ooco_gym.errors import UserError, unknown
+from ooco_gym.runtime.rules import admitter
+from ooco_gym.runtime.rules.admitter import Admitter
 from ooco_gym.runtime.rules.beliefs import Fitted, Learned
 from ooco_gym.runtime.rules.deadline import DEFAULTS, Deadline
 from ooco_gym.runtime.rules.iteration import Belief, Engine, Iteration, Line, Plan, Request
@@ -18,6 +20,7 @@ from ooco_gym.runtime.rules.others import V1, Gate, HyGen
 __all__ = [
     "RULES",
     "V1",
+    "Admitter",
     "Belief",
     "Deadline",
     "Engine",
@@ -43,6 +46,7 @@ class Rule(Protocol):
 
 
 RULES: dict[str, tuple[Callable[[Mapping[str, Any]], Rule], Mapping[str, Any]]] = {
+    "admitter": (Admitter, admitter.DEFAULTS),
     "deadline": (Deadline, DEFAULTS),
     "hygen": (HyGen, HyGen.DEFAULTS),
     "gate": (Gate, Gate.DEFAULTS),

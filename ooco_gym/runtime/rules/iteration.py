@@ -53,6 +53,7 @@ class Request:
         look_up: of a waiting request: (tokens that it need not compute, blocks that hold them, how many of these no
             request reads); None: none.
         num_scheduled_tokens: its tokens in the iteration.
+        pieces: what names each further 512 tokens of its prompt, all before them included; equal where prompts are.
     """
 
     id: Any
@@ -68,6 +69,7 @@ class Request:
     first_token_s: float | None = None
     look_up: Callable[[], tuple[int, int, int]] | None = None
     num_scheduled_tokens: int = 0
+    pieces: tuple[Any, ...] = ()
 
     @property
     def missing(self) -> int:
@@ -81,9 +83,15 @@ class Request:
 
 
 class Line:
-    """The waiting requests of a class, in order; only those that are looked at are described."""
+    """The waiting requests of a class, in order; only those that are looked at are described.
 
-    def __init__(self, requests: Iterable[Request] = ()) -> None:
+    Args:
+        requests: in order.
+        find: describes the one of an id, None where it does not wait; without it all are described to find one.
+    """
+
+    def __init__(self, requests: Iterable[Request] = (), find: Callable[[Any], Request | None] | None = None) -> None:
+        self._find = find
         self._rest: Iterator[Request] = iter(requests)
         self._next: Request | None = next(self._rest, None)
         self._seen: list[tuple[Any, int, Request]] = []  # a heap: described already, or come back
@@ -109,6 +117,16 @@ class Line:
         """The next `count` of them, which stay."""
         self._describe(count)
         return [entry[2] for entry in heapq.nsmallest(count, self._seen)]
+
+    def find(self, name: Any) -> Request | None:
+        """The one of an id; None where it does not wait."""
+        if self._find is not None:
+            return self._find(name)
+        return next((request for request in self if request.id == name), None)
+
+    def __iter__(self) -> Iterator[Request]:
+        """All of them, in order."""
+        return iter(self.first(1 << 60))
 
     def _describe(self, count: int) -> None:
         while self._next is not None and count > 0:

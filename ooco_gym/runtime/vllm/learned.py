@@ -40,13 +40,15 @@ class Adjuster:
             raise UserError(f"bundle '{settings.bundle}' is of another kind; expected one that sets parameters "
                             "(kind 'parameters')")
         values = getattr(rule, "values", {})
-        strange = [name for name in names if name not in values]
+        strange = [name for name in (*names, *policy.constants) if name not in values]
         if strange:
             raise UserError(f"bundle '{settings.bundle}' sets '{strange[0]}', which the rule '{settings.rule}' has "
                             f"not; expected one for {settings.rule}")
         if policy.features != [one.name for one in ENGINE]:
             raise UserError(f"bundle '{settings.bundle}' wants other features than those of an engine "
                             "(docs/batching_features.md)")
+        # What it was trained with, where the server's settings do not say otherwise.
+        values.update({name: value for name, value in policy.constants.items() if name not in settings.values})
         self._policy, self._rule, self._watch = policy, rule, watch
         self._own = dict(values)
         self._every_s = float(policy.interval_s or INTERVAL_S)

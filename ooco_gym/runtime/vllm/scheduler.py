@@ -28,6 +28,7 @@ from vllm.v1.request import RequestStatus
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
+from ooco_gym.runtime.rules.admitter import PIECE
 from ooco_gym.runtime.vllm.deciding import Decider
 from ooco_gym.runtime.vllm.settings import Class, Settings, read_settings
 from ooco_gym.runtime.vllm.watching import LOG
@@ -43,7 +44,7 @@ TOUCHED = {
                  "block_size", "scheduler_config", "cache_config"),
     "Request": ("request_id", "priority", "arrival_time", "status", "num_tokens", "num_output_tokens",
                 "num_computed_tokens", "num_prompt_tokens", "max_tokens", "num_output_placeholders",
-                "num_stale_output_tokens", "sampling_params"),
+                "num_stale_output_tokens", "sampling_params", "block_hashes"),
     "RequestStatus": ("WAITING", "PREEMPTED"),
 }
 _SETTINGS_EVERY_S = 1.0
@@ -150,12 +151,13 @@ class Waiting(RequestQueue):
 class Facts:
     """What is kept of a request beside vLLM's own record of it (`request.ooco`)."""
 
-    __slots__ = ("first_token_s", "kind", "online", "tpot_s", "ttft_s")
+    __slots__ = ("first_token_s", "kind", "online", "pieces", "tpot_s", "ttft_s")
 
     def __init__(self, kind: Class) -> None:
         self.kind, self.online = kind, kind.online
         self.ttft_s, self.tpot_s = kind.ttft_s or 0.0, kind.tpot_s or 0.0
         self.first_token_s: float | None = None
+        self.pieces: tuple[Any, ...] | None = None  # of its prompt, once it has been looked at
 
 
 # --- The scheduler --------------------------------------------------------------------------------------------------
@@ -261,13 +263,19 @@ class OocoScheduler(Scheduler):
 
     def _ooco_line(self, online: bool) -> Line:
         """The waiting requests of a class that may be scheduled, described as they are looked at."""
-        cached = self.cache_config.enable_prefix_caching
-        return Line(
-            Request(request.request_id, online, _order(request), request.arrival_time, request.ooco.ttft_s,
-                    request.ooco.tpot_s, request.num_tokens, request.num_output_tokens,
-                    first_token_s=request.ooco.first_token_s,
-                    look_up=self._ooco_look_up(request) if cached else None)
-            for request in list(self.waiting.lines[online]) if self._ooco_ready(request))
+        return Line((self._ooco_waiter(request) for request in list(self.waiting.lines[online])
+                     if self._ooco_ready(request)),
+                    lambda name: self._ooco_waiter(self.requests[name]) if self._ooco_waits(name) else None)
+
+    def _ooco_waiter(self, request: EngineRequest) -> Request:
+        """A waiting request as a rule sees it."""
+        facts, cached = request.ooco, self.cache_config.enable_prefix_caching
+        if cached and facts.pieces is None:
+            each, whole = max(1, PIECE // self.block_size), request.num_prompt_tokens // self.block_size
+            facts.pieces = tuple(request.block_hashes[each - 1 : whole : each])
+        return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s,
+                       facts.tpot_s, request.num_tokens, request.num_output_tokens, first_token_s=facts.first_token_s,
+                       look_up=self._ooco_look_up(request) if cached else None, pieces=facts.pieces or ())
 
     def _ooco_waits(self, name: str) -> bool:
         request = self.requests.get(name)

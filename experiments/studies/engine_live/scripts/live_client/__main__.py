@@ -2,8 +2,9 @@
 
 A cell: `url`, `model`, `window_s` (of arrivals), `until_s` (how long online requests are waited for after it), `out`,
 `seed`, `vocab` and `requests`, a list of [arrival_s, prompt_tokens, output_tokens, online, priority] and, where the
-client leaves early, after how many tokens, or null and after how many seconds, whatever it has by then. Answers with
-one line.
+client leaves early, after how many tokens, or null and after how many seconds, whatever it has by then; or null, null
+and [document, tokens]: so many tokens that its prompt begins with, the same for all of that document. Answers with one
+line.
 """
 
 from __future__ import annotations
@@ -46,9 +47,10 @@ async def main() -> None:
 async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], begun: float) -> dict[str, Any]:
     """One request: when it was sent, and how many tokens it had by when, in seconds from the beginning."""
     arrival_s, prompt, output, _, priority, *more = row
-    enough, patience_s = (*more, None, None)[:2]  # tokens, or seconds, after which the client is gone
-    draws = random.Random(cell["seed"] * 1_000_003 + number)
-    body = {"model": cell["model"], "prompt": [draws.randrange(3, cell["vocab"]) for _ in range(prompt)],
+    enough, patience_s, begins = (*more, None, None, None)[:3]  # tokens, or seconds, after which the client is gone
+    document, shared = begins or (0, 0)
+    tokens = _drawn(cell, f"document {document}", shared) + _drawn(cell, f"request {number}", prompt - shared)
+    body = {"model": cell["model"], "prompt": tokens,
             "max_tokens": output, "temperature": 0.0, "ignore_eos": True, "stream": True, "priority": priority,
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
             "vllm_xargs": {"slo_class": "online" if row[3] else "offline"}}
@@ -64,6 +66,12 @@ async def _one(session: Any, cell: dict[str, Any], number: int, row: list[Any], 
     except Exception as error:
         seen["error"] = f"{type(error).__name__}: {error}"
     return seen
+
+
+def _drawn(cell: dict[str, Any], what: str, count: int) -> list[int]:
+    """Tokens at random, the same ones for the same cell's seed and the same thing."""
+    draws = random.Random(f"{cell['seed']} {what}")
+    return [draws.randrange(3, cell["vocab"]) for _ in range(count)]
 
 
 async def _listen(session: Any, cell: dict[str, Any], body: dict[str, Any], seen: dict[str, Any], begun: float,

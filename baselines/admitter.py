@@ -1,0 +1,297 @@
+"""Which waiting offline request enters a mixed instance: published orders, and a score that is learned on top of one.
+
+Iterations are filled as by `deadline`, so that policies of this kind differ in one decision: which of all the offline
+requests that wait on an instance is admitted next. `rule` names a score, of which the least wins; where the one that
+wins does not fit, none enters.
+
+- `arrival`: as they came. `prefix`: in the order of a walk through the tree of all prompts (Echo 4.1; Preble's and
+  BatchLLM's grouping). Both are `deadline`'s own orders.
+- `lpm`, the longest prefix match: most tokens in the prefix cache (the default order of SGLang, arXiv 2312.07104).
+- `dfs_weight`: the prefix that most waiting requests share (SGLang's other order).
+- `shortest`: the shortest context (shortest job first, as far as it is known).
+- `least_work`: fewest tokens to compute, those in the prefix cache left out.
+- `shared_work` (ours): the same, where a prefix that is not cached counts as divided among those that wait for it.
+
+Every `refresh_s` the instance walks through its waiting requests, and keeps the `KEPT` of the least score: an engine
+cannot afford to look at thousands in each iteration. They are looked at again as soon as all of these have entered.
+Requests of a group, neighbours in the walk that share the first piece of their prompts, are looked up in the cache
+once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised.
+
+*Learned* (ours): z, the weights times the figures of `LAYOUT`, is added to the logarithm of the rule's score. The
+figures of a request are logarithms of what it costs (tokens to compute, context, output as believed), how many share
+its prefix, its age, and products of these with the state of the instance. Without weights z is 0, and the rule's own
+choice stands, exactly.
+
+`affinity` is of several instances: an offline request goes to the instance that its first piece's number names, unless
+the offline requests there are more than 1 + `affinity` times the mean (consistent hashing with bounded loads, Mirrokni,
+Thorup and Zadimoghaddam 2018); 0: to where `deadline` sends it.
+
+Parameters besides those of `deadline`: conf/policy/admitter.yaml. What orders are worth: docs/admitter.md.
+"""
+
+import math
+
+import numpy as np
+
+from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, compose_within, fewest_of, settings_of
+from ooco_gym.compile import inlined, inner
+from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
+from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, OPEN_LEFT, close, enter
+from ooco_gym.policy.lengths import believed_remaining
+from ooco_gym.policy.mixed import get_computed_blocks, next_in_order, num_free_blocks
+from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.weights import Layout
+from ooco_gym.sim import state as s
+from ooco_gym.sim.costs import length
+from ooco_gym.sim.waiting import rank_of
+
+RULES = ("arrival", "prefix", "lpm", "dfs_weight", "shortest", "least_work", "shared_work")
+ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK = range(len(RULES))
+OWN = (
+    Param("rule", "by which score a waiting offline request is admitted", choices=RULES),
+    Param("refresh_s", "how often all waiting requests are looked at, seconds", 0.0, 3600.0),
+    Param("affinity", "by what share an instance's offline requests may exceed the mean, where those of a prefix go to "
+          "one; 0: prefixes do not matter", 0.0, 100.0),
+    Param("weights", "file of the weights of the learned score; none: the rule alone", default="", file=True),
+)
+ALL = (*PARAMS, *OWN)
+Q = slots(ALL)
+COLUMNS = ("work", "context", "cached", "output", "wait", "group", "shared_work", "preempted", "free_work",
+           "free_context", "free_output", "online_work", "online_output", "queue_work", "queue_wait", "queue_group")
+LAYOUT = Layout(("score",), COLUMNS)
+PIECE = s.HASH_TOKENS  # tokens of a prompt by which prefixes are told apart
+SOME_TOKENS = 64.0  # added to tokens before their logarithm is taken
+KILO = math.log(1000.0)
+MOST_Z = 50.0
+
+# Places of State.memory behind those of `deadline`: when all are looked at again, how many are kept, and these: their
+# slots, and behind them their scores.
+KEPT = 12
+DUE_S = GIVEN + MOST_GIVEN
+COUNT, SLOTS = DUE_S + 1, DUE_S + 2
+SCORES = SLOTS + KEPT
+if SCORES + KEPT > s.MEMORY:
+    raise AssertionError("the requests that are kept do not fit State.memory")
+
+
+# --- Walking through what waits -------------------------------------------------------------------------------------
+@inlined
+def first_of(state, instance):
+    """The first waiting offline request of the walk, -1 where none waits."""
+    if state.config.waiting_order > 0:
+        return np.int64(next_in_order(state, instance, 0))
+    return np.int64(state.instances[instance].offline_head)
+
+
+@inlined
+def next_of(state, instance, slot):
+    """The one after a waiting offline request, or -1."""
+    if state.config.waiting_order > 0:
+        return np.int64(next_in_order(state, instance, rank_of(state, slot) + 1))
+    return np.int64(state.requests[slot].next)
+
+
+@inlined
+def pieces_of(state, slot):
+    """(Place of the first prefix hash of a request, how many it has)."""
+    if state.hash_ids.size == 0:
+        return np.int64(0), np.int64(0)
+    first = np.int64(state.hash_ids[slot])
+    return first, np.int64(state.hash_ids[slot + 1]) - first
+
+
+@inner
+def common_tokens(state, one, other):
+    """Prompt tokens, in whole pieces, that two requests have in common from the first on."""
+    (a, pieces), (b, more) = pieces_of(state, one), pieces_of(state, other)
+    index, most = np.int64(0), min(pieces, more)
+    while index < most and state.hash_ids[a + index] == state.hash_ids[b + index]:
+        index += 1
+    return index * PIECE
+
+
+@inner
+def members_of(state, instance, slot):
+    """How many requests from one on, in the order of the walk, share its first piece; at least itself."""
+    first, pieces = pieces_of(state, slot)
+    count = np.int64(1)
+    if pieces == 0 or state.config.waiting_order == 0:
+        return count
+    other = next_of(state, instance, slot)
+    while other >= 0:
+        start, have = pieces_of(state, other)
+        if have == 0 or state.hash_ids[start] != state.hash_ids[first]:
+            break
+        count += 1
+        other = next_of(state, instance, other)
+    return count
+
+
+# --- Scores ---------------------------------------------------------------------------------------------------------
+@inlined
+def kilo(tokens):
+    """Logarithm of thousands of tokens."""
+    return math.log(tokens + SOME_TOKENS) - KILO
+
+
+@inlined
+def score_by_rule(state, slot, index, cached, members, shared):
+    """Logarithm of the rule's score of the request at an index of the walk."""
+    rule, tokens = np.int64(state.params[Q.rule]), length(state, slot)
+    if rule == ARRIVAL:
+        return math.log(1.0 + state.requests[slot].arrival_ps) if state.config.waiting_order else math.log(1.0 + index)
+    if rule == PREFIX:
+        return math.log(1.0 + index)
+    if rule == LPM:
+        return -math.log(1.0 + cached)
+    if rule == DFS_WEIGHT:
+        return -math.log(float(members))
+    if rule == SHORTEST:
+        return kilo(tokens)
+    return kilo(tokens - cached - (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0))
+
+
+@inlined
+def weigh(state, slot, cached, members, shared, free, online, queue):
+    """What the weights make of the figures of a request and its instance."""
+    w, request, tokens = state.weights, state.requests[slot], length(state, slot)
+    work, context, group = kilo(tokens - cached), kilo(tokens), math.log(float(members))
+    output = kilo(believed_remaining(state, slot))
+    wait = math.log(1.0 + (state.clock.now_ps - request.arrival_ps) / s.PS_PER_S)
+    z = w[0] * work + w[1] * context + w[2] * (cached / tokens) + w[3] * output + w[4] * wait + w[5] * group
+    z += w[6] * kilo(tokens - cached - shared * (1.0 - 1.0 / members)) + w[7] * (request.generated_tokens > 0)
+    z += free * (w[8] * work + w[9] * context + w[10] * output) + online * (w[11] * work + w[12] * output)
+    z += queue * (w[13] * work + w[14] * wait + w[15] * group)
+    return min(MOST_Z, max(-MOST_Z, z))
+
+
+@inner
+def is_weighted(state):
+    """Whether some weight is not 0."""
+    for place in range(state.weights.size):
+        if state.weights[place] != 0.0:
+            return True
+    return False
+
+
+@inlined
+def keep(memory, slot, score):
+    """Puts a request among those that are kept, if its score is less than one of theirs; of equals the first stays."""
+    count = np.int64(memory[COUNT])
+    if count == KEPT and score >= memory[SCORES + KEPT - 1]:
+        return
+    place = min(count, KEPT - 1)
+    while place > 0 and memory[SCORES + place - 1] > score:
+        memory[SLOTS + place], memory[SCORES + place] = memory[SLOTS + place - 1], memory[SCORES + place - 1]
+        place -= 1
+    memory[SLOTS + place], memory[SCORES + place] = slot, score
+    memory[COUNT] = min(count + 1, KEPT)
+
+
+@inner
+def rank(state, instance):
+    """Looks at all waiting offline requests of an instance, and keeps those of the least score."""
+    spec, memory, weighted = state.instances[instance], state.memory[instance], is_weighted(state)
+    free = num_free_blocks(state, instance) / max(spec.total_blocks, 1)
+    online = spec.urgent_members / max(spec.urgent_members + spec.offline_members, 1)
+    queue = math.log(1.0 + spec.offline_waiting) / KILO
+    memory[COUNT] = 0.0
+    slot, index = first_of(state, instance), np.int64(0)
+    while slot >= 0:
+        members, head, found = members_of(state, instance, slot), np.int64(-1), np.int64(0)
+        in_common = common_tokens(state, slot, next_of(state, instance, slot)) if members > 1 else np.int64(0)
+        for _ in range(members):
+            if head >= 0 and state.requests[slot].generated_tokens == 0:
+                cached = min(found, common_tokens(state, head, slot))
+            else:  # the first of its prefix, or preempted: its own content may be left
+                cached = np.int64(get_computed_blocks(state, instance, slot)[0])
+                if state.requests[slot].generated_tokens == 0:
+                    head, found = slot, cached
+            shared = float(max(np.int64(0), in_common - cached))
+            score = score_by_rule(state, slot, index, cached, members, shared)
+            if weighted:
+                score += weigh(state, slot, cached, members, shared, free, online, queue)
+            keep(memory, slot, score)
+            index += 1
+            slot = next_of(state, instance, slot)
+
+
+# --- Decisions ------------------------------------------------------------------------------------------------------
+@inner
+def next_kept(state, instance):
+    """The waiting request of the least score among those kept, which may be looked up again; -1: none waits."""
+    spec, memory = state.instances[instance], state.memory[instance]
+    for _ in range(2):
+        while memory[COUNT] > 0.0:
+            slot = np.int64(memory[SLOTS])
+            request = state.requests[slot]
+            if request.status == s.WAITING and request.instance == instance:
+                return slot
+            drop_first(memory)
+        if spec.offline_waiting == 0:
+            return np.int64(-1)
+        rank(state, instance)
+        memory[DUE_S] = state.clock.now_ps / s.PS_PER_S + state.params[Q.refresh_s]
+    return np.int64(-1)
+
+
+@inlined
+def drop_first(memory):
+    """Takes the first of the requests that are kept from them."""
+    count = np.int64(memory[COUNT]) - 1
+    for place in range(count):
+        memory[SLOTS + place], memory[SCORES + place] = memory[SLOTS + place + 1], memory[SCORES + place + 1]
+    memory[COUNT] = count
+
+
+@inner
+def admit_by_score(state, instance, row):
+    """Admits waiting offline requests to an open iteration, the least score first, until one does not fit."""
+    if state.clock.now_ps / s.PS_PER_S >= state.memory[instance, DUE_S]:
+        state.memory[instance, COUNT] = 0.0
+    while row[OPEN_LEFT] > 0:
+        slot = next_kept(state, instance)
+        if slot < 0:
+            break
+        enter(state, instance, row, slot)
+        if state.requests[slot].status == s.WAITING:
+            break
+
+
+@hook(COMPOSE)
+def compose(view):
+    """Fills the iteration as `deadline`, but for the offline requests that enter."""
+    state, instance = view.state, view.instance
+    spec = state.instances[instance]
+    stage = spec.stage
+    spec.stage = LEAVE_OPEN
+    tokens = compose_within(state, instance, settings_of(state))
+    left_open = spec.stage == LEFT_OPEN
+    spec.stage = stage
+    if not left_open:
+        return tokens
+    row = state.scratch[1]
+    for place in range(OPEN_FIGURES):
+        row[place] = state.scratch[0, place]
+    admit_by_score(state, instance, row)
+    return close(state, instance, row)
+
+
+@hook(ROUTE, flushes=True)
+def route(view):
+    """The instance that the first piece of an offline request names, if it is not too full; else as `deadline`."""
+    state, slot, share = view.state, view.request, view.state.params[Q.affinity]
+    if state.requests[slot].urgent or share <= 0.0:
+        return fewest_of(state, slot)
+    first, pieces = pieces_of(state, slot)
+    if pieces == 0:
+        return fewest_of(state, slot)
+    count, total = state.config.relaxed_count, 1.0
+    for instance in range(count):
+        total += state.instances[instance].offline_members + state.instances[instance].offline_waiting
+    named = np.int64(state.hash_ids[first]) % count
+    there = state.instances[named].offline_members + state.instances[named].offline_waiting + 1.0
+    return named if there <= math.ceil((1.0 + share) * total / count) else fewest_of(state, slot)
+
+
+policy = Policy("admitter", ALL, mixed=True, route=route, compose=compose, layout=LAYOUT)

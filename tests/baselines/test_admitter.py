@@ -1,0 +1,205 @@
+"""Which waiting offline request enters: `deadline` where a rule says the same, orders by hand, weights, affinity."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from episodes import traces
+from harness import Episode, Setup, play
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numba import types
+
+from baselines import admitter
+from ooco_gym.compile import jit
+from ooco_gym.policy.weights import write_weights
+from ooco_gym.sim import state as s
+from ooco_gym.sim.step_actions import get_computed_tokens
+from ooco_gym.workload import Trace
+
+ONE: dict[str, Any] = {"relaxed": (), "strict": (), "mixed": (("ascend_910c", 1),), "window_s": (0.0, 20.0)}
+PIECES = 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("weights")
+
+
+def setup_of(rows: Any = (), **values: Any) -> Setup:
+    """Requests on one mixed instance."""
+    return Setup(rows, policy="admitter", values=tuple({"max_num_seqs": 8, **values}.items()), **ONE)
+
+
+def documents(count: int = 120, of: int = 7) -> Trace:
+    """Offline questions on documents of 2,048 tokens, in a scattered order; each fifth asks of no document."""
+    random = np.random.default_rng(0)
+    document = random.integers(of, size=count)
+    alone = np.arange(count) % 5 == 0
+    prompts = np.where(alone, random.integers(40, 3000, size=count), 2048 + random.integers(8, 400, size=count))
+    offsets = np.concatenate([[0], np.cumsum(np.where(alone, 0, PIECES))])
+    values = np.concatenate([np.arange(PIECES) + PIECES * one + 1 for one in document[~alone]])
+    return Trace(arrival_s=0.02 * np.arange(count), prompt_tokens=prompts.astype(np.int32),
+                 output_tokens=random.integers(2, 40, size=count).astype(np.int32), online=np.zeros(count, bool),
+                 prefix_hashes=(offsets.astype(np.int64), values.astype(np.int64)))
+
+
+def waiting(state: s.State) -> list[int]:
+    """Waiting offline requests in the order of arrival, those that were preempted first."""
+    slot, found = int(state.instances[0]["offline_head"]), []
+    while slot >= 0:
+        found.append(slot)
+        slot = int(state.requests[slot]["next"])
+    return found
+
+
+@jit(types.int64(types.int64, types.int64, types.int64))
+def look_up(handle, instance, slot):
+    """Tokens of a waiting request that need not be computed."""
+    return get_computed_tokens(s.state_at(handle), instance, slot)
+
+
+class Asked(NamedTuple):
+    """An iteration that has been filled: what waited before in the best order by hand, and what has entered."""
+
+    episode: Episode
+    expected: list[int]
+    entered: list[int]
+
+
+def iterations(setup: Setup, score: Callable[[dict[str, float]], float], trace: Trace) -> Iterator[Asked]:
+    """Plays on; `score` is of the figures of a request, by hand."""
+    episode = Episode(setup, outside=("compose",), trace=trace)
+    offsets, values = trace.prefix_hashes or (np.zeros(len(trace) + 1, int), np.zeros(0, int))
+    answer = s.ASK
+    while episode.advance(answer=answer) == s.ASKED:
+        state, before = episode.state, waiting(episode.state)
+        handle = s.handle_of(state)
+        documents_of = {slot: int(values[offsets[slot]]) if offsets[slot] < offsets[slot + 1] else -slot - 1
+                        for slot in before}
+        count = Counter(documents_of.values())
+        found = {}
+        for slot in before:
+            one = state.requests[slot]
+            tokens, members = int(one["prompt_tokens"] + one["generated_tokens"]), count[documents_of[slot]]
+            cached = int(look_up(handle.address, 0, slot))
+            found[slot] = score({
+                "arrival": int(one["arrival_ps"]), "tokens": tokens, "cached": cached, "members": members,
+                "work": tokens - cached, "shared": max(0, 512 * PIECES - cached) if members > 1 else 0})
+        expected = sorted(before, key=lambda slot: (found[slot], int(state.order[slot])))
+        answer = episode.rule_answer()
+        yield Asked(episode, expected, [slot for slot in before if state.requests[slot]["status"] != s.WAITING])
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_by_arrival_it_is_deadline(data: st.DataObject) -> None:
+    values = (("max_num_seqs", 63), ("prefix_caching", "on"), ("waiting_order", "arrival"))
+    kv_tokens = data.draw(st.sampled_from((None, 6000)))
+    of = Setup(data.draw(traces()), policy="deadline", values=values, kv_tokens=kv_tokens, **ONE)
+    ours = replace(of, policy="admitter", values=(*values, ("rule", "arrival"), ("refresh_s", 0.0)))
+    assert np.array_equal(play(of).state.requests, play(ours).state.requests)
+
+
+@pytest.mark.parametrize("kv_tokens", [None, 9000])
+def test_by_prefix_it_is_deadline_with_its_order(kv_tokens: int | None) -> None:
+    ours = setup_of(rule="prefix", refresh_s=0.0).with_(kv_tokens=kv_tokens)
+    values = (("max_num_seqs", 8), ("prefix_caching", "on"), ("waiting_order", "prefix"))
+    theirs = Episode(replace(ours, policy="deadline", values=values), trace=documents()).play()
+    assert np.array_equal(Episode(ours, trace=documents()).play().state.requests, theirs.state.requests)
+
+
+SCORES: dict[str, Callable[[dict[str, float]], float]] = {
+    "arrival": lambda one: one["arrival"],
+    "lpm": lambda one: -one["cached"],
+    "dfs_weight": lambda one: -one["members"],
+    "shortest": lambda one: one["tokens"],
+    "least_work": lambda one: one["work"],
+    "shared_work": lambda one: one["work"] - one["shared"] * (1.0 - 1.0 / one["members"]),
+}
+
+
+@pytest.mark.parametrize("rule", SCORES)
+def test_the_least_score_enters_first(rule: str) -> None:
+    setup, most, orders = setup_of(rule=rule, refresh_s=0.0).with_(kv_tokens=12_000), 0, set()
+    for _, expected, entered in iterations(setup, SCORES[rule], documents()):
+        assert set(entered) == set(expected[: len(entered)])
+        most = max(most, len(entered))
+        orders.add(tuple(expected[:3]) != tuple(sorted(expected)[:3]))
+    assert most > 0 and (rule == "arrival" or True in orders)
+
+
+def test_what_is_kept_is_of_the_last_look() -> None:
+    """A request that came after it waits until the next, however short it is."""
+    rows = (*((0.001 * i, 2000 + i, 20, False) for i in range(40)), (0.5, 16, 2, False))
+    for refresh_s, early in ((0.0, True), (1000.0, False)):
+        setup = setup_of(rows, rule="shortest", refresh_s=refresh_s, max_num_seqs=2)
+        started = play(setup).state.requests["first_token_ps"]
+        assert (np.sum(started[:-1] < started[-1]) < 12) == early
+
+
+def test_weights_that_come_to_nothing_leave_the_choice_exactly(folder: Path) -> None:
+    """The trace has no online requests: what is multiplied with their share is 0."""
+    plain = Episode(setup_of(refresh_s=0.0), trace=documents()).play()
+    zero = Episode(weighted(folder, {"online_work": 5.0}, refresh_s=0.0), trace=documents()).play()
+    assert zero.state.weights.any() and not plain.state.weights.any()
+    assert np.array_equal(plain.state.requests, zero.state.requests)
+
+
+def test_weights_turn_the_choice(folder: Path) -> None:
+    setup = weighted(folder, {"context": -3.0}, rule="shortest", refresh_s=0.0)
+    seen = 0
+    for _, expected, entered in iterations(setup, lambda one: -math.log(one["tokens"] + 64.0), documents()):
+        assert set(entered) == set(expected[: len(entered)])
+        seen += len(entered)
+    assert seen == 120
+
+
+def weighted(folder: Path, weights: dict[str, float], **values: Any) -> Setup:
+    """The same with weights by column."""
+    vector = np.zeros(admitter.LAYOUT.size)
+    for name, value in weights.items():
+        vector[admitter.COLUMNS.index(name)] = value
+    file = folder / f"{'-'.join(weights)}.npz"
+    write_weights(file, admitter.LAYOUT, vector)
+    return setup_of(weights=str(file), **values)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.data())
+def test_any_weights_serve_all(folder: Path, data: st.DataObject) -> None:
+    """Memory binds, requests are preempted, looks are old: each request is served once, and all memory is free."""
+    random = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    file = folder / "any.npz"
+    write_weights(file, admitter.LAYOUT, 3.0 * random.normal(size=admitter.LAYOUT.size))
+    setup = setup_of(data.draw(traces()), rule=data.draw(st.sampled_from(admitter.RULES)), weights=str(file),
+                     refresh_s=data.draw(st.sampled_from((0.0, 0.5, 1000.0))), max_num_seqs=63,
+                     preempted=data.draw(st.sampled_from(("recompute", "swap"))),
+                     waiting_order=data.draw(st.sampled_from(("arrival", "prefix"))))
+    state = play(setup.with_(kv_tokens=data.draw(st.sampled_from((3000, 6000))), window_s=(0.0, 2000.0))).state
+    assert set(state.requests["status"].tolist()) <= {s.FINISHED, s.REJECTED}
+    assert state.instances[0]["running"] == 0 and state.instances[0]["offline_waiting"] == 0
+
+
+def test_affinity_keeps_documents_together_up_to_its_bound() -> None:
+    def origins(affinity: float) -> tuple[list[set[int]], np.ndarray]:
+        trace = documents()
+        setup = setup_of(affinity=affinity).with_(mixed=(("ascend_910c", 1),) * 3)
+        origin = Episode(setup, trace=trace).play().state.requests["origin"]
+        offsets, values = trace.prefix_hashes or (np.zeros(0), np.zeros(0))
+        asked = {slot: int(values[offsets[slot]]) for slot in range(len(trace)) if offsets[slot] < offsets[slot + 1]}
+        apart = [{int(origin[slot]) for slot, one in asked.items() if one == document}
+                 for document in sorted(set(asked.values()))]
+        return apart, np.bincount(origin, minlength=3)
+
+    assert all(len(one) == 1 for one in origins(100.0)[0])
+    assert any(len(one) > 1 for one in origins(0.0)[0])
+    bounded, free = origins(0.05)[1], origins(100.0)[1]
+    assert bounded.max() <= free.max() and any(len(one) > 1 for one in origins(0.05)[0])
