@@ -71,7 +71,7 @@ def figures_of(runs: Sequence[Sequence[Mapping[str, Any]]]) -> Figures:
 # --- Claims ---------------------------------------------------------------------------------------------------------
 def named(policy: str, title: str) -> str:
     """A policy by the name that every command takes, or, of a file that others do not have, by its title."""
-    return title if policy.endswith((".yaml", ".yml")) else policy
+    return title if policy.split(":", 1)[0].endswith((".yaml", ".yml")) else policy
 
 
 def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], options: Mapping[str, Any],

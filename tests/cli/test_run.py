@@ -116,6 +116,8 @@ def test_lists_numbers_and_added_keys(toy: SimpleNamespace) -> None:
     assert (given["seeds"], given["rate"], given["start"], given["name"]) == ([4, 5], 1, 3.5, "7")
     assert given["knife"]["blade"] == {"length_cm": 9.0, "colour": "red"}
     assert play(toy, "words=[pear,apple:a=1,b=2,plum]")["words"] == ["pear", "apple:a=1,b=2", "plum"]
+    mapped = play(toy, 'words=[{title: "a, b", policy: "apple:a=1"}]')["words"]
+    assert mapped == [{"title": "a, b", "policy": "apple:a=1"}]
 
 
 @pytest.mark.parametrize(("words", "said"), [

@@ -36,7 +36,7 @@ def figures(service: Any, violations: Any = 0.0) -> study.Figures:
 
 def test_a_claim_is_of_the_mean_of_all_runs() -> None:
     ours, theirs = figures([[1.1, 2.2, 3.3], [1.0, 2.0, 3.0]], 0.04), figures([[1.0, 2.0, 3.0]])
-    names = {"learned": ["a", "b"], "tuned": ["T/policy.yaml"]}
+    names = {"learned": ["a", "b"], "tuned": ["T/policy.yaml:affinity=0.5"]}
     found = study.claim("E", ("learned", ours), ("tuned", theirs), {**OPTIONS, "window_s": 600.0}, names)
     assert found["mean"] == pytest.approx(np.log(1.1) / 2.0) and found["relative"] == pytest.approx(np.sqrt(1.1) - 1.0)
     assert found["ci_low"] < 1e-12  # both runs drawn may be the second

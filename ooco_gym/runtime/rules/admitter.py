@@ -19,7 +19,7 @@ from ooco_gym.runtime.rules.iteration import Belief, Engine, Line, Plan, Request
 
 KEPT = 12  # requests of the least score that are kept from one look to the next
 PIECE = 512  # tokens of a prompt by which prefixes are told apart
-DEFAULTS: dict[str, float | str] = {**deadline.DEFAULTS, "rule": "least_work", "refresh_s": 1.0}
+DEFAULTS: dict[str, float | str] = {**deadline.DEFAULTS, "rule": "shared_work", "refresh_s": 1.0}
 """Parameters and their values, as conf/policy/admitter.yaml has them; a test compares."""
 Score = Callable[[Request, int, int, int], float]
 # Of a request, its tokens that need not be computed, how many wait with its prefix, and tokens of that which are not
