@@ -17,14 +17,17 @@ cannot afford to look at thousands in each iteration. They are looked at again a
 Requests of a group, neighbours in the walk that share the first piece of their prompts, are looked up in the cache
 once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised.
 
+Prefixes are told apart by the first piece of `HASH_TOKENS` tokens, where prefix caching is on. So a system prompt of
+that length before all prompts makes one group of them, and `shared_work` divides it alone.
+
 *Learned* (ours): z, the weights times the figures of `LAYOUT`, is added to the logarithm of the rule's score. The
 figures of a request are logarithms of what it costs (tokens to compute, context, output as believed), how many share
 its prefix, its age, and products of these with the state of the instance. Without weights z is 0, and the rule's own
 choice stands, exactly.
 
-`affinity` is of several instances: an offline request goes to the instance that its first piece's number names, unless
-the offline requests there are more than 1 + `affinity` times the mean (consistent hashing with bounded loads, Mirrokni,
-Thorup and Zadimoghaddam 2018); 0: to where `deadline` sends it.
+`affinity` is of several instances: an offline request goes to the instance that a hash of its first piece names, or
+to the next one after it whose offline requests are at most 1 + `affinity` times the mean (hashing with bounded loads,
+after Mirrokni, Thorup and Zadimoghaddam 2018); 0: to where `deadline` sends it.
 
 Parameters besides those of `deadline`: conf/policy/admitter.yaml. What orders are worth: docs/admitter.md.
 """
@@ -35,8 +38,20 @@ import numpy as np
 
 from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, compose_within, fewest_of, settings_of
 from ooco_gym.compile import inlined, inner
+from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
-from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, OPEN_LEFT, close, enter
+from ooco_gym.policy.latency_budget import (
+    LEAVE_OPEN,
+    LEFT_OPEN,
+    OPEN_CHUNK,
+    OPEN_FIGURES,
+    OPEN_HEADROOM,
+    OPEN_LEFT,
+    OPEN_TOKENS,
+    OPEN_UNTIL_PS,
+    close,
+    enter,
+)
 from ooco_gym.policy.lengths import believed_remaining
 from ooco_gym.policy.mixed import get_computed_blocks, next_in_order, num_free_blocks
 from ooco_gym.policy.policy import Param, Policy, slots
@@ -94,7 +109,7 @@ def next_of(state, instance, slot):
 @inlined
 def pieces_of(state, slot):
     """(Place of the first prefix hash of a request, how many it has)."""
-    if state.hash_ids.size == 0:
+    if state.hash_ids.size == 0 or state.config.prefix_caching == 0:
         return np.int64(0), np.int64(0)
     first = np.int64(state.hash_ids[slot])
     return first, np.int64(state.hash_ids[slot + 1]) - first
@@ -108,6 +123,13 @@ def common_tokens(state, one, other):
     while index < most and state.hash_ids[a + index] == state.hash_ids[b + index]:
         index += 1
     return index * PIECE
+
+
+@inlined
+def whole_pieces(state, slot):
+    """Tokens of the pieces of a prompt that are whole."""
+    whole = np.int64(state.requests[slot].prompt_tokens) // PIECE
+    return min(pieces_of(state, slot)[1], whole) * PIECE
 
 
 @inner
@@ -201,13 +223,19 @@ def rank(state, instance):
         members, head, found = members_of(state, instance, slot), np.int64(-1), np.int64(0)
         in_common = common_tokens(state, slot, next_of(state, instance, slot)) if members > 1 else np.int64(0)
         for _ in range(members):
-            if head >= 0 and state.requests[slot].generated_tokens == 0:
-                cached = min(found, common_tokens(state, head, slot))
-            else:  # the first of its prefix, or preempted: its own content may be left
+            tokens, fresh = length(state, slot), state.requests[slot].generated_tokens == 0
+            common = common_tokens(state, head, slot) if head >= 0 else np.int64(-1)
+            if head >= 0 and fresh and (found < common or common >= whole_pieces(state, slot)):
+                cached = min(found, common, tokens - 1)
+            else:  # the first of its prefix, one whose prefix goes on, or preempted: its own content may be left
                 cached = np.int64(get_computed_blocks(state, instance, slot)[0])
-                if state.requests[slot].generated_tokens == 0:
+                if fresh:
                     head, found = slot, cached
-            shared = float(max(np.int64(0), in_common - cached))
+            if common >= 0:
+                common = min(in_common, common)
+            else:
+                common = in_common
+            shared = float(max(np.int64(0), min(common, tokens - 1) - cached))
             score = score_by_rule(state, slot, index, cached, members, shared)
             if weighted:
                 score += weigh(state, slot, cached, members, shared, free, online, queue)
@@ -256,6 +284,7 @@ def admit_by_score(state, instance, row):
         enter(state, instance, row, slot)
         if state.requests[slot].status == s.WAITING:
             break
+        drop_first(state.memory[instance])
 
 
 @hook(COMPOSE)
@@ -274,24 +303,53 @@ def compose(view):
     for place in range(OPEN_FIGURES):
         row[place] = state.scratch[0, place]
     admit_by_score(state, instance, row)
+    if row[0] == 0 and spec.running == 0 and spec.online_head < 0:  # the engine is idle: what it would take is no bound
+        row[OPEN_UNTIL_PS], row[OPEN_CHUNK], row[OPEN_HEADROOM] = s.NEVER, 1, 0
+        row[OPEN_LEFT] = row[OPEN_TOKENS]
+        admit_by_score(state, instance, row)
     return close(state, instance, row)
+
+
+@inlined
+def offline_of(state, instance):
+    """Offline requests of an instance, running or waiting."""
+    return state.instances[instance].offline_members + state.instances[instance].offline_waiting
 
 
 @hook(ROUTE, flushes=True)
 def route(view):
-    """The instance that the first piece of an offline request names, if it is not too full; else as `deadline`."""
+    """The instance that the first piece of an offline request names, or the next that is not too full; else as
+    `deadline`."""
     state, slot, share = view.state, view.request, view.state.params[Q.affinity]
-    if state.requests[slot].urgent or share <= 0.0:
-        return fewest_of(state, slot)
     first, pieces = pieces_of(state, slot)
-    if pieces == 0:
+    if state.requests[slot].urgent or share <= 0.0 or pieces == 0:
         return fewest_of(state, slot)
     count, total = state.config.relaxed_count, 1.0
     for instance in range(count):
-        total += state.instances[instance].offline_members + state.instances[instance].offline_waiting
-    named = np.int64(state.hash_ids[first]) % count
-    there = state.instances[named].offline_members + state.instances[named].offline_waiting + 1.0
-    return named if there <= math.ceil((1.0 + share) * total / count) else fewest_of(state, slot)
+        total += offline_of(state, instance)
+    # The bits of a number that counts up are no draw: multiplied by an odd constant the upper ones are (Knuth 6.4).
+    mixed = np.uint64(state.hash_ids[first]) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(40)
+    named = np.int64(mixed) % count
+    for step in range(count):
+        instance = (named + step) % count
+        if offline_of(state, instance) + 1.0 <= math.ceil((1.0 + share) * total / count):
+            return instance
+    return fewest_of(state, slot)
 
 
-policy = Policy("admitter", ALL, mixed=True, route=route, compose=compose, layout=LAYOUT)
+def checked(policy, facts):
+    """Refuses orders that know no groups.
+
+    Raises:
+        UserError: the order by prefixes of requests that are kept by arrival.
+    """
+    values = policy.values
+    if values["waiting_order"] == "arrival" and values["rule"] in ("prefix", "dfs_weight", "shared_work"):
+        raise UserError(f"policy admitter: rule={values['rule']} needs waiting_order=prefix, by which requests that "
+                        "share a prefix are found")
+    if facts.max_batch < OPEN_FIGURES:
+        raise UserError(f"policy admitter: max_batch is {facts.max_batch}; expected {OPEN_FIGURES} or more")
+    return {}
+
+
+policy = Policy("admitter", ALL, mixed=True, route=route, compose=compose, layout=LAYOUT, prepare=checked)

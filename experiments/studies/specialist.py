@@ -186,6 +186,9 @@ def _policies(options: Mapping[str, Any]) -> dict[str, list[str]]:
     learned = options["learned"]
     runs = [learned] if isinstance(learned, str) else [str(one) for one in learned or ()]
     opponents = {str(one["title"]): [str(one["policy"])] for one in options["policies"] or ()}
+    if len({str(options["title"]), *opponents}) <= len(options["policies"] or ()):
+        raise UserError("specialist: a title stands twice in specialist.title and specialist.policies; expected each "
+                        "once")
     policies = {str(options["title"]): runs, **opponents}
     if not runs or len(policies) < 2:
         raise UserError("specialist.learned must name one policy or more, the training runs of one, and "

@@ -111,7 +111,7 @@ def _parse(parser: OverridesParser, word: str) -> Override:
     key, equals, value = word.partition("=")
     if not equals and not word.startswith("~"):
         raise UserError(f"'{word}' is not key=value; expected such as seed=1 or policies=[ooco,base_pd]")
-    if ("/" in value and Path(value).exists()) or ("=" in value and not value.startswith(("{", "[{"))):
+    if ("/" in value and Path(value).exists()) or ("=" in value and "{" not in value):
         word = f"{key}={_quote(value)}"
     try:
         return parser.parse_override(word)

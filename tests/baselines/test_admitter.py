@@ -19,6 +19,7 @@ from numba import types
 
 from baselines import admitter
 from ooco_gym.compile import jit
+from ooco_gym.errors import UserError
 from ooco_gym.policy.weights import write_weights
 from ooco_gym.sim import state as s
 from ooco_gym.sim.step_actions import get_computed_tokens
@@ -182,24 +183,68 @@ def test_any_weights_serve_all(folder: Path, data: st.DataObject) -> None:
     setup = setup_of(data.draw(traces()), rule=data.draw(st.sampled_from(admitter.RULES)), weights=str(file),
                      refresh_s=data.draw(st.sampled_from((0.0, 0.5, 1000.0))), max_num_seqs=63,
                      preempted=data.draw(st.sampled_from(("recompute", "swap"))),
-                     waiting_order=data.draw(st.sampled_from(("arrival", "prefix"))))
+                     waiting_order="prefix")
     state = play(setup.with_(kv_tokens=data.draw(st.sampled_from((3000, 6000))), window_s=(0.0, 2000.0))).state
     assert set(state.requests["status"].tolist()) <= {s.FINISHED, s.REJECTED}
     assert state.instances[0]["running"] == 0 and state.instances[0]["offline_waiting"] == 0
 
 
-def test_affinity_keeps_documents_together_up_to_its_bound() -> None:
+@pytest.mark.parametrize("instances", [2, 3, 4])
+def test_affinity_keeps_documents_together_up_to_its_bound(instances: int) -> None:
     def origins(affinity: float) -> tuple[list[set[int]], np.ndarray]:
-        trace = documents()
-        setup = setup_of(affinity=affinity).with_(mixed=(("ascend_910c", 1),) * 3)
+        trace = documents(240, 24)
+        setup = setup_of(affinity=affinity).with_(mixed=(("ascend_910c", 1),) * instances)
         origin = Episode(setup, trace=trace).play().state.requests["origin"]
         offsets, values = trace.prefix_hashes or (np.zeros(0), np.zeros(0))
         asked = {slot: int(values[offsets[slot]]) for slot in range(len(trace)) if offsets[slot] < offsets[slot + 1]}
         apart = [{int(origin[slot]) for slot, one in asked.items() if one == document}
                  for document in sorted(set(asked.values()))]
-        return apart, np.bincount(origin, minlength=3)
+        return apart, np.bincount(origin, minlength=instances)
 
-    assert all(len(one) == 1 for one in origins(100.0)[0])
+    together, counts = origins(100.0)
+    assert all(len(one) == 1 for one in together) and len(set.union(*together)) == instances
+    assert counts.min() > 0.3 * counts.mean()
     assert any(len(one) > 1 for one in origins(0.0)[0])
-    bounded, free = origins(0.05)[1], origins(100.0)[1]
-    assert bounded.max() <= free.max() and any(len(one) > 1 for one in origins(0.05)[0])
+    bounded = origins(0.05)
+    assert any(len(one) > 1 for one in bounded[0]) and bounded[1].max() <= counts.max()
+
+
+def tree(count: int = 80) -> Trace:
+    """Offline prompts behind one system prompt: of two pieces, of a document of four more, or of that piece alone."""
+    random = np.random.default_rng(1)
+    depth = random.choice([1, 2, 6], size=count)
+    document = random.integers(3, size=count)
+    rows = [[1, 2, *(100 * (one + 1) + np.arange(4))][:pieces] for one, pieces in zip(document, depth, strict=True)]
+    offsets = np.concatenate([[0], np.cumsum(depth)]).astype(np.int64)
+    return Trace(arrival_s=0.02 * np.arange(count), prompt_tokens=(512 * depth + 9 + np.arange(count)).astype(np.int32),
+                 output_tokens=random.integers(2, 40, size=count).astype(np.int32), online=np.zeros(count, bool),
+                 prefix_hashes=(offsets, np.concatenate(rows).astype(np.int64)))
+
+
+def test_prefixes_of_unequal_depth_are_looked_up_as_deep_as_they_go() -> None:
+    """What counts as cached is what the cache has, of each; the system prompt is all that is divided."""
+    setup, trace, seen = setup_of(rule="least_work", refresh_s=0.0).with_(kv_tokens=20_000), tree(), 0
+    for _, expected, entered in iterations(setup, SCORES["least_work"], trace):
+        assert set(entered) == set(expected[: len(entered)])
+        seen += len(entered)
+    assert seen == len(trace)
+    shared = Episode(setup_of(rule="shared_work", refresh_s=0.0).with_(kv_tokens=20_000), outside=("compose",),
+                     trace=trace)
+    answer = s.ASK
+    while shared.advance(answer=answer) == s.ASKED:
+        answer = shared.rule_answer()
+        kept = shared.state.memory[0, admitter.SCORES :][: int(shared.state.memory[0, admitter.COUNT])]
+        assert np.isfinite(kept).all() and (np.diff(kept) >= 0).all()
+
+
+def test_an_idle_engine_takes_the_least_score_whatever_it_takes() -> None:
+    rows = ((0.0, 3000, 4, False), (0.0, 2000, 4, False), (0.0, 2500, 4, False))
+    first = play(setup_of(rows, rule="shortest", longest_iteration_s=0.001)).state.requests["first_token_ps"]
+    assert first[1] < first[2] <= first[0]
+
+
+@pytest.mark.parametrize("values", [{"rule": "dfs_weight", "waiting_order": "arrival"},
+                                    {"rule": "shared_work", "waiting_order": "arrival"}])
+def test_orders_by_groups_without_groups_are_refused(values: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="needs waiting_order=prefix"):
+        play(setup_of(((0.0, 20, 4, False),), **values))

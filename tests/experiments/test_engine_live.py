@@ -43,7 +43,8 @@ def test_a_trace_has_its_rates_and_is_its_seeds() -> None:
 
 
 def test_offline_prompts_begin_with_documents() -> None:
-    plain, found = (drawn_trace({**PLAN, "documents": documents}, 10.0, 4.0, 3)
+    plan = {**PLAN, "longest": 2048}
+    plain, found = (drawn_trace({**plan, "documents": documents}, 10.0, 4.0, 3)
                     for documents in (None, {"count": 3, "tokens": 1024}))
     longer = found.prompt_tokens - plain.prompt_tokens
     assert (longer == np.where(found.online, 0, 1024)).all() and np.array_equal(plain.arrival_s, found.arrival_s)
@@ -51,8 +52,17 @@ def test_offline_prompts_begin_with_documents() -> None:
     assert all((one is None) == online for one, online in zip(told, found.online, strict=True))
     assert {tuple(one) for one in told if one} == {(1, 1024), (3, 1024), (5, 1024)}  # the first of two pieces each
     assert document_of(plain, 0) is None
-    with pytest.raises(UserError, match=r"documents.tokens is 700; expected a multiple of 512"):
-        drawn_trace({**PLAN, "documents": {"count": 3, "tokens": 700}}, 10.0, 4.0, 3)
+    shorter = drawn_trace({**plan, "longest": 1200, "documents": {"count": 3, "tokens": 1024}}, 10.0, 4.0, 3)
+    assert (shorter.prompt_tokens + shorter.output_tokens < 1200).all()
+
+
+@pytest.mark.parametrize(("documents", "said"), [({"count": 3, "tokens": 700}, "a multiple of 512"),
+                                                 ({"count": 0, "tokens": 512}, "a count of at least 1"),
+                                                 ({"count": 3, "tokens": 2048}, "exceed the 2048 of a request"),
+                                                 ({"counts": 3}, "counts")])
+def test_documents_that_cannot_be_are_one_sentence(documents: dict[str, int], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        drawn_trace({**PLAN, "longest": 2048, "documents": documents}, 10.0, 4.0, 3)
 
 
 def test_violations_are_those_of_the_protocol() -> None:

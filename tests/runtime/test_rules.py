@@ -327,6 +327,35 @@ def test_admitter_decides_as_the_compiled_rule(rule: str, refresh_s: float, shar
     assert entered > 35
 
 
+def test_pieces_are_named_by_the_hashes_of_their_last_blocks() -> None:
+    hashes = [f"block {i}" for i in range(100)]
+    assert admitter.pieces_of(hashes, 1100, 16) == ("block 31", "block 63")
+    assert admitter.pieces_of(hashes[:5], 80, 16) == ()
+    assert admitter.pieces_of(hashes, 1100, 512) == ("block 0", "block 1")
+    assert admitter.pieces_of(hashes, 1100, 48) == () and admitter.pieces_of(hashes, 4000, 1024) == ()
+
+
+def test_prefixes_of_unequal_depth_count_as_they_are_shared() -> None:
+    """All begin with one piece; two questions share a document of four more, which is cached for them."""
+    def waits(name: str, tokens: int, pieces: tuple[int, ...], cached: int) -> Request:
+        return Request(name, False, name, 0.0, 0.0, 0.0, tokens, look_up=lambda: (cached, 0, 0), pieces=pieces)
+
+    rows = [waits("a", 600, (1,), 512), waits("b", 2600, (1, 2, 3, 4, 5), 2560),
+            waits("c", 2610, (1, 2, 3, 4, 5), 2560), waits("d", 2620, (1, 7, 8, 9, 10), 512), waits("e", 30, (), 0)]
+    found = admitter.Found(rows)
+    assert [row.cached for row in found.rows] == [512, 2560, 2560, 512, 0]
+    assert [found.members(row) for row in found.rows] == [4, 4, 4, 4, 1] and found.shared(found.rows[3]) == 0
+    assert found.place(found.rows[4]) > found.place(found.rows[0])
+
+
+def test_what_stands_in_line_is_found_while_some_enter() -> None:
+    rows = [Request(i, False, i, 0.0, 0.0, 0.0, 100 - i) for i in range(5)]
+    line = admitter.Ranked(Line(rows), [], lambda left: [one.id for one in reversed(left)])
+    assert line.pop() is rows[4] and line.find(4) is None and line.find(3) is rows[3]
+    line.insert(rows[4])
+    assert line.find(4) is rows[4] and [one.id for one in line] == [0, 1, 2, 3, 4] and len(line.first(2)) == 2
+
+
 def test_defaults_of_the_admitter_are_those_of_the_compiled_rule() -> None:
     path = Path(__file__).resolve().parents[2] / "conf/policy/admitter.yaml"
     conf = yaml.safe_load(path.read_text(encoding="utf-8"))

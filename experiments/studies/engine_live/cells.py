@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, check_keys
 from ooco_gym.sim.state import HASH_TOKENS
 from ooco_gym.workload import Trace
 
@@ -69,25 +69,32 @@ def drawn_trace(plan: Mapping[str, Any], online_per_s: float, offline_per_s: flo
     order = np.argsort(arrival, kind="stable")
     trace = Trace(arrival_s=arrival[order], prompt_tokens=prompt[order], output_tokens=output[order],
                   online=online[order])
-    return on_documents(trace, plan["documents"], seed) if plan.get("documents") else trace
+    return on_documents(trace, plan["documents"], int(plan["longest"]), seed) if plan.get("documents") else trace
 
 
-def on_documents(trace: Trace, documents: Mapping[str, int], seed: int) -> Trace:
-    """The same with each offline prompt behind a document, drawn from `count` of `tokens` tokens.
+def on_documents(trace: Trace, documents: Mapping[str, int], longest: int, seed: int) -> Trace:
+    """The same with each offline prompt behind a document, drawn from `count` of `tokens` tokens; what is then longer
+    than `longest` has a shorter question.
 
     Raises:
-        UserError: a document is of no whole pieces.
+        UserError: there is no document, one is of no whole pieces, or too long for an engine of such requests.
     """
-    pieces, rest = divmod(int(documents["tokens"]), HASH_TOKENS)
-    if rest or not pieces:
-        raise UserError(f"engine_live.trace.documents.tokens is {documents['tokens']}; expected a multiple of "
-                        f"{HASH_TOKENS}, the tokens by which traces tell prefixes apart")
+    check_keys("engine_live.trace.documents", documents, ("count", "tokens"))
+    tokens, count = int(documents.get("tokens", 0)), int(documents.get("count", 0))
+    pieces, rest = divmod(tokens, HASH_TOKENS)
+    if rest or not pieces or count < 1:
+        raise UserError(f"engine_live.trace.documents is {dict(documents)}; expected a count of at least 1, and tokens "
+                        f"that are a multiple of {HASH_TOKENS}, by which traces tell prefixes apart")
+    spare = longest - tokens - trace.output_tokens - 1
+    if (spare[~trace.online] < 2).any():
+        raise UserError(f"engine_live.trace.documents.tokens is {tokens}; a document, a question and an answer of up "
+                        f"to {trace.output_tokens[~trace.online].max()} tokens exceed the {longest} of a request")
     draws = np.random.Generator(np.random.Philox(key=[seed, 2]))
-    drawn = draws.integers(int(documents["count"]), size=int((~trace.online).sum()))
+    drawn = draws.integers(count, size=int((~trace.online).sum()))
     offsets = np.concatenate([[0], np.cumsum(np.where(trace.online, 0, pieces))]).astype(np.int64)
     hashes = (drawn[:, None] * pieces + np.arange(pieces) + 1).ravel().astype(np.int64)
-    longer = np.where(trace.online, 0, documents["tokens"]).astype(np.int32)
-    return replace(trace, prompt_tokens=trace.prompt_tokens + longer, prefix_hashes=(offsets, hashes))
+    prompts = np.where(trace.online, trace.prompt_tokens, tokens + np.minimum(trace.prompt_tokens, spare))
+    return replace(trace, prompt_tokens=prompts.astype(np.int32), prefix_hashes=(offsets, hashes))
 
 
 def document_of(trace: Trace, row: int) -> list[int] | None:

@@ -150,7 +150,7 @@ class Study:
             "hygen": {"latency_budget_s": tpot_s / 2, "chunk_size": self.limits["max_num_batched_tokens"]},
             "deadline": {**plan["deadline"], **self.limits},
             "admitter": {**plan["deadline"], **plan["admitter"], **self.limits}}
-        self.caching = {"prefix_caching": "on"} if plan.get("caching") else {}
+        self.caching = {"prefix_caching": "on" if plan.get("caching") else "off"}
         self._played = 0  # cells
         self.bundle = Path(plan["bundle"]) if plan["bundle"] not in (None, TRAIN) else out / "bundle"
         most = self._most_online()
@@ -185,8 +185,7 @@ class Study:
         path = learn(score, self.out, {**plan, "seed": int(self.plan["seed"])})
         weights = read_weights(str(path), LAYOUT)
         values = {**DEFAULTS, **self.settings["deadline"]}
-        rule = get_policy("adaptive_deadline", {**{name: values[name] for name in LAYOUT.rows},
-                                                "interval_s": float(self.plan["interval_s"])})
+        rule = get_policy("adaptive_deadline", {**values, "interval_s": float(self.plan["interval_s"])})
         write_linear_bundle(self.bundle, rule, weights, {"training": {
             "data": {"traces": "drawn by experiments/studies/engine_live", "loads": dict(self.plan["loads"])},
             "seeds": [int(self.plan["seed"]) + 3000 + number for number in range(plan["traces"])],

@@ -1,22 +1,25 @@
 """`admitter` in plain Python: which waiting offline request enters first, of all that wait.
 
 `baselines/admitter.py` says what it does and why; docs/admitter.md what orders are worth. What that has and this has
-not: the order of a walk through the tree of prompts (`prefix`), learned weights, and affinity among instances. A test
-holds each decision of the two against the other's.
+not: the order of a walk through the tree of prompts (`prefix`), learned weights, and affinity among instances. Equals
+of different prefixes enter by arrival here, and blocks in the cache count as they were before the iteration. But for
+these a test holds the two against each other.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import nsmallest
-from itertools import takewhile
+from itertools import islice, takewhile
 from typing import Any, NamedTuple
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import deadline
 from ooco_gym.runtime.rules.iteration import Belief, Engine, Line, Plan, Request
 
+MANY = 1 << 60
 KEPT = 12  # requests of the least score that are kept from one look to the next
 PIECE = 512  # tokens of a prompt by which prefixes are told apart
 DEFAULTS: dict[str, float | str] = {**deadline.DEFAULTS, "rule": "shared_work", "refresh_s": 1.0}
@@ -47,7 +50,7 @@ class Admitter(deadline.Deadline):
 
     def __init__(self, values: Mapping[str, Any] | None = None) -> None:
         found = {**DEFAULTS, **(values or {})}
-        self.rule, self.refresh_s = str(found.pop("rule")), float(found.pop("refresh_s"))
+        self.rule = str(found.pop("rule"))
         if self.rule not in SCORES:
             raise UserError(f"parameter 'rule' of 'admitter' is '{self.rule}'; expected one of {', '.join(SCORES)}")
         super().__init__(found)
@@ -63,7 +66,7 @@ class Admitter(deadline.Deadline):
 
     def _look(self, engine: Engine, waiting: list[Request]) -> list[Any]:
         """Ranks all that wait; returns the ids of those that are kept."""
-        self._due_s = engine.now_s + self.refresh_s
+        self._due_s = engine.now_s + self.values["refresh_s"]
         found = Found(waiting)
         score = SCORES[self.rule]
         best = nsmallest(KEPT, found.rows, key=lambda row: (
@@ -72,11 +75,13 @@ class Admitter(deadline.Deadline):
 
 
 class Row(NamedTuple):
-    """A waiting request: tokens of it that need not be computed, and what names its prefix."""
+    """A waiting request: its tokens that need not be computed, what names its prefix, and what it has in common with
+    the one that was looked up before it."""
 
     request: Request
     cached: int
     prefix: Any
+    common: int
 
 
 class Found:
@@ -88,7 +93,8 @@ class Found:
 
     def __init__(self, waiting: Sequence[Request]) -> None:
         self._count = Counter(request.pieces[0] for request in waiting if request.pieces)
-        self._first: dict[Any, tuple[Request, int]] = {}  # of each prefix, and what of it is cached
+        self._seen: dict[Any, Request] = {}  # the first of each prefix
+        self._heads: dict[Any, tuple[Request, int]] = {}  # of each prefix the one looked up last, and what is cached
         self._common: dict[Any, int] = {}  # tokens that the first two of a prefix have in common
         self._places: dict[Any, int] = {}  # of prefixes, as they came
         self.rows = [self._row(request) for request in waiting]
@@ -98,28 +104,30 @@ class Found:
         return self._count.get(row.prefix, 1)
 
     def shared(self, row: Row) -> int:
-        """Tokens that the requests of a prefix share and that are not computed."""
-        return max(0, self._common.get(row.prefix, 0) - row.cached)
+        """Tokens of a request that those of its prefix share and that are not computed."""
+        common = min(self._common.get(row.prefix, 0), row.common, row.request.num_tokens - 1)
+        return max(0, common - row.cached)
 
-    def place(self, row: Row) -> int:
-        """Place of its prefix in the order in which they came: equals of a prefix stay together."""
-        return self._places.get(row.prefix, 0)
+    def place(self, row: Row) -> float:
+        """Place of its prefix in the order in which they came: equals of a prefix stay together. None comes last."""
+        return self._places.get(row.prefix, math.inf)
 
     def _row(self, request: Request) -> Row:
         if not request.pieces:
-            return Row(request, _looked_up(request), None)
+            return Row(request, _looked_up(request), None, 0)
         prefix, fresh = request.pieces[0], request.num_output_tokens == 0
-        first, cached = self._first.get(prefix, (None, 0))
-        if first is not None:
-            common = _common(first, request)
-            self._common.setdefault(prefix, common)
-            if fresh:
-                return Row(request, min(cached, common), prefix)
-        cached = _looked_up(request)  # the first of its prefix, or preempted: its own content may be left
         self._places.setdefault(prefix, len(self._places))
+        head, found = self._heads.get(prefix, (None, 0))
+        common = _common(head, request) if head is not None else MANY
+        if prefix in self._seen:
+            self._common.setdefault(prefix, _common(self._seen[prefix], request))
+        self._seen.setdefault(prefix, request)
+        if head is not None and fresh and (found < common or common >= _whole(request)):
+            return Row(request, min(found, common, request.num_tokens - 1), prefix, common)
+        cached = _looked_up(request)  # first of its prefix, one whose prefix goes on, or preempted: its own may be left
         if fresh:
-            self._first[prefix] = request, cached
-        return Row(request, cached, prefix)
+            self._heads[prefix] = request, cached
+        return Row(request, cached, prefix, common)
 
 
 class Ranked(Line):
@@ -141,13 +149,13 @@ class Ranked(Line):
         """The next of them; None where none waits."""
         for _ in range(2):
             while self._kept:
-                found = self._waiting(self._kept[0])
+                found = self.find(self._kept[0])
                 if found is not None:
                     return found
                 del self._kept[0]
             if self._line.peek() is None and not self._back:
                 return None
-            self._kept[:] = self._look([one for one in self._line if one.id not in self._gone] + [*self._back.values()])
+            self._kept[:] = self._look(list(self))
         return None
 
     def pop(self) -> Request:
@@ -163,7 +171,16 @@ class Ranked(Line):
         """Puts a request back."""
         self._back[request.id] = request
 
-    def _waiting(self, name: Any) -> Request | None:
+    def first(self, count: int) -> list[Request]:
+        """The next `count` by arrival, which stay."""
+        return list(islice(self, count))
+
+    def __iter__(self) -> Iterator[Request]:
+        """All that wait: by arrival, then what was preempted in this iteration."""
+        return iter([one for one in self._line if one.id not in self._gone] + [*self._back.values()])
+
+    def find(self, name: Any) -> Request | None:
+        """The one of an id; None where it does not wait."""
         if name in self._back:
             return self._back[name]
         return None if name in self._gone else self._line.find(name)
@@ -173,6 +190,18 @@ def _common(one: Request, other: Request) -> int:
     """Prompt tokens, in whole pieces, that two requests have in common from the first on."""
     return PIECE * sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one.pieces, other.pieces,
                                                                                 strict=False)))
+
+
+def _whole(request: Request) -> int:
+    """Tokens of the pieces of a prompt that are whole."""
+    return PIECE * min(len(request.pieces), (request.num_tokens - request.num_output_tokens) // PIECE)
+
+
+def pieces_of(block_hashes: Sequence[Any], num_prompt_tokens: int, block_size: int) -> tuple[Any, ...]:
+    """What names each whole piece of a prompt, from an engine's hashes of its blocks, each of which includes all before
+    it; none where blocks do not divide pieces."""
+    each = PIECE // block_size
+    return tuple(block_hashes[each - 1 : num_prompt_tokens // block_size : each]) if each * block_size == PIECE else ()
 
 
 def _looked_up(request: Request) -> int:

@@ -28,7 +28,7 @@ from vllm.v1.request import RequestStatus
 
 from ooco_gym.errors import UserError
 from ooco_gym.runtime.rules import Engine, Learned, Line, Plan, Request
-from ooco_gym.runtime.rules.admitter import PIECE
+from ooco_gym.runtime.rules.admitter import pieces_of
 from ooco_gym.runtime.vllm.deciding import Decider
 from ooco_gym.runtime.vllm.settings import Class, Settings, read_settings
 from ooco_gym.runtime.vllm.watching import LOG
@@ -271,8 +271,7 @@ class OocoScheduler(Scheduler):
         """A waiting request as a rule sees it."""
         facts, cached = request.ooco, self.cache_config.enable_prefix_caching
         if cached and facts.pieces is None:
-            each, whole = max(1, PIECE // self.block_size), request.num_prompt_tokens // self.block_size
-            facts.pieces = tuple(request.block_hashes[each - 1 : whole : each])
+            facts.pieces = pieces_of(request.block_hashes, request.num_prompt_tokens, self.block_size)
         return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s,
                        facts.tpot_s, request.num_tokens, request.num_output_tokens, first_token_s=facts.first_token_s,
                        look_up=self._ooco_look_up(request) if cached else None, pieces=facts.pieces or ())
