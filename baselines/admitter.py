@@ -12,6 +12,9 @@ wins does not fit, none enters.
 - `least_work`: fewest tokens to compute, those in the prefix cache left out.
 - `shared_work` (ours): the same, where a prefix that is not cached counts as divided among those that wait for it.
 
+To what the last three count, `output_weight` adds the output tokens that a request is believed to generate yet: what a
+length predictor says (`lengths`, docs/information.md), else the mean, which changes no order.
+
 Every `refresh_s` the instance walks through its waiting requests, and keeps the `KEPT` of the least score: an engine
 cannot afford to look at thousands in each iteration. They are looked at again as soon as all of these have entered.
 Requests of a group, neighbours in the walk that share the first piece of their prompts, are looked up in the cache
@@ -65,6 +68,8 @@ ARRIVAL, PREFIX, LPM, DFS_WEIGHT, SHORTEST, LEAST_WORK, SHARED_WORK = range(len(
 OWN = (
     Param("rule", "by which score a waiting offline request is admitted", choices=RULES),
     Param("refresh_s", "how often all waiting requests are looked at, seconds", 0.0, 3600.0),
+    Param("output_weight", "prompt tokens that a believed output token costs; shortest, least_work, shared_work", 0.0,
+          1000.0),
     Param("affinity", "by what share an instance's offline requests may exceed the mean, where those of a prefix go to "
           "one; 0: prefixes do not matter", 0.0, 100.0),
     Param("weights", "file of the weights of the learned score; none: the rule alone", default="", file=True),
@@ -168,9 +173,12 @@ def score_by_rule(state, slot, index, cached, members, shared):
         return -math.log(1.0 + cached)
     if rule == DFS_WEIGHT:
         return -math.log(float(members))
-    if rule == SHORTEST:
-        return kilo(tokens)
-    return kilo(tokens - cached - (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0))
+    cost = float(tokens)
+    if rule != SHORTEST:
+        cost -= cached + (shared * (1.0 - 1.0 / members) if rule == SHARED_WORK else 0.0)
+    if state.params[Q.output_weight] > 0.0:
+        cost += state.params[Q.output_weight] * believed_remaining(state, slot)
+    return kilo(cost)
 
 
 @inlined

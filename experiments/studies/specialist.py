@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 BEGIN = "<!-- results in {}: written by ooco-gym experiment specialist; what stands outside is not touched -->"
 END = "<!-- end of results in {} -->"
-KINDS, AS_IT_IS = ("learning", "rule"), "as trained"
+KINDS, AS_IT_IS = ("learning", "rule", "information"), "as trained"
 FIGURES = {"service": ("offline", "reference_gpu_s_per_s"), "violations": ("online", "violation_rate"),
            "worst_10min": ("online", "worst_10min_violation_rate"), "ttft_p99_s": ("online", "ttft_p99_s"),
            "oldest_s": ("offline", "age_max_s")}
@@ -58,7 +58,8 @@ def windows_of(options: Mapping[str, Any], shift: str | None = None) -> list[Sce
     episodes = env.unwrapped.config
     env.close()
     seeds, count = split_seeds(config, "test"), int(options["windows" if shift is None else "shift_windows"])
-    return [episodes.window(int(seeds[i % len(seeds)]), int(options["first_window"]) + i // len(seeds))
+    told = {} if options["lengths"] is None else {"lengths": options["lengths"]}
+    return [episodes.window(int(seeds[i % len(seeds)]), int(options["first_window"]) + i // len(seeds)).with_(**told)
             for i in range(count)]
 
 
@@ -95,7 +96,8 @@ def claim(env: str, ours: tuple[str, Figures], theirs: tuple[str, Figures], opti
             "windows_ahead": int((by_window > 0).sum()), "runs_ahead": int((found.mean(1) > 0).sum()),
             "holds": bool(mine["violations"].mean() <= float(options["violations"])),
             "n_windows": found.shape[1], "window_s": float(options["window_s"]),
-            "n_training_runs": found.shape[0]}
+            "n_training_runs": found.shape[0],
+            **({} if options["lengths"] is None else {"lengths": options["lengths"]})}
 
 
 # --- The page -------------------------------------------------------------------------------------------------------
@@ -173,10 +175,11 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             f"{options['window_s']:g} s and the training runs, with 95 % intervals by resampling both.\n\n"
             f"{rows_table(rows).markdown()}\n\n† more than {percent(float(options['violations']), 0)} of the online "
             f"requests. *Worst window* is of its worst ten minutes. Version {__version__}.")
-    begin, end = (mark.format(env["id"]) for mark in (BEGIN, END))
+    told = "" if options["lengths"] is None else ", lengths " + " ".join(map(str, options["lengths"].values()))
+    begin, end = (mark.format(env["id"] + told) for mark in (BEGIN, END))
     write_texts({page: merged(page, f"A policy learned in {env['id']}", text, begin, end)})
-    keep_claims(figures, claims, lambda one: (one["kind"], one["environment"], one.get("attempt"))
-                != (options["kind"], env["id"], int(options["attempt"])))
+    keep_claims(figures, claims, lambda one: (one["kind"], one["environment"], one.get("attempt"), one.get("lengths"))
+                != (options["kind"], env["id"], int(options["attempt"]), options["lengths"]))
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rounded(rows), "page": str(page), "figures": str(figures)}
 

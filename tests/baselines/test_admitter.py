@@ -146,6 +146,21 @@ def test_what_is_kept_is_of_the_last_look() -> None:
         assert (np.sum(started[:-1] < started[-1]) < 12) == early
 
 
+def test_predicted_outputs_count_as_so_many_prompt_tokens() -> None:
+    """A token of output as five of a prompt: 300 + 5 x 10 tokens come before 100 + 5 x 60."""
+    outputs = np.random.default_rng(2).permutation(np.arange(5, 65))[:30]
+    prompts = np.where(np.arange(30) % 2, 100, 300)
+    rows = tuple((0.0, int(prompt), int(output), False) for prompt, output in zip(prompts, outputs, strict=True))
+    predicted = np.stack([outputs, np.zeros(30)], axis=1).astype(float)
+
+    def began(output_weight: float, said: np.ndarray | None) -> np.ndarray:
+        setup = setup_of(rows, rule="shortest", max_num_seqs=1, output_weight=output_weight)
+        return Episode(setup, predicted=said).play().state.requests["first_token_ps"]
+
+    assert np.argsort(began(5.0, predicted)).tolist() == np.argsort(prompts + 5 * outputs, kind="stable").tolist()
+    assert np.array_equal(began(5.0, None), began(0.0, None)), "a mean that is the same for all changes no order"
+
+
 def test_weights_that_come_to_nothing_leave_the_choice_exactly(folder: Path) -> None:
     """The trace has no online requests: what is multiplied with their share is 0."""
     plain = Episode(setup_of(refresh_s=0.0), trace=documents()).play()

@@ -14,7 +14,7 @@ from ooco_gym.cli import main
 from ooco_gym.resources import load_yaml
 
 OPTIONS = {"env": "batching", "windows": 24, "first_window": 2, "shift_windows": 3, "window_s": None, "attempt": 1,
-           "title": "learned", "kind": "learning",
+           "title": "learned", "kind": "learning", "lengths": None,
            "violations": 0.03}
 
 

@@ -89,7 +89,7 @@ class Episode:
     """One episode: `play` runs it; `outside` names the points that `play` answers by the policy's own rules."""
 
     def __init__(self, setup: Setup, *, outside: tuple[str, ...] = (), bulk: bool = True, log: int = 0,
-                 trace: Trace | None = None) -> None:
+                 trace: Trace | None = None, predicted: np.ndarray | None = None) -> None:
         self.setup, trace = setup, setup.trace() if trace is None else trace
         rules = Rules(**{**DEFAULT_RULES, **setup.rules})
         machines = machines_of(setup)
@@ -103,7 +103,8 @@ class Episode:
         self.policy = policy
         self.state = build_state(machines, trace, rules, seed=setup.seed, window_s=setup.window_s,
                                  params=policy.vector(), settings=policy.settings(), class_blind=policy.class_blind,
-                                 keys=policy.keys(trace, setup.seed), weights=policy.weights, bulk=bulk,
+                                 keys=policy.keys(trace, setup.seed), predicted=predicted, weights=policy.weights,
+                                 bulk=bulk,
                                  log_capacity=log)
         self.hooks = policy.hooks()
         self.rules = addresses([ask_outside if name in outside else hook
