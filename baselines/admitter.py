@@ -18,7 +18,8 @@ length predictor says (`lengths`, docs/information.md), else the mean, which cha
 Every `refresh_s` the instance walks through its waiting requests, and keeps the `KEPT` of the least score: an engine
 cannot afford to look at thousands in each iteration. They are looked at again as soon as all of these have entered.
 Requests of a group, neighbours in the walk that share the first piece of their prompts, are looked up in the cache
-once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised.
+once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised: each
+request is one of its own.
 
 Prefixes are told apart by the first piece of `HASH_TOKENS` tokens, where prefix caching is on. So a system prompt of
 that length before all prompts makes one group of them, and `shared_work` divides it alone.
@@ -346,17 +347,13 @@ def route(view):
 
 
 def checked(policy, facts):
-    """Refuses orders that know no groups.
+    """Refuses clusters of too few seats for an open iteration to be written down.
 
     Raises:
-        UserError: the order by prefixes of requests that are kept by arrival.
+        UserError: there are fewer.
     """
-    values = policy.values
-    if values["waiting_order"] == "arrival" and values["rule"] in ("prefix", "dfs_weight", "shared_work"):
-        raise UserError(f"policy admitter: rule={values['rule']} needs waiting_order=prefix, by which requests that "
-                        "share a prefix are found")
     if facts.max_batch < OPEN_FIGURES:
-        raise UserError(f"policy admitter: max_batch is {facts.max_batch}; expected {OPEN_FIGURES} or more")
+        raise UserError(f"policy {policy.name}: max_batch is {facts.max_batch}; expected {OPEN_FIGURES} or more")
     return {}
 
 

@@ -258,8 +258,13 @@ def test_an_idle_engine_takes_the_least_score_whatever_it_takes() -> None:
     assert first[1] < first[2] <= first[0]
 
 
-@pytest.mark.parametrize("values", [{"rule": "dfs_weight", "waiting_order": "arrival"},
-                                    {"rule": "shared_work", "waiting_order": "arrival"}])
-def test_orders_by_groups_without_groups_are_refused(values: dict[str, str]) -> None:
-    with pytest.raises(UserError, match="needs waiting_order=prefix"):
-        play(setup_of(((0.0, 20, 4, False),), **values))
+@pytest.mark.parametrize(("rule", "same"), [("dfs_weight", "arrival"), ("shared_work", "least_work")])
+def test_without_the_order_by_prefix_each_request_is_one_of_its_own(rule: str, same: str) -> None:
+    one, other = (Episode(setup_of(rule=name, waiting_order="arrival"), trace=documents()).play().state.requests
+                  for name in (rule, same))
+    assert np.array_equal(one, other)
+
+
+def test_a_cluster_of_few_seats_is_refused() -> None:
+    with pytest.raises(UserError, match="max_batch is 4; expected 16 or more"):
+        play(setup_of(((0.0, 20, 4, False),), max_num_seqs=2).with_(rules={"max_batch": 4}))
