@@ -18,8 +18,8 @@ length predictor says (`lengths`, docs/information.md), else the mean, which cha
 Every `refresh_s` the instance walks through its waiting requests, and keeps the `KEPT` of the least score: an engine
 cannot afford to look at thousands in each iteration. They are looked at again as soon as all of these have entered.
 Requests of a group, neighbours in the walk that share the first piece of their prompts, are looked up in the cache
-once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised: each
-request is one of its own.
+once. With `waiting_order` arrival the walk goes by arrival, and groups are not recognised: each request is one of its
+own.
 
 Prefixes are told apart by the first piece of `HASH_TOKENS` tokens, where prefix caching is on. So a system prompt of
 that length before all prompts makes one group of them, and `shared_work` divides it alone.
@@ -41,6 +41,7 @@ import math
 import numpy as np
 
 from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, compose_within, fewest_of, settings_of
+from baselines.router import is_weighted
 from ooco_gym.compile import inlined, inner
 from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
@@ -196,15 +197,6 @@ def weigh(state, slot, cached, members, shared, free, online, queue):
     return min(MOST_Z, max(-MOST_Z, z))
 
 
-@inner
-def is_weighted(state):
-    """Whether some weight is not 0."""
-    for place in range(state.weights.size):
-        if state.weights[place] != 0.0:
-            return True
-    return False
-
-
 @inlined
 def keep(memory, slot, score):
     """Puts a request among those that are kept, if its score is less than one of theirs; of equals the first stays."""
@@ -233,18 +225,14 @@ def rank(state, instance):
         in_common = common_tokens(state, slot, next_of(state, instance, slot)) if members > 1 else np.int64(0)
         for _ in range(members):
             tokens, fresh = length(state, slot), state.requests[slot].generated_tokens == 0
-            common = common_tokens(state, head, slot) if head >= 0 else np.int64(-1)
+            common = common_tokens(state, head, slot) if head >= 0 else in_common
             if head >= 0 and fresh and (found < common or common >= whole_pieces(state, slot)):
                 cached = min(found, common, tokens - 1)
             else:  # the first of its prefix, one whose prefix goes on, or preempted: its own content may be left
                 cached = np.int64(get_computed_blocks(state, instance, slot)[0])
                 if fresh:
                     head, found = slot, cached
-            if common >= 0:
-                common = min(in_common, common)
-            else:
-                common = in_common
-            shared = float(max(np.int64(0), min(common, tokens - 1) - cached))
+            shared = float(max(np.int64(0), min(in_common, common, tokens - 1) - cached))
             score = score_by_rule(state, slot, index, cached, members, shared)
             if weighted:
                 score += weigh(state, slot, cached, members, shared, free, online, queue)

@@ -57,9 +57,9 @@ class SetsParameters:
             base = float(policy.values[one.name])
             parameters.append({"name": one.name, "base": base, "scale": one.scale, "step": one.step,
                                "low": min(one.low, base), "high": max(one.high, base), "meaning": docs[one.name]})
-        moved = [one.name for one in self.parameters]
-        constants = {name: float(policy.values[name]) for name, own in RULES[self.rule][1].items()
-                     if name not in moved and not isinstance(own, str) and float(policy.values[name]) != own}
+        moved, own = {one.name for one in self.parameters}, RULES[self.rule][1] if self.rule in RULES else {}
+        constants = {name: float(policy.values[name]) for name, value in own.items()
+                     if name not in moved and not isinstance(value, str) and float(policy.values[name]) != value}
         interval_s = float(policy.values.get("interval_s") or 0.0)
         facts = {"environment": self.environment, **known}
         return write_parameters_bundle(

@@ -270,7 +270,7 @@ class OocoScheduler(Scheduler):
     def _ooco_waiter(self, request: EngineRequest) -> Request:
         """A waiting request as a rule sees it."""
         facts, cached = request.ooco, self.cache_config.enable_prefix_caching
-        if cached and facts.pieces is None:
+        if cached and not facts.online and facts.pieces is None:
             facts.pieces = pieces_of(request.block_hashes, request.num_prompt_tokens, self.block_size)
         return Request(request.request_id, facts.online, _order(request), request.arrival_time, facts.ttft_s,
                        facts.tpot_s, request.num_tokens, request.num_output_tokens, first_token_s=facts.first_token_s,
