@@ -32,6 +32,15 @@ def is_worker() -> bool:
     return multiprocessing.parent_process() is not None
 
 
+def threads() -> int:
+    """Threads that this process may have at work: one for each of its cores; fewer where OMP_NUM_THREADS says so, as
+    joblib and Ray set it for their workers. A worker for which it is not set shares the cores with the others: one."""
+    said = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if said.isdecimal() and int(said) > 0:
+        return min(int(said), cores())
+    return 1 if is_worker() else cores()
+
+
 def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] | None = None,
          arguments: tuple[Any, ...] = ()) -> ProcessPoolExecutor:
     """A pool of worker processes, to be shut down by the caller (`processes` does it by itself).

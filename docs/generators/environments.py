@@ -255,7 +255,9 @@ def _arguments() -> list[str]:
             "None takes the default of the environment's file in `conf/env`, which its page shows, with the seeds of "
             "each split and the distribution shifts. Each seed has any number of windows "
             "(`options={\"window\": n}`); `shift=` evaluates on what training has not seen.",
-            "`gym.make_vec` takes these besides:", table(("argument", "type", "default"), vector)]
+            "`gym.make_vec` takes these besides:", table(("argument", "type", "default"), vector),
+            "Any number of `threads` plays the same, bit by bit; [training](../training.md#threads) says when more "
+            "than one pays."]
 
 
 def _parameters(owner: type) -> list[tuple[str, inspect.Parameter]]:

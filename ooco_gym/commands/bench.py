@@ -81,7 +81,12 @@ FIGURES = (
     Figure("env_steps_per_s", 60_000.0, True, "1/s", "steps of Gating-v0 from Python through gym.make with its default "
            "wrappers, three holds and a start in turn, resets left out; processor time"),
     Figure("vector_decisions_per_s", 500_000.0, True, "1/s", "the same of 64 episodes of Gating-v0 side by side, in "
-           f"all, through gym.make_vec, over the first {VECTOR_STEPS:,} steps of each"),
+           f"all, through gym.make_vec, over the first {VECTOR_STEPS:,} steps of each; one thread, processor time"),
+    Figure("vector_ratio", None, True, "", "vector_decisions_per_s over env_steps_per_s"),
+    Figure("vector_all_cores_per_s", None, True, "1/s", "the same 64 episodes stepped by vector_threads threads; time "
+           "by the clock, in which whatever else the machine does shows"),
+    Figure("vector_all_cores_ratio", 3.0, True, "", "vector_all_cores_per_s over env_steps_per_s"),
+    Figure("vector_threads", None, True, "", "threads of that run: one for each core that this process may use"),
     Figure("numpy_us", None, False, "us", "a decision of an exported policy among 64 candidates in numpy, as an "
            "engine asks for it: a deep set of the zoo's size; processor time"),
     Figure("c_us", 20.0, False, "us", "the same in C, compiled for this processor: -O3 -march=native"),
@@ -205,9 +210,12 @@ def decisions_table(figures: dict[str, Any], names: list[str]) -> Table:
 def environments_table(figures: dict[str, Any]) -> Table:
     """Decisions a second of each environment."""
     names = dict.fromkeys(key.split("/", 1)[1].rsplit("/", 1)[0] for key in figures if key.startswith("env/"))
-    rows = [(name, *(f"{figures[f'env/{name}/{kind}']:,.0f}" for kind in ("single", "vector"))) for name in names]
-    return Table(f"decisions a second on one core: one episode, and {SIDE_BY_SIDE} side by side",
-                 ("environment", "single", "vector"), rows)
+    rows = [(name, *(as_text(figures.get(f"env/{name}/{kind}"), ",.0f") for kind in ("single", "vector", "all_cores")))
+            for name in names]
+    threads = int(figures["vector_threads"])
+    return Table(f"decisions a second: one episode, and {SIDE_BY_SIDE} side by side, on one core (processor time); "
+                 f"{SIDE_BY_SIDE} on {threads} {'thread' if threads == 1 else 'threads'} (by the clock)",
+                 ("environment", "single", "vector", "all cores"), rows)
 
 
 def slowest(figures: dict[str, Any]) -> dict[str, Any]:

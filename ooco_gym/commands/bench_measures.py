@@ -7,11 +7,13 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from ooco_gym import jobs
 from ooco_gym.perf import Deployment, cost_table, decode_latency_ps
 from ooco_gym.policy import policy_of, rules
 from ooco_gym.policy.decisions import POINTS, call_rule
@@ -36,7 +38,7 @@ MORE_RUN = (1000, 2000, 4000)  # than there are seats, where their number does n
 SIDE_BY_SIDE = 64  # episodes of a vector environment
 WARM_STEPS = 20  # taken before the clock runs
 VECTOR_STEPS = 5000  # steps from the beginning of an episode on: its first thousand are slower than those that follow
-MOST_S = 10.0  # processor time of a measurement: where decisions come once in a while it stops there
+MOST_S = 10.0  # of a measurement: where decisions come once in a while it stops there
 SCALE = "CartPole-v1"
 
 
@@ -247,18 +249,22 @@ def _timed(function: Any) -> tuple[int, Any]:
 
 # --- Environments -----------------------------------------------------------------------------------------------------
 def measure_envs(options: dict[str, Any]) -> dict[str, Any]:
-    """Of each environment `env/ID/single` and `env/ID/vector`, decisions a second of this core's time."""
+    """Decisions a second of each environment: `env/ID/single` and `env/ID/vector` of this core's time, and
+    `env/ID/all_cores` by the clock, of a vector whose threads are `vector_threads`: one for each core."""
     from ooco_gym.envs import ENVIRONMENTS
 
-    figures = {}
+    figures, threads = {}, jobs.threads()
     for name in ENVIRONMENTS:
         figures[f"env/{name}/single"] = single_per_s(name, options["env_steps"])
         figures[f"env/{name}/vector"] = vector_per_s(name)
+        figures[f"env/{name}/all_cores"] = vector_per_s(name, time.perf_counter, threads=threads)
     figures[f"env/{SCALE}/single"] = single_per_s(SCALE, options["env_steps"])
     figures[f"env/{SCALE}/vector"] = vector_per_s(SCALE)
     gating = "env/ooco_gym/Gating-v0"
-    return {**figures, "env_steps_per_s": figures[f"{gating}/single"],
-            "vector_decisions_per_s": figures[f"{gating}/vector"]}
+    single, vector, all_cores = (figures[f"{gating}/{kind}"] for kind in ("single", "vector", "all_cores"))
+    return {**figures, "env_steps_per_s": single, "vector_decisions_per_s": vector, "vector_ratio": vector / single,
+            "vector_all_cores_per_s": all_cores, "vector_all_cores_ratio": all_cores / single,
+            "vector_threads": threads}
 
 
 def single_per_s(name: str, steps: int) -> float:
@@ -284,28 +290,35 @@ def single_per_s(name: str, steps: int) -> float:
     return taken / cpu_s
 
 
-def vector_per_s(name: str) -> float:
-    """Decisions of 64 episodes side by side, through `gym.make_vec`; steps in which one was reset left out."""
+def vector_per_s(name: str, clock: Callable[[], float] = time.thread_time, **arguments: Any) -> float:
+    """Decisions of 64 episodes side by side, through `gym.make_vec`; steps in which one was reset left out.
+
+    Args:
+        name: of the environment.
+        clock: in seconds.
+        **arguments: of the environment.
+    """
     import gymnasium as gym
 
     import ooco_gym  # noqa: F401  registers the environments
 
-    env: Any = gym.make_vec(name, num_envs=SIDE_BY_SIDE, vectorization_mode="vector_entry_point")
+    env: Any = gym.make_vec(name, num_envs=SIDE_BY_SIDE, vectorization_mode="vector_entry_point", **arguments)
     actions = [np.stack([one] * SIDE_BY_SIDE) for one in _actions(env.single_action_space)]
     env.reset(seed=1000)
     over = np.zeros(SIDE_BY_SIDE, bool)
-    counted, cpu_s = 0, 0.0
+    counted, taken_s = 0, 0.0
     for step in range(WARM_STEPS + VECTOR_STEPS):
         resets = bool(over.any())
-        begun = time.thread_time()
+        begun = clock()
         _, _, terminated, truncated, _ = env.step(actions[step % len(actions)])
-        took = time.thread_time() - begun
+        took = clock() - begun
         over = terminated | truncated
         if step >= WARM_STEPS and not resets and not over.any():
-            counted, cpu_s = counted + SIDE_BY_SIDE, cpu_s + took
-        if cpu_s > MOST_S:
+            counted, taken_s = counted + SIDE_BY_SIDE, taken_s + took
+        if taken_s > MOST_S:
             break
-    return counted / cpu_s
+    env.close()
+    return counted / taken_s
 
 
 def _actions(space: Any) -> list[Any]:

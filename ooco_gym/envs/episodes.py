@@ -17,6 +17,7 @@ from ooco_gym.envs.config import EpisodeConfig, pack_parameter
 from ooco_gym.envs.decision import Controls, Decision, OpenDecision, address, cluster_table, slot_names
 from ooco_gym.envs.own import Figure, Term, addresses_of, check, scales_of
 from ooco_gym.envs.stepping import begin, drain, step_all
+from ooco_gym.envs.team import STEP_ALL, Team
 from ooco_gym.errors import UserError
 from ooco_gym.policy import policy_of, spelling_of
 from ooco_gym.policy.decisions import addresses, ask_outside, call_rule
@@ -43,11 +44,12 @@ class Episodes:
         own_terms: the terms of the reward that these episodes have of their own, by name: columns of `buffers.account`
             with the step's term and the total so far.
         bank: how many windows are kept as they stand after the warm-up, so that they begin again at once.
+        threads: that step them (`team.Team`).
         watchers: objects whose `begin`, `opened` and `took` are called as episodes go, such as `recording.Recorder`.
     """
 
     def __init__(self, config: EpisodeConfig, decisions: Sequence[Decision], count: int, bank: int = 0,
-                 terms: Sequence[Term] = (), figures: Sequence[Figure] = ()) -> None:
+                 terms: Sequence[Term] = (), figures: Sequence[Figure] = (), threads: int = 1) -> None:
         self.config, self.decisions = config, tuple(decisions)
         self._by_kind = {decision.kind: decision for decision in decisions}
         partner = policy_of(config.partner)
@@ -56,6 +58,8 @@ class Episodes:
         self._known_rules: set[str] = set()
         self._rules: list[dict[str, Policy]] = [{} for _ in range(count)]
         self._lay_out(count, terms, figures)
+        team = Team(threads, count, address_of(step_all, STEP_ALL), self._handle.address, self._run)
+        self.threads, self._team = team.threads, team if team.threads > 1 else None
         self.simulations: list[Simulation | None] = [None] * count
         self.windows: list[tuple[int, int]] = [(-1, -1)] * count
         self.bank = bank
@@ -189,7 +193,7 @@ class Episodes:
         end, turns = len(self.simulations) if last is None else last, self.buffers.turns
         watched = [i for i in range(first, end) if turns[i, b.OPEN]] if self.watchers else []
         ended: list[int] = []
-        if step_all(self._handle.address, self._run, first, end):
+        if self._step(first, end):
             ended = [i for i in range(first, end) if turns[i, b.OPEN] and turns[i, b.KIND] == b.NO_KIND]
             for i in ended:
                 self._finish(i)
@@ -197,6 +201,16 @@ class Episodes:
             for watcher in self.watchers:
                 watcher.took(i)
         return ended
+
+    def _step(self, first: int, end: int) -> int:
+        if self._team is None or end - first < len(self.simulations):
+            return step_all(self._handle.address, self._run, first, end)
+        return self._team.step()
+
+    def close(self) -> None:
+        """Ends the threads that step; another step makes new ones."""
+        if self._team is not None:
+            self._team.close()
 
     def _finish(self, i: int) -> None:
         """Drains under the partner and adds what it finds out to the last step's account."""

@@ -11,6 +11,7 @@ from ooco_gym.envs.features import CANDIDATE_SIZE, CLUSTER_COLUMN
 from ooco_gym.envs.filling import fill_cluster, rank_candidates, share
 from ooco_gym.envs.own import reading_at, scaled
 from ooco_gym.envs.reward import block_end_ps, open_account, recent_violations, turn_block, update_account
+from ooco_gym.envs.team import STEP_ALL
 from ooco_gym.errors import UserError
 from ooco_gym.policy.latency_budget import LEAVE_OPEN, LEFT_OPEN, OPEN_FIGURES, WHOLE
 from ooco_gym.sim import state as s
@@ -317,7 +318,7 @@ def _step(state, buffers, i, run_address):
     return goes_on
 
 
-@jit(types.int64(types.int64, types.int64, types.int64, types.int64))
+@jit(STEP_ALL)
 def step_all(buffers_address, run_address, first, last):
     """Takes `StepBuffers.actions` in the episodes first … last - 1 that are open. Returns how many came to their end.
 

@@ -13,6 +13,7 @@ from gymnasium.utils.seeding import np_random
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from ooco_gym import jobs
 from ooco_gym.envs import add, vector_name
 from ooco_gym.envs import reward as r
 from ooco_gym.envs.base import DecisionEnv, box_actions, observed_as, spaces_of
@@ -51,6 +52,9 @@ class DecisionVectorEnv(VectorEnv):
             `train_seeds`, no other windows are drawn then. 0: none, and a thousand windows of each seed.
         idle: where autoreset is `Disabled`, episodes that are over wait for their reset while the others go on, with
             rewards of 0 and observations that stay; otherwise `step` is refused until they are reset.
+        threads: that step the episodes, the caller's among them, and at most one for each episode; results are the same
+            for any number. More than one pays with many episodes or long steps, on cores that have nothing else to do
+            (docs/training.md). None: one for each core that this process may use (`jobs.threads`).
         trace: keep what `export_trace` writes (`render_mode="rgb_array"` does anyway).
         flat: an observation is one float32 vector an episode, (N, size), as of the single environment with `flat=True`;
             the compiled step writes them.
@@ -66,10 +70,11 @@ class DecisionVectorEnv(VectorEnv):
     def __init__(self, num_envs: int = 1, autoreset_mode: AutoresetMode | str = AutoresetMode.NEXT_STEP,
                  max_episode_steps: int | None = None, render_mode: str | None = None,
                  train_seeds: Sequence[int] | None = None, train_stream: int = 0, bank: int = 0,
-                 train_group: int = 1, idle: bool = False,
+                 train_group: int = 1, idle: bool = False, threads: int | None = 1,
                  trace: bool = False, flat: bool = False, **arguments: Any) -> None:
         self.num_envs = whole_number("num_envs", num_envs, 1)
         self._bank = whole_number("bank", bank, 0)
+        self._threads = jobs.threads() if threads is None else whole_number("threads", threads, 1)
         self._most = None if max_episode_steps is None else whole_number("max_episode_steps", max_episode_steps, 1)
         try:
             self.mode = AutoresetMode(autoreset_mode)
@@ -103,7 +108,7 @@ class DecisionVectorEnv(VectorEnv):
 
     def _new_episodes(self) -> Episodes:
         of = self.single
-        return Episodes(self.config, of.decisions, self.num_envs, self._bank, of.terms, of.figures)
+        return Episodes(self.config, of.decisions, self.num_envs, self._bank, of.terms, of.figures, self._threads)
 
     def _attach(self) -> None:
         """Names the arrays of the episodes, and begins to watch them."""
@@ -343,6 +348,10 @@ class DecisionVectorEnv(VectorEnv):
     def windows(self) -> list[tuple[int, int]]:
         """(seed, number) of what each slot plays; (-1, -1) before its first start."""
         return self.episodes.windows
+
+    def close_extras(self, **kwargs: Any) -> None:
+        """Ends the threads that step."""
+        self.episodes.close()
 
     def render(self) -> tuple[Any, ...] | None:
         """What each episode looks like, in the modes of a single environment, but for `human`.

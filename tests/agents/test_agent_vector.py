@@ -1,5 +1,7 @@
 """Gymnasium's vector environments as Stable-Baselines3's: the same transitions as its own vectoriser."""
 
+import threading
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -192,6 +194,21 @@ def test_seeds_and_options_reach_the_environment_once():
     assert env.env.unwrapped.windows == [(30, 2), (31, 2)]
     env.reset()
     assert not {30, 31} & {seed for seed, _ in env.env.unwrapped.windows}
+
+
+def test_threads_of_a_vector_play_the_same_behind_the_adapter_and_end_with_it():
+    ours = [GymnasiumVecEnv(gym.make_vec("ooco_gym/Gating-v0", num_envs=5, vectorization_mode="vector_entry_point",
+                                         autoreset_mode="SameStep", threads=threads, **SHORT)) for threads in (1, 2)]
+    begun = threading.active_count()
+    for env in ours:
+        env.seed(3)
+    assert same(*[env.reset() for env in ours])
+    for _ in range(20):
+        one, other = [env.step(np.ones(5, int)) for env in ours]
+        assert same(one[0], other[0]) and np.array_equal(one[1], other[1])
+    assert threading.active_count() == begun + 1
+    ours[1].close()
+    assert threading.active_count() == begun
 
 
 def test_native_training_draws_only_training_seeds():

@@ -7,12 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from ooco_gym import envs, jobs
 from ooco_gym.cli import main
-from ooco_gym.commands.bench import FIGURES
-from ooco_gym.commands.bench_measures import measure_mixed
+from ooco_gym.commands import bench_measures
+from ooco_gym.commands.bench import FIGURES, environments_table
+from ooco_gym.commands.bench_measures import measure_envs, measure_mixed
 
 INTERFACE = ("decode_iterations_per_s", "simulated_tokens_per_s", "day_wall_s", "fleet_wall_s", "fleet_peak_gb",
-             "env_steps_per_s", "vector_decisions_per_s", "warm_start_s", "cold_compile_s")
+             "env_steps_per_s", "vector_decisions_per_s", "vector_ratio", "vector_all_cores_per_s",
+             "vector_all_cores_ratio", "vector_threads", "warm_start_s", "cold_compile_s")
 
 
 def test_figures_are_written_beside_their_targets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -41,6 +44,26 @@ def test_decisions_are_timed_at_three_sizes(tmp_path: Path, capsys: pytest.Captu
 def test_mixed_iterations_keep_their_seats_full() -> None:
     figures = measure_mixed({})
     assert figures["mixed_iterations_per_s"] > 0 < figures["mixed_cached_iterations_per_s"]
+
+
+@pytest.mark.parametrize("cores", [1, 3])
+def test_a_vector_is_measured_on_one_core_and_on_all(cores: int, monkeypatch: pytest.MonkeyPatch,
+                                                     capsys: pytest.CaptureFixture[str]) -> None:
+    gating = "ooco_gym/Gating-v0"
+    monkeypatch.setattr(envs, "ENVIRONMENTS", {gating: envs.ENVIRONMENTS[gating]})
+    monkeypatch.setattr(bench_measures, "VECTOR_STEPS", 20)
+    monkeypatch.setattr(jobs, "cores", lambda: cores)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    figures = measure_envs({"env_steps": 100})
+    single, vector, everywhere = (figures[f"env/{gating}/{kind}"] for kind in ("single", "vector", "all_cores"))
+    assert min(single, vector, everywhere) > 0 and figures["vector_threads"] == cores
+    assert (figures["env_steps_per_s"], figures["vector_decisions_per_s"]) == (single, vector)
+    assert figures["vector_all_cores_per_s"] == everywhere
+    assert figures["vector_ratio"] == vector / single and figures["vector_all_cores_ratio"] == everywhere / single
+    environments_table(figures).show(unbroken=3)
+    shown = capsys.readouterr().out
+    assert ("on 1 thread (by" if cores == 1 else "on 3 threads (by") in " ".join(shown.split())
+    assert "CartPole-v1" in shown, "whose own vector has one thread: it is on one core only"
 
 
 @pytest.mark.parametrize("override,words", [("only=[dya]", ("dya", "day")), ("repeats=0", ("repeats",)),

@@ -1,0 +1,189 @@
+"""Threads that step the episodes of a vector: any number of them plays the same, and none is left behind."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import multiprocessing
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+from episodes_in_short import alike, arguments
+
+from ooco_gym import UserError, jobs
+
+GATING, CONTROL = "ooco_gym/Gating-v0", "ooco_gym/Control-v0"  # which decides by the clock: its episodes end together
+KINDS = (GATING, CONTROL, "ooco_gym/Batching-v0", "ooco_gym/Migration-v1")
+
+
+def vector(threads: int | None, count: int = 5, name: str = GATING, mode: str = "SameStep", **changes: Any) -> Any:
+    given = {"window_s": 6.0, "warmup_s": 20.0, **({"interval_s": 1.0} if name == CONTROL else {}), **changes}
+    return gym.make_vec(name, num_envs=count, vectorization_mode="vector_entry_point", autoreset_mode=mode,
+                        threads=threads, **arguments(name, **given))
+
+
+def actions_of(env: Any, random: np.random.Generator) -> np.ndarray:
+    """Legal actions at random."""
+    masks = env.action_masks()
+    if masks.shape[1] != getattr(env.single_action_space, "n", None):  # a vector of levels: any is legal
+        return random.integers(0, env.single_action_space.nvec, (env.num_envs, env.single_action_space.nvec.size))
+    return np.where(masks, random.random(masks.shape), -1.0).argmax(axis=1)
+
+
+def living() -> int:
+    return sum(thread.name == "ooco_gym-step" for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("count", [1, 5, 64])
+@pytest.mark.parametrize("name", KINDS)
+def test_any_number_of_threads_plays_the_same(name, count):
+    envs = [vector(threads, count, name) for threads in (1, 2, 3)]
+    assert [env.unwrapped.episodes.threads for env in envs] == [1, min(2, count), min(3, count)]
+    first = [env.reset(seed=7) for env in envs]
+    assert all(alike(first[0], other) for other in first[1:])
+    random, ends = np.random.default_rng(3), []
+    for _ in range(400):
+        actions = actions_of(envs[0], random)
+        one, *others = [env.step(actions) for env in envs]
+        assert all(alike(one, other) for other in others)
+        ends.append(int(one[3].sum()))
+        if sum(ends) >= min(2 * count, 20):
+            break
+    assert sum(ends) > 0, "episodes end, and begin again"
+    assert count == 1 or name == CONTROL or any(0 < ended < count for ended in ends), "not all of them in the same step"
+    for env in envs:
+        env.close()
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_threads_that_sleep_are_woken(mode):
+    """A thread sleeps where the next step does not come soon."""
+    envs = [vector(threads, 7, mode=mode) for threads in (1, 3)]
+    for env in envs:
+        env.reset(seed=2)
+    for turn in range(40):
+        if turn % 8 == 0:
+            time.sleep(0.05)
+        actions = envs[0].partner_actions()
+        assert alike(*[env.step(actions) for env in envs])
+
+
+def test_threads_begin_with_the_first_step_and_end_with_close_or_with_the_vector():
+    before = living()
+    env = vector(3)
+    env.reset(seed=1)
+    assert living() == before
+    env.step(env.partner_actions())
+    assert living() == before + 2
+    env.close()
+    env.close()
+    assert living() == before
+    left = vector(2)
+    left.reset(seed=1)
+    left.step(left.partner_actions())
+    assert living() == before + 1
+    del left
+    gc.collect()
+    assert living() == before
+
+
+def test_one_thread_has_no_team():
+    before, env = living(), vector(1)
+    env.reset(seed=1)
+    env.step(env.partner_actions())
+    assert living() == before
+    env.close()
+
+
+@pytest.mark.parametrize("copied", [lambda env: pickle.loads(pickle.dumps(env)), copy.deepcopy])
+def test_copies_have_threads_of_their_own(copied):
+    env = vector(3)
+    env.reset(seed=4)
+    for _ in range(10):
+        env.step(env.partner_actions())
+    other = copied(env.unwrapped)
+    assert other.episodes.threads == 3
+    for turn in range(30):
+        actions = np.full(5, turn % 3)
+        assert alike(env.step(actions), other.step(actions))
+    env.close()
+    other.close()
+
+
+def _go_on(env: Any, sender: Any) -> None:
+    steps = [env.step(env.partner_actions()) for _ in range(5)]
+    sender.send((steps, living()))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system does not fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_fork_makes_threads_of_its_own():
+    env = vector(3)
+    env.reset(seed=5)
+    env.step(env.partner_actions())
+    mine, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_go_on, args=(env.unwrapped, theirs))
+    child.start()
+    assert mine.poll(60), "the child waits for threads that it has not"
+    steps, threads = mine.recv()
+    child.join(60)
+    assert child.exitcode == 0 and threads == 2
+    assert all(alike(step, env.step(env.partner_actions())) for step in steps)
+    env.close()
+
+
+def test_a_process_ends_that_closed_nothing():
+    code = ("import gymnasium as gym, ooco_gym\n"
+            "env = gym.make_vec('ooco_gym/Gating-v0', num_envs=4, vectorization_mode='vector_entry_point', threads=3,\n"
+            "                   window_s=5.0, warmup_s=1.0)\n"
+            "env.reset(seed=1)\n"
+            "env.step([1] * 4)\n")
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=300,
+                          check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_mistake_in_any_thread_is_raised_by_the_step(threads):
+    env = vector(threads)
+    env.reset(seed=1)
+    env.step(env.partner_actions())
+    offers = env.unwrapped.episodes.buffers.offers
+    kept = offers.copy()
+    offers[:] = 0
+    with pytest.raises(UserError, match="answered ASK"):
+        env.step(env.partner_actions())
+    offers[:] = kept
+    fresh = vector(1)
+    assert alike(env.reset(seed=6), fresh.reset(seed=6))
+    for _ in range(5):
+        assert alike(env.step(env.partner_actions()), fresh.step(fresh.partner_actions()))
+    env.close()
+
+
+@pytest.mark.parametrize("threads", [0, -1, 2.5, "two", True])
+def test_a_number_of_threads_that_is_none_is_refused(threads):
+    with pytest.raises(UserError, match=r"threads=.* must be a whole number of at least 1"):
+        vector(threads)
+
+
+@pytest.mark.parametrize(("said", "worker", "found"), [
+    (None, False, 4), (None, True, 1), ("2", True, 2), ("2,1", False, 2), ("64", False, 4), ("many", False, 4),
+    ("0", False, 4)])
+def test_a_process_has_as_many_threads_as_it_may(said, worker, found, monkeypatch):
+    monkeypatch.setattr(jobs, "cores", lambda: 4)
+    monkeypatch.setattr(jobs, "is_worker", lambda: worker)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if said is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", said)
+    assert jobs.threads() == found
+    env = vector(None)
+    assert env.unwrapped.episodes.threads == found
