@@ -59,7 +59,7 @@ def _take_part(block, me, threads, chunk, step, buffers, run):
     for turn in range(threads):
         share = _SHARES + _LINE * ((me + turn) % threads)
         end = load_word(block, share + _LAST)
-        while True:
+        while load_word(block, share + _NEXT) < end:  # a look costs less than to take nothing
             first = add_word(block, share + _NEXT, chunk)
             if first >= end:
                 break
