@@ -16,7 +16,7 @@ from agents.evaluation import tables
 from agents.evaluation.scoring import HEADLINE
 from experiments.common.policies import names_of, seeds_of
 from ooco_gym.commands.simulate import scenario_of
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, end_if_interrupted
 from ooco_gym.jobs import processes
 from ooco_gym.render import RunRecord, report
 from ooco_gym.render.comparison import comparison_table, difference_table
@@ -215,6 +215,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
             ready.result()
         walls["start"] = time.monotonic() - begun
         trained = None if reason else _train(options, out)
+        end_if_interrupted(trained)
         walls["train"] = time.monotonic() - begun - sum(walls.values())
         records = _collect(asked)
     walls["compare"] = time.monotonic() - begun - sum(walls.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from numbers import Integral, Real
 from typing import Any, TypeGuard
 
@@ -21,6 +21,38 @@ class UserError(ValueError):
 
     The command line prints the message alone and exits with 2; no traceback reaches the user.
     """
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as an exception: what tidies up after Ctrl-C tidies up after it."""
+
+
+def signal_of(error: KeyboardInterrupt) -> dict[str, str]:
+    """What a summary says of the signal that stopped a training or a search."""
+    return {"signal": "SIGTERM" if isinstance(error, Terminated) else "SIGINT"}
+
+
+def end_if_interrupted(summary: Any) -> None:
+    """Goes on ending where a training or a search was stopped by a signal, and has kept what there is.
+
+    Raises:
+        KeyboardInterrupt: the summary says `stopped_by: interrupt`; `Terminated` where its `signal` is SIGTERM.
+    """
+    if isinstance(summary, Mapping) and summary.get("stopped_by") == "interrupt":
+        raise Terminated if summary.get("signal") == "SIGTERM" else KeyboardInterrupt
+
+
+def raise_interrupt(error: BaseException) -> None:
+    """Raises the Ctrl-C, or `Terminated`, that an error came of; nothing where it did not.
+
+    Compiled code that a Ctrl-C interrupts may raise an error of its own: NumPy says that it cannot compare arrays. So
+    may what tidies up after it, such as a pool whose workers have ended.
+    """
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, KeyboardInterrupt):
+            raise type(seen) from error
+        seen = seen.__cause__ or seen.__context__
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

@@ -13,13 +13,52 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import context, resource_tracker
 from typing import Any, TypeVar
 
+from ooco_gym.errors import Terminated
 from ooco_gym.report.terminal import plain_warnings
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-SPAWN = multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def _unheard() -> Iterator[None]:
+    """Keeps Ctrl-C from processes that begin in this block until `_begin` ignores it there: among their imports it
+    would be a traceback each. This process hears one that comes meanwhile at the block's end."""
+    if not hasattr(signal, "pthread_sigmask"):  # no POSIX
+        yield
+        return
+    resource_tracker.ensure_running()  # it sets the mask by itself where it has to begin
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _SpawnProcess(context.SpawnProcess):
+    def start(self) -> None:
+        with _unheard():
+            super().start()
+
+
+class _ForkServerProcess(context.ForkServerProcess):
+    def start(self) -> None:
+        with _unheard():
+            super().start()
+
+
+class _Spawn(context.SpawnContext):
+    Process = _SpawnProcess
+
+
+class _ForkServer(context.ForkServerContext):
+    Process = _ForkServerProcess
+
+
+SPAWN = _Spawn()
 
 
 def cores() -> int:
@@ -51,11 +90,11 @@ def pool(workers: int, preload: Sequence[str] = (), begin: Callable[..., None] |
         begin: is called in each worker before its first work, such as to keep an event of `SPAWN`.
         arguments: of `begin`.
     """
-    context: Any = SPAWN
+    kind: Any = SPAWN
     if preload and "forkserver" in multiprocessing.get_all_start_methods():
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(list(preload))
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_begin, initargs=(begin, arguments))
+        kind = _ForkServer()
+        kind.set_forkserver_preload(list(preload))
+    return ProcessPoolExecutor(workers, mp_context=kind, initializer=_begin, initargs=(begin, arguments))
 
 
 @contextmanager
@@ -94,10 +133,30 @@ def in_processes(function: Callable[[Item], Result], items: Iterable[Item], work
             yield future.result()
 
 
+@contextmanager
+def ended_by_ctrl_c() -> Iterator[None]:
+    """In a worker, which hears no Ctrl-C otherwise: raises `Terminated` at one while the body runs, for work that takes
+    long and keeps what there is."""
+    if not is_worker() or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise Terminated
+
+    before = signal.signal(signal.SIGINT, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     plain_warnings()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all: the process that asked ends its workers
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # for what catches it, such as a training
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
     if begin is not None:
         begin(*arguments)

@@ -36,13 +36,14 @@ class Interrupts:
     """While it is entered, the first SIGINT or SIGTERM is noted (`asked`); a second one interrupts at once.
 
     While `patient` is False the first one interrupts at once too: there is nothing to be kept yet. In a thread that is
-    not the main one signals cannot be caught, and stay what they are.
+    not the main one signals cannot be caught, and stay what they are. `signal` is the one that came last.
     """
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
     def __init__(self) -> None:
         self.asked, self.patient = False, False
+        self.signal = signal.SIGINT
         self._before: dict[Any, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -55,6 +56,7 @@ class Interrupts:
             signal.signal(number, handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
+        self.signal = signal.Signals(number)
         if self.asked or not self.patient:
             self.asked = True
             raise KeyboardInterrupt

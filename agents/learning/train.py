@@ -13,6 +13,7 @@ from agents.learning.algorithms import check_agent
 from agents.learning.runs import POLICY_FILE, STATE_FILE, check_free, clear, holds_run, read_state, resumed_config
 from agents.search.optimisers import is_search
 from agents.settings import LARGEST_SEED, check_numbers, group, number, plain, positive_or_null, require, whole
+from ooco_gym.documents import read_mapping
 from ooco_gym.errors import UserError
 
 
@@ -100,11 +101,21 @@ def _hand_back(cfg: Any, config: dict[str, Any]) -> None:
 
 
 def _check_unfinished(config: Mapping[str, Any], state: Mapping[str, Any]) -> None:
-    """Refuses a run that has learned all it should, unless its last validation was interrupted."""
+    """Refuses a run that has learned all it should, unless its last validation was interrupted, or it was killed before
+    its summary was written."""
     done, total = int(state["model"]["num_timesteps"]), int(config["total_timesteps"])
-    if done >= total and state["trainer"].get("judged", True):
+    if done >= total and state["trainer"].get("judged", True) and _told(Path(config["out"]), done):
         raise UserError(f"the run in '{config['out']}' has learned from {done} decisions, and total_timesteps={total}; "
                         f"expected more, such as total_timesteps={2 * done}")
+
+
+def _told(out: Path, done: int) -> bool:
+    """Whether a run's summary says that it ended after so many decisions: it is written last."""
+    try:
+        summary = read_mapping(out / "summary.json")
+    except UserError:  # not there, or damaged
+        return False
+    return summary.get("timesteps") == done and summary.get("stopped_by") != "interrupt"
 
 
 def _checked(config: dict[str, Any]) -> dict[str, Any]:

@@ -221,10 +221,11 @@ class Trainer:
         """The machine-readable account of the run; seconds and decisions per second are those of this call."""
         steps, between = int(self.model.num_timesteps), self.between
         reason = "interrupt" if self.interrupts.asked else "max_wall_s" if between.expired else "total_timesteps"
+        by = {"signal": self.interrupts.signal.name} if reason == "interrupt" else {}
         return {
             "command": "train", "agent": recipe_of(self.agent), "network": self.agent["network"],
             "env": self.config["env"]["id"], "seed": int(self.config["seed"]), "timesteps": steps,
-            "resumed": self.resumed, "stopped_by": reason, "episodes": self.figures.episodes,
+            "resumed": self.resumed, "stopped_by": reason, **by, "episodes": self.figures.episodes,
             "updates": int(self.model._n_updates), **self._times(),
             "imitation": self.imitation, "best": self.validation.best if self.validation is not None else None,
             "validation": self.validation.history if self.validation is not None else [],

@@ -25,7 +25,7 @@ from agents.search.judging import UNPLAYED, Judge, Judged, by_condition, rungs
 from agents.search.optimisers import Optimiser, build, population_of
 from agents.search.space import Space, space_of
 from ooco_gym.envs.config import EpisodeConfig, under
-from ooco_gym.errors import UserError
+from ooco_gym.errors import UserError, signal_of
 from ooco_gym.policy import get_policy, policy_of, spelling_of
 from ooco_gym.population import Candidate, Population, Stopped
 from ooco_gym.report.terminal import Bar, progress
@@ -109,6 +109,7 @@ class Search:
                            len(self.names))
         self.memory = memory or Memory(None, self.ships)
         self.started, self.window_s, self.stopped_by = time.monotonic(), 0.0, ""
+        self.signal: dict[str, str] = {}  # the one that stopped it
         self.playing_s, self.played = 0.0, 0  # seconds of playing, and windows, of this call
         self.threads = self.training.population.threads
         limit = config.get("max_wall_s")
@@ -329,6 +330,7 @@ class Search:
             except (KeyboardInterrupt, Stopped) as error:
                 self.memory = pickle.loads(saved)
                 self.stopped_by = "max_wall_s" if isinstance(error, Stopped) else "interrupt"
+                self.signal = signal_of(error) if isinstance(error, KeyboardInterrupt) else {}
             if self.stopped_by != "interrupt" and self.memory.contender is not None:
                 bar.text("validating")
                 self.validate(limited=False)

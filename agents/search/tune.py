@@ -27,7 +27,7 @@ from agents.search.ranges import ranges_of
 from agents.settings import LARGEST_SEED, group, number, plain, require, whole
 from ooco_gym.documents import SEAL, read_yaml, seal_of
 from ooco_gym.envs.decision import are_settings
-from ooco_gym.errors import UserError, unknown
+from ooco_gym.errors import Terminated, UserError, unknown
 from ooco_gym.files import DiskFullError, atomic_write
 from ooco_gym.policy import get_policy, is_policy, list_policies, spelled, split_name
 from ooco_gym.report import Table, with_interval
@@ -45,6 +45,7 @@ def main(cfg: Any) -> dict[str, Any]:
     Ctrl-C ends the search and judges what there is; the same command with the same storage goes on.
 
     Raises:
+        KeyboardInterrupt: Ctrl-C came before any trial was finished, or SIGTERM: the storage keeps what there is.
         UserError: a policy that has no parameters or no say here, a count or range that is none, or a storage that
             cannot be opened.
     """
@@ -248,7 +249,11 @@ class _Search:
             while played < budget:
                 try:
                     self._trial(played)
+                except Terminated:
+                    raise
                 except KeyboardInterrupt:
+                    if not played:
+                        raise
                     return True
                 played += 1
                 bar.advance()

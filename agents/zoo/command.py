@@ -21,9 +21,9 @@ from agents.learning.runs import SUMMARY_FILE, clear
 from agents.settings import LARGEST_SEED, plain, require, whole
 from agents.settings import seeds as checked_seeds
 from ooco_gym.documents import read_yaml
-from ooco_gym.errors import UserError, check_keys, is_whole, unknown
+from ooco_gym.errors import UserError, check_keys, is_whole, signal_of, unknown
 from ooco_gym.files import atomic_write, write_json
-from ooco_gym.jobs import SPAWN, processes
+from ooco_gym.jobs import SPAWN, ended_by_ctrl_c, processes
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import progress
 from ooco_gym.resources import conf_root
@@ -93,11 +93,11 @@ def main(cfg: Any) -> dict[str, Any]:
     for purpose in {job.kind for job in left}:
         require(purpose)
     started = time.monotonic()
-    made, failed, interrupted = run(left, workers)
+    made, failed, interrupt = run(left, workers)
     summary = {"command": "zoo", "jobs": len(jobs), "skipped": len(jobs) - len(left), "made": made, "failed": failed,
-               "left": len(left) - len(made) - len(failed), "stopped_by": "interrupt" if interrupted else "end",
-               "wall_s": time.monotonic() - started}
-    if interrupted:
+               "left": len(left) - len(made) - len(failed), "stopped_by": "interrupt" if interrupt else "end",
+               **(signal_of(interrupt) if interrupt else {}), "wall_s": time.monotonic() - started}
+    if interrupt:
         print(f"stopped by Ctrl-C: {summary['left'] + len(failed)} jobs are left; the same command goes on with them")
         return summary
     if failed:
@@ -279,16 +279,17 @@ def minutes(jobs: Sequence[Job], workers: int) -> str:
 
 
 # --- Making it ----------------------------------------------------------------------------------------------------
-def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], dict[str, str], bool]:
+def run(jobs: Sequence[Job], workers: int
+        ) -> tuple[dict[str, dict[str, Any]], dict[str, str], KeyboardInterrupt | None]:
     """Does jobs in processes, searches first; an environment's training runs begin once its own searches are over.
 
     Returns:
-        (what each came to, by name; why others failed; whether Ctrl-C ended it before all were begun).
+        (what each came to, by name; why others failed; Ctrl-C or SIGTERM, where it ended before all were made).
     """
     made: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     if not jobs:
-        return made, failed, False
+        return made, failed, None
     searches = sorted((job for job in jobs if job.kind == TUNE), key=lambda job: -job.estimate_s)
     runs = [job for job in jobs if job.kind == TRAIN]
     stopped = SPAWN.Event()
@@ -301,15 +302,15 @@ def run(jobs: Sequence[Job], workers: int) -> tuple[dict[str, dict[str, Any]], d
                     runs = [job for job in runs if job not in ready]
                     begun |= {pool.submit(do, resolved(job)): job for job in ready}
                     if not begun:
-                        return made, failed, False
+                        return made, failed, None
                     for done in wait(begun, return_when=FIRST_COMPLETED).done:
                         _note(begun.pop(done), done, made, failed)
                         bar.advance()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:
             stopped.set()
             for one in begun:
                 one.cancel()
-            return made, failed, True
+            return made, failed, interrupt
 
 
 def _note(job: Job, done: Future[Any], made: dict[str, dict[str, Any]], failed: dict[str, str]) -> None:
@@ -374,7 +375,8 @@ def _train(job: Job, goes_on: bool) -> dict[str, Any]:
 def _tune(job: Job) -> dict[str, Any]:
     from agents.search import tune
 
-    return tune.main(job.config)
+    with ended_by_ctrl_c():
+        return tune.main(job.config)
 
 
 def _figures(job: Job, summary: Mapping[str, Any]) -> dict[str, Any]:

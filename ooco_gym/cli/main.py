@@ -12,8 +12,8 @@ from typing import Any, NoReturn
 
 from ooco_gym.cli import completion
 from ooco_gym.cli.commands import EXAMPLE, Command, commands, examples, find, names, presets
-from ooco_gym.cli.streams import Terminated, quiet_pipes, tidy_end
-from ooco_gym.errors import UserError
+from ooco_gym.cli.streams import end_at_once_from_here, quiet_pipes, tidy_end
+from ooco_gym.errors import Terminated, UserError
 from ooco_gym.files import FULL, full_disk
 from ooco_gym.report import Table
 from ooco_gym.report.terminal import notes
@@ -38,7 +38,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         completion.answer()
     words = list(sys.argv[1:] if argv is None else argv)
     with quiet_pipes():
-        return _main(words)
+        code = _main(words)
+    if argv is None:
+        end_at_once_from_here()
+    return code
 
 
 def _main(words: list[str]) -> int:

@@ -11,11 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from ooco_gym.errors import Terminated
 from ooco_gym.files import FULL
-
-
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as an exception: what tidies up after Ctrl-C tidies up after it."""
 
 
 class Outlet:
@@ -76,7 +73,8 @@ def quiet_pipes() -> Iterator[None]:
 
 @contextmanager
 def tidy_end() -> Iterator[None]:
-    """SIGTERM raises `Terminated` while the body runs, so that no temporary file stays; worker processes end at once.
+    """SIGTERM raises `Terminated` while the body runs, so that no temporary file stays; after it, and after Ctrl-C,
+    worker processes end at once.
 
     Signals are the main thread's: elsewhere nothing is changed.
     """
@@ -86,12 +84,26 @@ def tidy_end() -> Iterator[None]:
     before = signal.signal(signal.SIGTERM, _terminate)
     try:
         yield
+    except KeyboardInterrupt:
+        _end_workers()
+        raise
     finally:
         signal.signal(signal.SIGTERM, before if before is not None else signal.SIG_DFL)
 
 
 def _terminate(number: int, frame: Any) -> None:
     signal.signal(number, signal.SIG_IGN)  # a second one would cut the tidying short
+    _end_workers()
+    raise Terminated
+
+
+def end_at_once_from_here() -> None:
+    """Lets Ctrl-C end this process without a word: the command is over, and Python tidies up for a moment."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _end_workers() -> None:
+    """Ends worker processes in the midst of their work: Python would wait for it before it ends."""
     for worker in multiprocessing.active_children():
         worker.terminate()
-    raise Terminated

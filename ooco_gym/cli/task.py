@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from ooco_gym.cli.commands import PLAIN
 from ooco_gym.documents import read_mapping
-from ooco_gym.errors import EXTRAS, UserError
+from ooco_gym.errors import EXTRAS, UserError, end_if_interrupted, raise_interrupt
 from ooco_gym.files import FULL, DiskFullError, atomic_write, full_disk, write_sealed
 from ooco_gym.report.terminal import remarks
 
@@ -68,21 +68,24 @@ class Task:
                 summary = load(self.function)(cfg)
                 if said and isinstance(summary, Mapping):
                     summary = {**summary, "remarks": list(said)}
-            return Outcome(OK, out, files=write_results(self.command, cfg, summary, out))
-        except UserError as error:
+            files = write_results(self.command, cfg, summary, out)
+            end_if_interrupted(summary)
+            return Outcome(OK, out, files=files)
+        except Exception as error:
+            raise_interrupt(error)
+            return self._failed(error, out)
+
+    def _failed(self, error: Exception, out: str) -> Outcome:
+        if isinstance(error, UserError):
             return Outcome(MISTAKE, out, one_line(error), left=isinstance(error, DiskFullError))
-        except ModuleNotFoundError as error:
+        if isinstance(error, ModuleNotFoundError):
             package = (error.name or "").partition(".")[0]
-            if package not in EXTRAS:
-                return Outcome(BUG, out, traceback.format_exc())
-            return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
-                                         f"install ooco-gym[{EXTRAS[package]}]")
-        except OSError as error:
-            if error.errno not in FULL:
-                return Outcome(BUG, out, traceback.format_exc())
+            if package in EXTRAS:
+                return Outcome(MISTAKE, out, f"{self.command} needs the package '{package}', which is not installed: "
+                                             f"install ooco-gym[{EXTRAS[package]}]")
+        if isinstance(error, OSError) and error.errno in FULL:
             return Outcome(MISTAKE, out, full_disk(error), left=True)
-        except Exception:
-            return Outcome(BUG, out, traceback.format_exc())
+        return Outcome(BUG, out, "".join(traceback.format_exception(error)))
 
 
 def load(function: str) -> Any:

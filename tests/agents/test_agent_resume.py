@@ -13,6 +13,7 @@ from agents.learning import callbacks, train, trainer
 from agents.learning.runs import STATE_FILE, load_run
 from agents.learning.trust import sign
 from ooco_gym.errors import UserError
+from ooco_gym.files import write_json
 
 IMITATE = {"rule": "best", "decisions": 300, "epochs": 2, "learning_rate": 1e-2, "critic_first_updates": 2}
 DQN = {"buffer_size": 400, "learning_starts": 60, "train_freq": 10, "gradient_steps": 3, "batch_size": 16,
@@ -72,6 +73,7 @@ def test_a_resumed_run_is_the_run_that_was_never_stopped(kind, tmp_path, monkeyp
     handler = signal.getsignal(number)
     stopped = train.main(train_config(tmp_path / "parts", **KINDS[kind]))
     assert stopped["stopped_by"] == "interrupt" and 0 < stopped["timesteps"] < whole["timesteps"]
+    assert stopped["signal"] == number.name
     assert signal.getsignal(number) is handler
     assert load_run(tmp_path / "parts").config["seed"] == 1  # what there is can be played
     resumed = train.main({"resume": str(tmp_path / "parts")})
@@ -109,9 +111,29 @@ def test_a_second_signal_ends_at_once_and_the_last_checkpoint_is_gone_on_from(tm
     same(tmp_path / "whole", tmp_path / "parts")
 
 
+def test_a_run_that_was_killed_once_it_had_learned_is_brought_to_its_end(tmp_path, monkeypatch):
+    """Its state is kept before its policies and its summary are written: what resumes it writes them."""
+    whole = train.main(train_config(tmp_path / "whole"))
+
+    def killed(self):
+        raise RuntimeError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer.Trainer, "_save", killed)
+        with pytest.raises(RuntimeError):
+            train.main(train_config(tmp_path / "parts"))
+    assert not (tmp_path / "parts" / "policy_last.zip").exists()
+    resumed = train.main({"resume": str(tmp_path / "parts")})
+    assert resumed["decisions"] == 0 and resumed["stopped_by"] == "total_timesteps"
+    for key in ("timesteps", "updates", "episodes", "validation", "best", "imitation"):
+        assert resumed[key] == whole[key], key
+    same(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_more_decisions_go_on_where_a_finished_run_ended(tmp_path):
     train.main(train_config(tmp_path / "whole", validation={"windows": 0}))
     train.main(train_config(tmp_path / "parts", total_timesteps=150, validation={"windows": 0}))
+    write_json(tmp_path / "parts" / "summary.json", {"stopped_by": "total_timesteps", "timesteps": 150})
     with pytest.raises(UserError, match=r"has learned from 150 decisions, and total_timesteps=150; expected more"):
         train.main({"resume": str(tmp_path / "parts")})
     train.main({"resume": str(tmp_path / "parts"), "total_timesteps": 300})

@@ -16,7 +16,7 @@ from agents.environments import Window
 from agents.evaluation.heuristics import play_heuristic
 from agents.search import tune
 from agents.search.ranges import ranges_of
-from ooco_gym.errors import UserError
+from ooco_gym.errors import Terminated, UserError
 from ooco_gym.policy import get_policy, list_policies, spelled
 from ooco_gym.resources import load_yaml
 
@@ -150,6 +150,27 @@ def test_a_search_goes_on_where_it_was_stopped(searched, tmp_path, monkeypatch):
     assert finished["stopped_by"] == "trials" and finished["policy"] == report["policy"]
     assert (tmp_path / "trials.csv").read_text() == (out / "trials.csv").read_text()
     assert yaml.safe_load((tmp_path / "policy.yaml").read_text()) == yaml.safe_load((out / "policy.yaml").read_text())
+
+
+@pytest.mark.parametrize(("trial", "signal"), [(1, KeyboardInterrupt), (4, Terminated)])
+def test_ctrl_c_before_the_first_trial_is_over_and_sigterm_end_a_search(trial, signal, searched, tmp_path, monkeypatch):
+    """There is nothing to judge yet, or no time for it; the same command goes on."""
+    out, _ = searched
+    true, calls = tune.Windows.play, []
+
+    def interrupted(self, policy):
+        calls.append(policy)
+        if len(calls) == trial:
+            raise signal
+        return true(self, policy)
+
+    monkeypatch.setattr(tune.Windows, "play", interrupted)
+    with pytest.raises(signal):
+        tune.main(config(tmp_path))
+    monkeypatch.undo()
+    assert len(calls) == trial and not (tmp_path / "policy.yaml").exists()
+    assert tune.main(config(tmp_path))["stopped_by"] == "trials"
+    assert (tmp_path / "trials.csv").read_text() == (out / "trials.csv").read_text()
 
 
 def test_no_policy_is_played_twice_on_the_training_windows(tmp_path, monkeypatch):

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sys
 import warnings
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ooco_gym.cli import task
+from ooco_gym.errors import Terminated
 from ooco_gym.report.terminal import notes
 
 MISTAKES = [
@@ -106,6 +109,36 @@ def test_bug_keeps_its_traceback(toy: SimpleNamespace) -> None:
     assert err.rstrip().endswith("ZeroDivisionError: a bug in the command")
     assert "functions.py" in err
     assert not (toy.cwd / "results" / "summary.json").exists()
+
+
+def stopped(cfg: Any) -> dict[str, str]:
+    """A command that a signal stops: it says so, or compiled code has made another error of it."""
+    if cfg.fruit == "apple":
+        return {"stopped_by": "interrupt", "signal": "SIGTERM"}
+    if cfg.fruit == "pear":
+        return {"stopped_by": "interrupt"}
+    try:
+        raise Terminated if cfg.fruit == "cherry" else KeyboardInterrupt
+    except KeyboardInterrupt as error:
+        raise TypeError("compiled code has an error of its own") from error
+
+
+@pytest.mark.parametrize(("fruit", "code", "said"), [
+    ("apple", 143, "terminated"), ("pear", 130, "interrupted"), ("plum", 130, "interrupted"),
+    ("cherry", 143, "terminated")])
+def test_what_was_stopped_by_a_signal_ends_so(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch,
+                                              fruit: str, code: int, said: str) -> None:
+    monkeypatch.setattr(task, "load", lambda function: stopped)
+    ended, _, err = toy.run("quiet", f"fruit={fruit}", "out=there")
+    assert (ended, err.strip()) == (code, said)
+    assert (toy.cwd / "there" / "summary.json").is_file() == (fruit in ("apple", "pear"))
+
+
+def test_a_sweep_ends_with_the_point_that_is_stopped(toy: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task, "load", lambda function: stopped)
+    ended, _, err = toy.run("quiet", "-m", "fruit=pear,apple", "out=there")
+    assert ended == 130 and err.strip().splitlines()[-1] == "interrupted"
+    assert [path.name for path in (toy.cwd / "there").iterdir()] == ["fruit=pear"]
 
 
 def test_interrupt(toy: SimpleNamespace) -> None:

@@ -60,6 +60,32 @@ def test_sigterm_leaves_nothing_half_written(toy: SimpleNamespace) -> None:
     assert [path.name for path in toy.cwd.rglob("*")] == ["begun"]
 
 
+WORKS = """
+import os, signal, time
+from ooco_gym.jobs import pool
+
+def work(folder):
+    open(os.path.join(folder, "begun"), "w").close()
+    time.sleep(600)
+
+def quiet(cfg):
+    asked = pool(1).submit(work, cfg.out)
+    while not os.path.exists(os.path.join(cfg.out, "begun")):
+        time.sleep(0.01)
+    os.remove(os.path.join(cfg.out, "begun"))
+    os.kill(os.getpid(), signal.SIGINT)
+    asked.result()
+"""
+
+
+def test_ctrl_c_does_not_wait_for_work_that_goes_on(toy: SimpleNamespace) -> None:
+    """Of a pool that its command leaves as it is, as some have one for as long as they live."""
+    (toy.site / "toy_commands" / "functions.py").write_text(WORKS)
+    (toy.site / "toy_commands" / "conf" / "quiet.yaml").write_text("# ooco-gym quiet: works.\nout: null\n")
+    ended = subprocess.run(command("quiet", "out=there"), cwd=toy.cwd, stderr=subprocess.PIPE, timeout=300, check=False)
+    assert (ended.returncode, ended.stderr.strip()) == (130, b"interrupted")
+
+
 def test_sigterm_is_an_exception_only_while_a_command_runs(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
 

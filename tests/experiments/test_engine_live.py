@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from experiments.studies.engine_live.cells import (
     figures,
     seen_by_client,
 )
-from experiments.studies.engine_live.server import _flags, write_tokenizer
+from experiments.studies.engine_live.server import Server, _flags, write_tokenizer
 from experiments.studies.engine_live.study import Engine, Study, read_cells, slowness_of, without_folders
 from experiments.studies.engine_live.summing_up import ranking, ratios, table
 from experiments.studies.engine_live.train import worth
@@ -32,6 +33,25 @@ PROMISE = Promise(1.0, 0.1, 0.03)
 PLAN = {"window_s": 20.0, "longest": 512, "offline_first": 5,
         "online": {"prompt_tokens": {"median": 90, "sigma": 0.5}, "output_tokens": {"median": 20, "sigma": 0.5}},
         "offline": {"prompt_tokens": {"median": 150, "sigma": 0.5}, "output_tokens": {"median": 40, "sigma": 0.5}}}
+
+
+class Sleeps(Server):
+    """A server that answers after minutes, and is interrupted before."""
+
+    def __init__(self) -> None:
+        self._command = [sys.executable, "-c", "import time; time.sleep(600)"]
+        self._environment, self._priority = {}, False
+
+    def _answers(self) -> bool:
+        raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_server_starts_ends_it(tmp_path: Path) -> None:
+    server = Sleeps()
+    server.folder = tmp_path
+    with pytest.raises(KeyboardInterrupt):
+        server.__enter__()
+    assert server._process.poll() is not None
 
 
 def test_a_trace_has_its_rates_and_is_its_seeds() -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.reliability.kills import COMMANDS, LIMIT_S, SHOWN, Bench, undisturbed
+from tests.reliability.begun import COMMANDS, LIMIT_S, Bench, undisturbed
 from tests.reliability.page import write_rows
 
 HEAD = ("where", "what is promised", "commands", "starts", "held", "did not")
@@ -233,7 +233,7 @@ def run(name: str, commands: list[str], benches: dict[str, tuple[Bench, dict[str
         print(f"{name}, {command}: {len(said) - sum(map(bool, said))} of {len(said)} held in "
               f"{time.monotonic() - begun:.0f} s{''.join(f'; {one}' for one in said if one)}", flush=True)
     if page and starts:
-        shown = "–" if name == "fork_and_spawn" else ", ".join(f"`{SHOWN.get(one, one)}`" for one in commands)
+        shown = "–" if name == "fork_and_spawn" else ", ".join(f"`{COMMANDS[one].shown}`" for one in commands)
         write_rows("surroundings", HEAD, [[trial.where, trial.promise, shown, str(starts), str(starts - wrong),
                                            str(wrong)]], page)
     return not wrong

@@ -80,15 +80,21 @@ class Server:
             self._process = subprocess.Popen(self._command, stdout=file, stderr=file, env=self._environment,
                                              start_new_session=True,
                                              preexec_fn=_prefer if self._priority else None)  # noqa: PLW1509
+        try:
+            self._wait_for_answers(log)
+        except BaseException:  # in a session of its own it does not hear Ctrl-C
+            self.__exit__()
+            raise
+        return self
+
+    def _wait_for_answers(self, log: Path) -> None:
         began = time.monotonic()
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() - began > _START_S:
-                self.__exit__()
                 said = log.read_text(encoding="utf-8", errors="replace").splitlines()
                 words = [line for line in said if "rror" in line] or ["it said nothing"]
                 raise UserError(f"the server did not start ({words[-1][-300:]}); its log is '{log}'")
             time.sleep(0.5)
-        return self
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
