@@ -41,7 +41,6 @@ import math
 import numpy as np
 
 from baselines.deadline import GIVEN, MOST_GIVEN, PARAMS, compose_within, fewest_of, settings_of
-from baselines.router import is_weighted
 from ooco_gym.compile import inlined, inner
 from ooco_gym.errors import UserError
 from ooco_gym.policy.decisions import COMPOSE, ROUTE, hook
@@ -60,6 +59,7 @@ from ooco_gym.policy.latency_budget import (
 from ooco_gym.policy.lengths import believed_remaining
 from ooco_gym.policy.mixed import get_computed_blocks, next_in_order, num_free_blocks
 from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.rules import is_weighted
 from ooco_gym.policy.weights import Layout
 from ooco_gym.sim import state as s
 from ooco_gym.sim.costs import length

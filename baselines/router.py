@@ -43,6 +43,7 @@ from ooco_gym.policy import router_view as v
 from ooco_gym.policy.decisions import ROUTE, hook
 from ooco_gym.policy.linear import ScoresCandidates
 from ooco_gym.policy.policy import Param, Policy, slots
+from ooco_gym.policy.rules import is_weighted
 from ooco_gym.policy.weights import Layout
 from ooco_gym.runtime.router_features import AGE, MOST_USE, SCORE, SOME_TOKENS, TPOT_FROM, TTFT_FROM, WEIGHED
 from ooco_gym.sim.costs import length, random_below
@@ -188,15 +189,6 @@ def weigh(state, slot, age_s):
         z += long * (w[15] * pace_there + w[16] * online_there)
         z += w[17] * min(MOST_USE, latency_s / ttft_s) * pace_there
         one[v.SCORE] *= math.exp(min(MOST_Z, max(-MOST_Z, z)))
-
-
-@inner
-def is_weighted(state):
-    """Whether some weight is not 0."""
-    for place in range(state.weights.size):
-        if state.weights[place] != 0.0:
-            return True
-    return False
 
 
 @hook(ROUTE, flushes=True)

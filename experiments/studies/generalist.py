@@ -45,12 +45,13 @@ Figures = dict[str, np.ndarray]
 
 def scenario_of(condition: Mapping[str, Any], options: Mapping[str, Any]) -> Scenario:
     """The scenario of a condition: its own fields over those that all share; `load` is a share of the
-    stored peak factor; `chip` and `model` (`tp`) instead of a cluster are two mixed instances.
+    stored peak factor; `chip` and `model` (`tp`) instead of a cluster are two mixed instances, or pools of `relaxed`
+    and `strict` instances.
 
     Raises:
         UserError: a field that no scenario has.
     """
-    own = ("name", "load", "group", "chip", "model", "tp", "share")
+    own = ("name", "load", "group", "chip", "model", "tp", "share", "relaxed", "strict")
     fields = {key: value for key, value in condition.items() if key not in own}
     if "chip" in condition:
         fields["cluster"] = instances_of(condition)
@@ -67,16 +68,18 @@ def name_of(condition: Mapping[str, Any]) -> str:
 
 
 def instances_of(condition: Mapping[str, Any]) -> dict[str, Any]:
-    """A cluster of two mixed instances of a condition's chip and model."""
-    tp = int(condition.get("tp", 1))
+    """A cluster of two mixed instances of a condition's chip and model, or of as many relaxed and strict ones as it
+    says."""
+    group = {"chip": condition["chip"], "tp": int(condition.get("tp", 1)), "pp": 1}
+    pools = {role: [{**group, "count": int(condition[role])}] for role in ("relaxed", "strict") if role in condition}
     return {"name": f"{condition['chip']}_{condition['model']}", "model": condition["model"], "block_tokens": 16,
-            "mixed": [{"chip": condition["chip"], "tp": tp, "pp": 1, "count": 2}], "max_batch": 1024, "slo": "chat"}
+            **(pools or {"mixed": [{**group, "count": 2}]}), "max_batch": 1024, "slo": "chat"}
 
 
 def carried(condition: Mapping[str, Any], options: Mapping[str, Any]) -> float:
     """Online requests a second that a condition's instances carry by themselves.
 
-    That is the largest rate at which `vllm_priority` violates at most 1 % without offline work (`loads` of
+    That is the largest rate at which `loads.policy` violates at most 1 % without offline work (`loads` of
     conf/experiment.yaml), found by halving to within 1 %.
     """
     from ooco_gym.simulation import Simulation
@@ -86,7 +89,7 @@ def carried(condition: Mapping[str, Any], options: Mapping[str, Any]) -> float:
         seed=rule["seed"], duration_s=rule["duration_s"], offline={"mode": "rate", "rate": 0.0})
 
     def keeps(rate: float) -> bool:
-        simulation = Simulation(base.with_(online_rate=rate), "vllm_priority")
+        simulation = Simulation(base.with_(online_rate=rate), rule["policy"])
         simulation.advance(simulation.window_s[1])
         totals = simulation.state.totals
         return totals.violations <= rule["violations"] * max(1, totals.online_arrived)
@@ -136,7 +139,8 @@ def claim(learned: str, opponent: str, group: str, played: Mapping[str, Mapping[
     theirs = np.concatenate([figures[opponent]["violations"] for figures in played.values()])
     over = [name for name, figures in played.items()
             if figures[learned]["violations"].mean() > allowed(figures[opponent], options["violations"])]
-    return {"environment": "ooco_gym/Control-v0 on mixed instances", "kind": kind, "attempt": int(options["attempt"]),
+    where = "mixed instances" if get_policy(learned).mixed else "pools"
+    return {"environment": f"ooco_gym/Control-v0 on {where}", "kind": kind, "attempt": int(options["attempt"]),
             "learned": names[learned], "opponent": names[opponent], "group": group,
             "unit": "log ratio of offline reference GPU-s/s", "mean": mean, "ci_low": low, "ci_high": high,
             "relative": float(np.expm1(mean)),
@@ -203,7 +207,7 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Runs the part that `cfg.generalist` names: `learn` writes policies, `compare` the page and the claims.
 
     Raises:
-        UserError: no such part, a policy of pools, or a condition that cannot be played.
+        UserError: no such part, policies of pools beside some of mixed instances, or a condition that cannot be played.
     """
     from agents.settings import plain
 
@@ -251,9 +255,11 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
     """Plays all policies under all conditions; writes the page and the claims."""
     check_page("generalist.page", options["page"])
     policies = {str(one["title"]): str(one["policy"]) for one in options["policies"]}
-    for title, policy in policies.items():
-        if not get_policy(policy).mixed:
-            raise UserError(f"generalist.policies.{title}={policy} is no policy of mixed instances")
+    mixed = {title: get_policy(policy).mixed for title, policy in policies.items()}
+    if len(set(mixed.values())) > 1:
+        listed = ", ".join(title for title, one in mixed.items() if not one)
+        raise UserError(f"generalist.policies: {listed} are policies of pools, the others of mixed instances; expected "
+                        "one kind")
     if len(policies) < 2 or options["learned"] not in policies or set(options["also"]) - set(policies):
         raise UserError(f"generalist.learned={options['learned']!r} and generalist.also={options['also']!r} must be "
                         "titles of generalist.policies, of which there must be two or more")
@@ -292,7 +298,7 @@ def compared(options: Mapping[str, Any], out: Path) -> dict[str, Any]:
             f"means over the conditions, with 95 % intervals by resampling windows. Version {__version__}.")
     write_texts({page: merged(page, "One policy for every condition", text, BEGIN)})
     figures = Path(options["figures"] or out / "learned.json")
-    own = [(kind, int(options["attempt"])) for kind in (KIND, RULE)]
-    keep_claims(figures, claims, lambda one: (one["kind"], one.get("attempt", 1)) not in own)
+    own = [(claims[0]["environment"], kind, int(options["attempt"])) for kind in (KIND, RULE)]
+    keep_claims(figures, claims, lambda one: (one["environment"], one["kind"], one.get("attempt", 1)) not in own)
     verdict.show(console())
     return {"claims": rounded(claims), "rows": rows, "page": str(page), "figures": str(figures)}

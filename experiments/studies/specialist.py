@@ -141,7 +141,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     """Plays the test windows with all policies; writes the page and the claims.
 
     Raises:
-        UserError: no learned policy or no opponent, one that mixed instances cannot play, or an unknown environment.
+        UserError: no learned policy or no opponent, one that the environment's instances cannot play, or an unknown
+            environment.
     """
     from agents.settings import plain
 
@@ -151,9 +152,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
         raise UserError(f"specialist.windows={options['windows']}: expected two or more, as intervals are over windows")
     if options["kind"] not in KINDS:
         raise unknown("specialist.kind", options["kind"], KINDS)
-    policies = _policies(options)
-    learned = next(iter(policies))
     env = load_yaml("env", options["env"])
+    policies = _policies(options, get_policy(env["partner"]).mixed)
+    learned = next(iter(policies))
     options["window_s"] = float(options["window_s"] or env["window_s"])
     shifts: list[str | None] = [None, *(env.get("shifts", {}) if int(options["shift_windows"]) else ())]
     played: dict[str, dict[str, Figures]] = {}
@@ -184,8 +185,8 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     return {"claims": rounded(claims), "rows": rounded(rows), "page": str(page), "figures": str(figures)}
 
 
-def _policies(options: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Policies by title, the one that is asked about, with all of its runs, first."""
+def _policies(options: Mapping[str, Any], mixed: bool) -> dict[str, list[str]]:
+    """Policies by title, the one that is asked about, with all of its runs, first: of mixed instances, or of pools."""
     learned = options["learned"]
     runs = [learned] if isinstance(learned, str) else [str(one) for one in learned or ()]
     opponents = {str(one["title"]): [str(one["policy"])] for one in options["policies"] or ()}
@@ -198,6 +199,8 @@ def _policies(options: Mapping[str, Any]) -> dict[str, list[str]]:
                         "specialist.policies its opponents: [{title: tuned, policy: RUN/policy.yaml}]")
     for title, listed in policies.items():
         for policy in listed:
-            if not get_policy(policy).mixed:
-                raise UserError(f"specialist: '{title}' ({policy}) is no policy of mixed instances")
+            if get_policy(policy).mixed != mixed:
+                kind = "mixed instances" if mixed else "pools"
+                raise UserError(f"specialist: '{title}' ({policy}) is no policy of {kind}, "
+                                f"which the partner of {options['env']} is")
     return policies

@@ -11,6 +11,15 @@ from ooco_gym.sim.lanes import gather_lengths
 __all__ = ["blocks_for", "flush", "flush_totals", "gather_lengths", "length", "predict_decode", "predict_prefill"]
 
 
+@inner
+def is_weighted(state):
+    """Whether some weight of a learned rule is not 0."""
+    for place in range(state.weights.size):
+        if state.weights[place] != 0.0:
+            return True
+    return False
+
+
 # --- What a rule may ask about an instance --------------------------------------------------------------------------
 @inlined
 def decodable(state, instance, row):

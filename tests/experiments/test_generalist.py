@@ -115,14 +115,18 @@ def test_figures_are_chosen_that_explain_hardware_left_out() -> None:
     assert len(choose_figures(sampled, condition, groups, settings, np.full_like(settings, 0.15), 0.1, 1)) == 1
 
 
-def test_the_load_that_instances_carry_is_where_the_engine_alone_begins_to_violate() -> None:
-    options = {"duration_s": 60.0, "warmup_s": 0.0, "loads": {"seed": 3, "duration_s": 60.0, "violations": 0.01}}
-    condition = {"chip": "l40s", "model": "llama_3_1_8b", "workload": "azure_conv"}
+@pytest.mark.parametrize(("policy", "pools"), [("vllm_priority", {}), ("slack", {"relaxed": 2, "strict": 1})])
+def test_the_load_that_instances_carry_is_where_the_engine_alone_begins_to_violate(policy: str, pools: dict[str, int]
+                                                                                   ) -> None:
+    options = {"duration_s": 60.0, "warmup_s": 0.0,
+               "loads": {"policy": policy, "seed": 3, "duration_s": 60.0, "violations": 0.01}}
+    condition = {"chip": "l40s", "model": "llama_3_1_8b", "workload": "azure_conv", **pools}
     rate = study.carried(condition, options)
     scenario = study.scenario_of({**condition, "online_rate": rate}, options).with_(
         seed=3, offline={"mode": "rate", "rate": 0.0})
-    runs = [simulate(scenario.with_(online_rate=factor * rate), "vllm_priority").summary for factor in (1.0, 1.5)]
+    runs = [simulate(scenario.with_(online_rate=factor * rate), policy).summary for factor in (0.9, 1.5)]  # misses after the window count, too
     assert runs[0]["online"]["violation_rate"] <= 0.01 < runs[1]["online"]["violation_rate"]
+    assert len(scenario.load_cluster().relaxed) == len(pools) // 2
 
 
 def test_a_setting_is_spelled_as_deadline_with_its_values() -> None:

@@ -23,8 +23,8 @@ SHORT: dict[str, Any] = {"duration_s": 120.0, "warmup_s": 30.0, "drain_s": 30.0,
 PROFILED = "profile_duration_s=60,profile_windows=1,profile_steps=3"
 GIVEN = {"hygen": "latency_budget_s=0.05", "hygen_star": "offline_qps=0.5"}
 
-POOL_POLICIES = ("always", "base_pd", "echo_pd", "hygen_pd", "least_urgent", "never", "online_priority", "ooco",
-                 "ooco_lengths", "ooco_xllm", "random", "slack")
+POOL_POLICIES = ("always", "base_pd", "echo_pd", "hygen_pd", "learned_gate", "least_urgent", "memory_gate", "never",
+                 "online_priority", "ooco", "ooco_lengths", "ooco_xllm", "random", "slack")
 MIXED_POLICIES = ("adaptive_deadline", "admitter", "bros", "conserve", "deadline", "echo", "echo_bs", "echo_bs_e",
                   "echo_bs_e_s", "hygen", "hygen_star", "learned_deadline", "learned_router", "niyama",
                   "past_future", "round_robin", "router", "sarathi", "sarathi_pp", "sjf", "vllm_fcfs", "vllm_lcf",
