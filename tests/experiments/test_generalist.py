@@ -124,7 +124,8 @@ def test_the_load_that_instances_carry_is_where_the_engine_alone_begins_to_viola
     rate = study.carried(condition, options)
     scenario = study.scenario_of({**condition, "online_rate": rate}, options).with_(
         seed=3, offline={"mode": "rate", "rate": 0.0})
-    runs = [simulate(scenario.with_(online_rate=factor * rate), policy).summary for factor in (0.9, 1.5)]  # misses after the window count, too
+    # A summary counts, besides, what misses after the window.
+    runs = [simulate(scenario.with_(online_rate=factor * rate), policy).summary for factor in (0.9, 1.5)]
     assert runs[0]["online"]["violation_rate"] <= 0.01 < runs[1]["online"]["violation_rate"]
     assert len(scenario.load_cluster().relaxed) == len(pools) // 2
 
