@@ -20,7 +20,15 @@ from ooco_gym.errors import UserError, end_if_interrupted
 from ooco_gym.jobs import processes
 from ooco_gym.render import RunRecord, report
 from ooco_gym.render.comparison import comparison_table, difference_table
-from ooco_gym.render.figures import evaluation_figure, training_figure
+from ooco_gym.render.figures import (
+    Groups,
+    evaluation_figure,
+    glance_figure,
+    idle_seeds,
+    training_figure,
+    values_of,
+    within_budget,
+)
 from ooco_gym.render.record import grouped, scenario_name
 from ooco_gym.report import Section, Table, percent
 from ooco_gym.report.terminal import progress
@@ -76,6 +84,37 @@ def gate_section(trained: Mapping[str, Any], evaluation: Mapping[str, Any], opti
     return Section("A first learned gate", [*training_words(trained), *evaluation_words(evaluation)],
                    evaluation_tables(evaluation), [_figure(evaluation), *_training_figures(trained, evaluation)],
                    _note(evaluation), commands)
+
+
+def found_words(groups: Groups, budget: float, evaluation: Mapping[str, Any],
+                trained: Mapping[str, Any] | None) -> str:
+    """What was found, in one sentence: which policies keep the online promises, what they serve, what the gate adds."""
+    kept = [label for label, members in groups.items() if within_budget(members, budget)]
+    served = [f"{label} with {values_of(groups[label], 'offline', 'output_tokens_per_s').mean():,.0f} offline tokens a "
+              "second" for label in kept]
+    idle = [label for label, members in groups.items() if idle_seeds(members)]
+    broken = [f"{label} breaks {percent(values_of(members, 'online', 'violation_rate').mean())}"
+              for label, members in groups.items() if label not in (*kept, *idle)]
+    broken += [f"{label} has no online request on some seed" for label in idle]
+    text = (f"On these requests the online promises (at most {percent(budget, 0)} broken) are kept by "
+            f"{' and '.join(served) or 'no policy'}")
+    return f"{text}{': ' if broken else ''}{', '.join(broken)}{_gate_words(evaluation, trained)}."
+
+
+def _gate_words(evaluation: Mapping[str, Any], trained: Mapping[str, Any] | None) -> str:
+    """The end of the sentence: where the learned gate stands beside the best rule."""
+    if trained is None:
+        return ""
+    learned = next(one for one in evaluation["policies"] if one["learned"])
+    row = next((one for one in evaluation["paired"] if one["policy"] == learned["policy"]
+                and one["metric"] == HEADLINE and one["mean_difference"] is not None), None)
+    start = f"; a gate that learned for {trained['learning_wall_s']:.0f} s"
+    if not learned["feasible"]:
+        return f"{start} is not ranked"
+    if row is None:
+        return ""
+    verdict = {"better": "serves more offline work than", "worse": "serves less offline work than"}
+    return f"{start} {verdict.get(row['verdict'], 'shows no difference in offline service from')} {row['reference']}"
 
 
 def missing_section(reason: str, evaluation: Mapping[str, Any]) -> Section:
@@ -229,7 +268,9 @@ def main(cfg: DictConfig) -> dict[str, Any]:
     for table in tables:
         table.turned().show(console)
     gate = [gate_section(trained, evaluation, options)] if trained else [missing_section(str(reason), evaluation)]
-    path = report(out / REPORT_FILE, records, gate, title=TITLE if trained else None, lead=_lead(records, seeds))
+    path = report(out / REPORT_FILE, records, gate, title=TITLE if trained else None,
+                  lead=found_words(groups, budget, evaluation, trained),
+                  first=Section("", (), (), [glance_figure(groups, budget)], _made(records, seeds)))
     walls["report"] = time.monotonic() - begun - sum(walls.values())
     Console(soft_wrap=True).print(f"report: {path}", highlight=False, markup=False)
     return {"schema": SCHEMA, "scenario": scenario.describe(), "seeds": list(seeds),
@@ -286,8 +327,9 @@ def _collect(asked: Mapping[str, Sequence[Future[RunRecord]]]) -> list[RunRecord
     return records
 
 
-def _lead(records: Sequence[RunRecord], seeds: Sequence[int]) -> str:
+def _made(records: Sequence[RunRecord], seeds: Sequence[int]) -> str:
     first = records[0]
-    return (f"Made by 'ooco-gym demo'. {scenario_name(first.scenario)}, {first.window_s / 3600:.3g} h, "
+    return (f"Hatched: not ranked, as it breaks too many promises. Made by 'ooco-gym demo'. "
+            f"{scenario_name(first.scenario)}, {first.window_s / 3600:.3g} h, "
             f"{len(seeds)} paired seed{'s' if len(seeds) > 1 else ''}; every figure comes from the simulator, none is "
             "measured on hardware.")

@@ -238,3 +238,26 @@ def test_parts_are_compiled_with_what_python_calls() -> None:
     forced = [one.name for one in parts[1]._get_module_for_linking().functions if b"alwaysinline" in one.attributes]
     assert len(forced) == 1
     assert "_collatz" in forced[0]
+
+
+SAYS = """
+from numba.core import event
+
+from ooco_gym.compile import notice
+from ooco_gym.sim import helper
+
+said = []
+with event.install_listener("numba:compile", notice.Notice(1e-6, lambda: said.append(1))):
+    import numba
+
+    other = numba.njit(lambda x: x + 1)
+    other(1)
+    before = len(said)
+    from ooco_gym.sim import loop
+print(before, len(said))
+"""
+
+
+def test_compiling_is_said_once_and_not_where_it_is_kept(package: Path) -> None:
+    assert run(package, SAYS) == ["0", "1"]
+    assert run(package, SAYS) == ["0", "0"]

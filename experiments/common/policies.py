@@ -184,7 +184,8 @@ def team_of(policy: str) -> Team:
         raise UserError(f"'{policy}': its policies were trained beside different partners, {' and '.join(partners)}; "
                         f"name the one they are to play beside, as {BESIDE}{partners[0]} at the end")
     if "control" in seats:
-        raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others")
+        raise UserError(f"'{policy}': a policy of Control turns all parameters at once, and cannot play beside others; "
+                        "expected one of another environment ('ooco-gym evaluate env=control' plays this one)")
     return Team(asked or partners[0], seats, clocks)
 
 

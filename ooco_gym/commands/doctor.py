@@ -198,7 +198,7 @@ def services() -> Iterator[Finding]:
         if mode in ("offline", "disabled", "dryrun") or known:
             yield Finding("W&B", f"{'logged in' if known else 'no login'}, mode {mode}")
         else:
-            yield Finding("W&B", "no login", NOTE, "wandb login, or WANDB_MODE=offline, before logger=wandb")
+            yield Finding("W&B", "no login", OK, "logger=wandb stays offline; wandb login for online")
     if address := os.environ.get("RAY_ADDRESS"):
         yield Finding("Ray", f"cluster at {address}" if _version("ray") else "RAY_ADDRESS is set, ray is missing",
                       OK if _version("ray") else PROBLEM, "" if _version("ray") else "pip install 'ooco-gym[sweep]'")

@@ -19,8 +19,11 @@ from numba.core import cgutils, typeinfer, types
 from numba.core.dispatcher import Dispatcher
 from numba.extending import intrinsic
 
+from ooco_gym.compile.notice import watch
 from ooco_gym.compile.parts import PartCompiler
 from ooco_gym.compile.source_cache import SourceCache, note_not_kept
+
+watch()
 
 
 def jit(signature: Any = None, **options: Any) -> Any:

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 def report(path: str | os.PathLike[str], runs: Sequence[Run | RunRecord], extra_tables: Sequence[Section | Table] = (),
-           *, title: str | None = None, commands: Sequence[str] = (), lead: str = "") -> Path:
+           *, title: str | None = None, commands: Sequence[str] = (), lead: str = "",
+           first: Section | None = None) -> Path:
     """Writes the report of several runs as one HTML file, atomically.
 
     Args:
@@ -43,6 +44,7 @@ def report(path: str | os.PathLike[str], runs: Sequence[Run | RunRecord], extra_
         title: the page's title; None: the workload and the cluster.
         commands: what makes the whole comparison again; None of them: `simulate` for each run, then `report`.
         lead: a sentence under the title.
+        first: a part before all others.
 
     Returns:
         The path.
@@ -57,7 +59,8 @@ def report(path: str | os.PathLike[str], runs: Sequence[Run | RunRecord], extra_
              for part in extra_tables]
     sections = comparison_sections(records, commands)
     title = title or f"Co-location of online and offline requests: {scenario_name(records[0].scenario)}"
-    return write_page(path, title, [sections[0], *extra, *sections[1:]], lead)
+    begin = [] if first is None else [first]
+    return write_page(path, title, [*begin, sections[0], *extra, *sections[1:]], lead)
 
 
 def comparison_sections(records: Sequence[RunRecord], commands: Sequence[str] = ()) -> list[Section]:

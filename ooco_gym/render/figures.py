@@ -83,6 +83,45 @@ def violation_figure(groups: Groups, budget: float) -> Any:
     return figure.update_layout(margin_l=150)
 
 
+def glance_figure(groups: Groups, budget: float) -> Any:
+    """What each policy breaks beside what it serves, as bars: violations with the budget, and offline output tokens a
+    second with what was offered; hatched where it is not ranked.
+
+    Args:
+        groups: records by label.
+        budget: share of online requests that may violate.
+    """
+    from plotly.subplots import make_subplots
+
+    figure, colour = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.05), colours(list(groups))
+    most = [100 * budget, offered_tokens_per_s(next(iter(groups.values()))) or 0.0]
+    lines = [(most[0], f"allowed {percent(budget, 0)}"), (most[1], f"offered {most[1]:,.0f}")]
+    for label, members in groups.items():
+        shape = "" if within_budget(members, budget) else "/"
+        rates = 100 * values_of(members, "online", "violation_rate")
+        for place, values in enumerate((rates, values_of(members, "offline", "output_tokens_per_s"))):
+            mean = float(values.mean())
+            shown = NO_ONLINE if np.isnan(mean) else percent(mean / 100) if place == 0 else f"{mean:,.0f}"
+            figure.add_bar(x=[0.0 if np.isnan(mean) else mean], y=[label], orientation="h", name=label, text=[shown],
+                           textposition="outside", cliponaxis=False, showlegend=False, row=1, col=1 + place,
+                           hovertemplate=f"{label} {shown}<extra></extra>",
+                           marker={"color": colour[label], "line": {"color": colour[label], "width": 1},
+                                   "pattern": {"shape": shape, "fgcolor": "white", "solidity": 0.4}})
+            most[place] = max(most[place], 0.0 if np.isnan(mean) else mean)
+    for col, (at, text) in enumerate(lines, start=1):
+        if at > 0:
+            figure.add_vline(x=at, line=LIMIT_LINE if col == 1 else {"color": "#111", "dash": "dash"},
+                             row=1, col=col)  # type: ignore[arg-type]
+            figure.add_annotation(x=at, y=1.0, yref="y domain", yanchor="bottom", showarrow=False, row=1, col=col,
+                                  text=text)
+        figure.update_xaxes(range=[0, 1.25 * max(most[col - 1], 1e-3)], row=1, col=col)
+    figure.update_xaxes(title_text="online requests that miss a promise (%)", row=1, col=1)
+    figure.update_xaxes(title_text="offline output, completed (tokens/s)", row=1, col=2)
+    figure.update_yaxes(autorange="reversed", type="category")
+    layout(figure, 150 + 55 * len(groups), top=40)
+    return figure.update_layout(margin_l=150, bargap=0.35)
+
+
 def throughput_figure(groups: Groups, budget: float) -> Any:
     """Offline output tokens completed and tokens recomputed a second, for each policy; hatched where it is not ranked.
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 import agents.settings
-from experiments.demo import evaluation_words, gate_section, missing_section, training_words
+from experiments.demo import evaluation_words, found_words, gate_section, missing_section, training_words
 from ooco_gym.cli import main
 from ooco_gym.errors import UserError
 
@@ -35,6 +36,9 @@ def test_demo_without_learning(capsys):
     assert "Gates on held-out windows" in page and "Load over time" in page
     assert "train_s=0 leaves learning out" in shown and "Policies on the same load" in shown
     assert len(page) < 8_000_000
+    begin = page[page.index("<body>"):]
+    assert begin.index("the online promises (at most 3 % broken)") < begin.index("plotly-graph-div")
+    assert begin.index("plotly-graph-div") < begin.index("Headline</h2>"), "it begins with a sentence and a picture"
 
 
 def test_demo_says_what_is_not_installed(monkeypatch, capsys):
@@ -97,6 +101,28 @@ def test_words_on_the_gate_follow_the_verdicts():
     assert "So the gate does not beat ooco" in lost
     assert "it is not ranked" in out
     assert "ooco and always score the same in every figure" in won
+
+
+def records(label, rates):
+    """Records of one policy with given violation rates."""
+    return [SimpleNamespace(label=label, seed=seed, summary={"online": {"violation_rate": rate},
+                                                             "offline": {"output_tokens_per_s": 2000.0}})
+            for seed, rate in enumerate(rates)]
+
+
+def test_one_sentence_says_what_was_found():
+    groups = {"ooco": records("ooco", [0.01, 0.012]), "base_pd": records("base_pd", [0.7, 0.72]),
+              "empty": records("empty", [None, None])}
+    trained = {"learning_wall_s": 59.6}
+    found = found_words(groups, 0.03, evaluation({}), trained)
+    assert found == ("On these requests the online promises (at most 3 % broken) are kept by ooco with 2,000 offline "
+                     "tokens a second: base_pd breaks 71.00 %, empty has no online request on some seed; a gate that "
+                     "learned for 60 s shows no difference in offline service from ooco.")
+    won = evaluation({"offline_reference_gpu_s_per_s": "better"})
+    assert found_words(groups, 0.03, won, trained).endswith("60 s serves more offline work than ooco.")
+    assert found_words(groups, 0.03, evaluation({}, feasible=False), trained).endswith("60 s is not ranked.")
+    alone = found_words({"base_pd": groups["base_pd"]}, 0.03, evaluation({}), None)
+    assert "are kept by no policy: base_pd breaks 71.00 %." in alone
 
 
 def test_sections_on_gates_have_tables_and_figures():

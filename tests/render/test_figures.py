@@ -14,6 +14,7 @@ from ooco_gym.render.figures import (
     TimeAxis,
     bin_s,
     evaluation_figure,
+    glance_figure,
     instance_figure,
     latency_figure,
     load_figure,
@@ -40,6 +41,19 @@ def axis_titles(figure):
 
 def first_seed(records):
     return one_seed(grouped(records))
+
+
+def test_at_a_glance_each_policy_has_what_it_breaks_and_what_it_serves(records):
+    groups = grouped(records)
+    figure = glance_figure(groups, BUDGET)
+    for name, members in groups.items():
+        broken, served = named(figure, name)
+        assert broken.x[0] == pytest.approx(100 * np.mean([one.summary["online"]["violation_rate"] for one in members]))
+        assert served.x[0] == pytest.approx(np.mean([one.summary["offline"]["output_tokens_per_s"] for one in members]))
+    name = next(iter(groups))
+    shapes = [named(glance_figure(groups, budget), name)[0].marker.pattern.shape for budget in (1.0, -1.0)]
+    assert shapes == ["", "/"]
+    assert "miss a promise" in axis_titles(figure)
 
 
 def test_load_has_arrivals_once_and_completions_for_each_policy(records):
