@@ -113,6 +113,8 @@ class _Recorder(BatchPlayer):
         return super().act(envs, observations)
 
     def _consider(self, wrapped: Any, observation: Mapping[str, np.ndarray]) -> None:
+        if not observation["decision"].any():  # a window in which nothing is asked
+            return
         env = wrapped.unwrapped
         window = getattr(env, "window", None) or getattr(env, "key", None)
         place, kind = self._places.get(window, 0), int(np.argmax(observation["decision"]))  # type: ignore[arg-type]

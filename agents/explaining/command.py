@@ -69,6 +69,10 @@ def main(cfg: Any) -> dict[str, Any]:
         bar.advance()
         bar.text(f"{name} plays the held-out windows")
         held_out, own = record(env, policy, games, most, seed)
+        for split, found_there in (("validation", fitted), ("test", held_out)):
+            if not found_there:
+                raise UserError(f"no decision came up in the windows of the {split} split: give longer ones (window_s) "
+                                "or more (fit_windows, episodes)")
         tree = Tree(_tree_document(env, fitted, config, parameters))
         bar.advance()
         bar.text("its rule plays them")

@@ -114,14 +114,20 @@ class Tree:
     def decide_batch(self, cluster: np.ndarray, candidates: np.ndarray, action_mask: np.ndarray,
                      decision: np.ndarray) -> np.ndarray:
         """Actions (batch,), or (batch, P), for cluster (batch, Fc), candidates (batch, K, F) or (batch, K·F),
-        action_mask (batch, A) and decision (batch, D)."""
+        action_mask (batch, A) and decision (batch, D).
+
+        Where no decision is open (an episode that is over while others go on) the first rule answers: a legal action,
+        which changes nothing.
+        """
         if candidates.ndim == 2:
             candidates = candidates.reshape(-1, *self.shapes["candidates"])
-        kinds = np.argmax(decision, axis=1)
+        kinds = [kind_name(slot) if asked else self.decisions[0]
+                 for slot, asked in zip(np.argmax(decision, axis=1).tolist(), np.max(decision, axis=1).tolist(),
+                                        strict=True)]
         out: np.ndarray | None = None
-        for kind in np.unique(kinds):
-            rows = kinds == kind
-            said = answer(self.document["rules"][kind_name(kind)], cluster[rows], candidates[rows], action_mask[rows])
+        for kind in dict.fromkeys(kinds):
+            rows = np.array([one == kind for one in kinds])
+            said = answer(self.document["rules"][kind], cluster[rows], candidates[rows], action_mask[rows])
             if out is None:
                 out = np.zeros((len(kinds), *said.shape[1:]), np.int64)
             out[rows] = said

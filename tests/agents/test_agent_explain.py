@@ -183,6 +183,23 @@ def test_windows_are_not_learned_by_heart():
     assert "feature" not in rule["whether"]
 
 
+def test_where_nothing_is_asked_a_rule_answers_something_legal():
+    rule = {"parameters": [{"name": "margin", "values": [0.8, 0.9], "level": {"level": 1}}]}
+    tree = Tree({"rules": {"control": rule}, "shapes": {}})
+    decision = np.eye(7, dtype=np.float32)[[6, 6, 6]]
+    decision[1] = 0  # this episode is over, the others go on
+    actions = tree.decide_batch(np.zeros((3, FC)), np.zeros((3, 1, F)), np.ones((3, 2), np.int8), decision)
+    assert actions.tolist() == [[1], [1], [1]]
+
+
+def test_a_tree_plays_windows_of_unequal_length_side_by_side():
+    rule = {"whether": {"answer": PARTNER}}
+    tree = Tree({"rules": {"gate": rule}, "shapes": {"candidates": (8, CANDIDATE_SIZE)}})
+    config = {"id": "ooco_gym/Gating-v0", "window_s": 20.0, "warmup_s": 10.0}
+    records = play(config, BatchPlayer("its rule", tree.decide_batch), [Window(one, 0) for one in (1, 2, 3)])
+    assert len({one["decisions"] for one in records}) > 1, "they end one after the other"
+
+
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 10_000), st.sampled_from([NO, PARTNER, ANOTHER]))
 def test_a_rule_never_answers_illegally(seed, said):
