@@ -82,8 +82,9 @@ class _Lines(Bar):
         wait_s = FIRST_LINE_S
         while not self._over.wait(wait_s):
             of = " %" if self._percent else f"/{self._total:,.0f}" if self._total else ""
+            done = f", {self._done:,.0f}{of}" if of or self._done else ""  # of work that is not counted, the time alone
             minutes, seconds = divmod(int(time.monotonic() - self._started), 60)
-            print(f"{self._text}, {self._done:,.0f}{of} ({minutes}:{seconds:02d})", file=sys.stderr, flush=True)
+            print(f"{self._text}{done} ({minutes}:{seconds:02d})", file=sys.stderr, flush=True)
             wait_s = LINE_EVERY_S
 
 

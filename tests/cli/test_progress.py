@@ -33,6 +33,9 @@ def test_long_work_says_so_without_a_terminal(capsys: pytest.CaptureFixture[str]
         bar.text("validating 3/8")
         time.sleep(0.3)
     assert capsys.readouterr() == ("", "validating 3/8, 1/3 (0:00)\n")
+    with progress("compiling"):
+        time.sleep(0.3)
+    assert capsys.readouterr() == ("", "compiling (0:00)\n"), "what is not counted has no number"
 
 
 def test_seen_on_a_terminal_but_not_in_ci(monkeypatch: pytest.MonkeyPatch) -> None:
