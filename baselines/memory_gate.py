@@ -10,6 +10,11 @@ several times for each that finishes. Here one is prefilled only if, of all bloc
 
 and `slack` would start it, or nothing decodes there. Evictions, pulls and steps are those of `slack`.
 
+`choose=density` takes, of the candidates (`gate_window` of those that wait), the one that is worth most for the memory
+that it will hold: reference worth over believed output times (context + output / 2), as `ooco_lengths` evicts. That is
+of scenarios with a length predictor (`lengths`, docs/information.md); without one all outputs are believed alike, and
+the shortest prompt comes first.
+
 *Learned* (ours): the left side gains z, the weights times the figures of `LAYOUT`: shares of memory, how many decode
 and wait, how fast online requests arrive, how much is evicted. With `reserve` 0 and without weights every decision is
 that of `slack`, exactly.
@@ -25,6 +30,7 @@ from baselines.ooco_variants import PARAMS as SLACK_PARAMS
 from baselines.ooco_variants import growing_blocks, slack
 from ooco_gym.compile import inlined, inner
 from ooco_gym.policy.decisions import GATE, hook
+from ooco_gym.policy.lengths import density
 from ooco_gym.policy.policy import Param, slots
 from ooco_gym.policy.rules import blocks_for, decodable, flush_totals, is_weighted, length
 from ooco_gym.policy.weights import Layout
@@ -33,8 +39,10 @@ from ooco_gym.sim import state as s
 PARAMS = (*SLACK_PARAMS,
           Param("reserve", "share of a relaxed instance's blocks that stays free when a prefill starts", 0.0, 1.0),
           Param("gate_growth", "mean offline outputs by which residents are counted as grown already", 0.0, 100.0),
+          Param("choose", "which of the candidates is prefilled", choices=("first", "density")),
           Param("weights", "file of the weights of the learned gate; none: the rule alone", default="", file=True))
 P = slots(PARAMS)
+FIRST, DENSITY = range(2)  # choose
 COLUMNS = ("free", "growth", "prompt", "residents", "waiting", "returned", "evicted", "strict_free", "rate_10s",
            "rate_60s", "constant")
 LAYOUT = Layout(("start",), COLUMNS)
@@ -76,6 +84,17 @@ def weigh(state, instance, slot, free, prompt):
     return z + w[10]
 
 
+@inner
+def densest(view):
+    """Position of the candidate that is worth most for the memory that it will hold; the first of equals."""
+    best, most = 0, -math.inf
+    for i in range(view.candidates.size):
+        worth = density(view.state, view.candidates[i])
+        if worth > most:
+            best, most = i, worth
+    return best
+
+
 @hook(GATE, flushes=True)
 def start_what_lasts(view):
     """What `slack` would start, if enough memory stays free with it."""
@@ -83,6 +102,8 @@ def start_what_lasts(view):
     answer = cost_gate(view)
     if answer < 0:
         return answer
+    if state.params[P.choose] == DENSITY:
+        answer = densest(view)
     flush_totals(state, instance)
     spec, slot = state.instances[instance], view.candidates[answer]
     residents, total = decodable(state, instance, s.OFFLINE)[0], max(spec.total_blocks, 1)

@@ -68,6 +68,24 @@ def test_a_prefill_starts_only_where_the_share_stays_free(reserve: float, growth
     assert started >= 60 and held >= 60
 
 
+def test_the_densest_candidate_starts() -> None:
+    many: dict[str, Any] = {**TIGHT, "offline": {"mode": "rate", "rate": 4.0}, "lengths": {"predictor": "true"}}
+    simulation = Simulation(Scenario(**many),
+                            "memory_gate:gate=always,choose=density,gate_window=16", outside=("gate",))
+    state, seen, other = simulation.state, 0, 0
+    while simulation.advance() and seen < 60:
+        answer, found = simulation.rule_answer(), state.picks[: int(state.pending.count)].copy()
+        if answer >= 0:
+            rows = state.requests[found]
+            left = (rows["output_tokens"] - rows["generated_tokens"]).astype(float)
+            context = (rows["prompt_tokens"] + rows["generated_tokens"]).astype(float)
+            dense = rows["service_ps"] / (left * (context + 0.5 * left))
+            assert dense[answer] >= 0.999 * dense.max()
+            seen, other = seen + 1, other + (answer > 0)
+        simulation.answer(answer)
+    assert seen == 60 and other >= 10
+
+
 def test_what_slack_holds_is_held() -> None:
     simulation = Simulation(Scenario(**TIGHT), "memory_gate:gate=never", outside=("gate",))
     seen = 0
