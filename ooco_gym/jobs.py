@@ -7,13 +7,14 @@ those of the command line, and they end with the process that asked, however tha
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.context as contexts
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import context, resource_tracker
+from multiprocessing import resource_tracker
 from typing import Any, TypeVar
 
 from ooco_gym.errors import Terminated
@@ -38,23 +39,23 @@ def _unheard() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class _SpawnProcess(context.SpawnProcess):
+class _SpawnProcess(contexts.SpawnProcess):
     def start(self) -> None:
         with _unheard():
             super().start()
 
 
-class _ForkServerProcess(context.ForkServerProcess):
+class _ForkServerProcess(contexts.ForkServerProcess):
     def start(self) -> None:
         with _unheard():
             super().start()
 
 
-class _Spawn(context.SpawnContext):
+class _Spawn(contexts.SpawnContext):
     Process = _SpawnProcess
 
 
-class _ForkServer(context.ForkServerContext):
+class _ForkServer(contexts.ForkServerContext):
     Process = _ForkServerProcess
 
 
