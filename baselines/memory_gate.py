@@ -4,20 +4,22 @@ A relaxed instance holds the KV memory of online prompts until they have moved, 
 there, each a block longer every few steps. OOCO's gate (3.4.2) weighs a larger decode batch against the recomputation
 that evictions have cost so far; the memory that is free now is not in it. So where memory binds, offline requests are
 prefilled into the last blocks, and evicted as soon as residents grow or an online prompt arrives: a context is computed
-several times for each that finishes. Here one is prefilled only if, of all blocks, this share stays free:
+several times for each that finishes. Here a prefill begins only if, of all blocks, this share stays free:
 
-    free after its prompt - gate_growth x mean offline output x (residents + 1), in blocks  >=  reserve
+    free after its first prompt - gate_growth x mean offline output x (residents + 1), in blocks  >=  reserve
 
-and `slack` would start it, or nothing decodes there. Evictions, pulls and steps are those of `slack`.
+and `slack` would start it, or nothing decodes there. As always the batch is then filled from the queue, up to
+`prefill_tokens`, whose other prompts nothing looks at; the next prefill waits for it. Evictions, pulls and steps are
+those of `slack`.
 
 `choose=density` takes, of the candidates (`gate_window` of those that wait), the one that is worth most for the memory
-that it will hold: reference worth over believed output times (context + output / 2), as `ooco_lengths` evicts. That is
-of scenarios with a length predictor (`lengths`, docs/information.md); without one all outputs are believed alike, and
-the shortest prompt comes first.
+that it will hold: reference worth over remaining output times (context + remaining / 2), as `ooco_lengths` evicts. That
+is of scenarios with a length predictor (`lengths`, docs/information.md). Without one all outputs are believed alike,
+and the shortest prompt comes first, but for requests that return.
 
 *Learned* (ours): the left side gains z, the weights times the figures of `LAYOUT`: shares of memory, how many decode
-and wait, how fast online requests arrive, how much is evicted. With `reserve` 0 and without weights every decision is
-that of `slack`, exactly.
+and wait, how fast online requests arrive, how much is evicted. With `reserve` and `gate_growth` 0, `choose=first` and
+no weights every decision is that of `slack`, exactly.
 
 Parameters besides those of `slack`: conf/policy/memory_gate.yaml. What it is worth: docs/memory_gate.md.
 """
@@ -37,7 +39,8 @@ from ooco_gym.policy.weights import Layout
 from ooco_gym.sim import state as s
 
 PARAMS = (*SLACK_PARAMS,
-          Param("reserve", "share of a relaxed instance's blocks that stays free when a prefill starts", 0.0, 1.0),
+          Param("reserve", "share of a relaxed instance's blocks that stays free after a prefill's first prompt", 0.0,
+                1.0),
           Param("gate_growth", "mean offline outputs by which residents are counted as grown already", 0.0, 100.0),
           Param("choose", "which of the candidates is prefilled", choices=("first", "density")),
           Param("weights", "file of the weights of the learned gate; none: the rule alone", default="", file=True))
@@ -60,7 +63,7 @@ def growth_share(state, instance):
 
 @inner
 def strict_free(state):
-    """Share of the blocks of strict instances that are free when all there have grown by their class's mean."""
+    """Share of the blocks of strict instances that are free when all there have grown by `growth` times their mean."""
     free, total = 0.0, 1.0
     for instance in range(state.config.relaxed_count, state.instances.size):
         flush_totals(state, instance)
@@ -113,9 +116,10 @@ def start_what_lasts(view):
     free, prompt = (spec.free_blocks - need) / total, need / total
     added = state.params[P.gate_growth] * growth_share(state, instance) * (residents + 1) / residents
     margin = free - added - state.params[P.reserve]
-    if is_weighted(state):
-        margin += weigh(state, instance, slot, free, prompt)
-    return answer if margin >= 0.0 else s.HOLD_UNTIL_CHANGE
+    if not is_weighted(state):
+        return answer if margin >= 0.0 else s.HOLD_UNTIL_CHANGE
+    # Rates and strict instances change by time alone: a learned gate is asked again at each step.
+    return answer if margin + weigh(state, instance, slot, free, prompt) >= 0.0 else s.HOLD
 
 
 policy = replace(slack, name="memory_gate", params=PARAMS, gate=start_what_lasts, layout=LAYOUT)

@@ -26,7 +26,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "reserve": st.sampled_from((0.0, 0.1, 0.5)), "gate_growth": st.sampled_from((0.0, 0.3, 2.0)),
         "gate": st.sampled_from(("cost", "always")), "choose": st.sampled_from(("first", "density")),
         "growth": st.sampled_from((0.0, 1.0)), "max_pull": st.integers(1, 8),
-        "prefill_tokens": st.sampled_from((512, 2048))},
+        "prefill_tokens": st.sampled_from((512, 2048)), "weights": st.sampled_from(("", "policy/learned_gate.npz"))},
     "ooco_lengths": {
         "evict": st.sampled_from(("density", "longest_output")), "max_pull": st.integers(1, 8),
         "pull": st.sampled_from(("past_future", "soonest", "shortest_output", "slack")),
