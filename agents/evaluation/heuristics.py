@@ -263,7 +263,10 @@ def _least(env: Any, kind: int, rank: Rank) -> int:
 
 
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
-    """Pool policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`)."""
+    """Policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`).
+
+    Not those that compute with weights, which an episode has of its partner alone.
+    """
     points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
     partner = policy_of(env.config.partner)
     seen: list[tuple[Any, ...]] = [tuple((partner.hooks()[point], None) for point in points)]
@@ -271,7 +274,7 @@ def _distinct(env: Any, kinds: set[int]) -> list[str]:
     for name in list_policies():
         policy, told = get_policy(name), aliases().get(name, {})
         rules = tuple((policy.hooks()[point], told.get(HOOKS[point])) for point in points)
-        if policy.mixed == partner.mixed and rules not in seen:
+        if policy.mixed == partner.mixed and policy.layout is None and rules not in seen:
             seen.append(rules)
             names.append(name)
     return names

@@ -28,8 +28,8 @@ UNEQUAL = {"name": "four_unequal", "model": "qwen2_5_7b", "kv_fraction": 0.9, "b
 
 
 def shipped():
-    """The policies of conf/policy whose rule has a file of weights."""
-    return [name for name in list_policies() if get_policy(name).layout and get_policy(name).values.get("weights")]
+    """The policies of conf/policy whose rule has a file of weights that an engine can run: none has pools."""
+    return [name for name in list_policies() if get_policy(name).linear and get_policy(name).values.get("weights")]
 
 
 def exported(name, out, **changes):
@@ -235,6 +235,7 @@ def test_a_bundle_says_the_constants_that_are_not_the_rules_own(tmp_path):
 
 
 @pytest.mark.parametrize(("name", "said"), [("deadline", "is a rule without weights"),
+                                            ("learned_gate", "no engine runs a bundle of its weights"),
                                             ("admitter", "no engine runs a bundle of its weights"),
                                             ("adaptive_deadline", "names no file of weights"),
                                             ("learned_dead", "learned_dead")])

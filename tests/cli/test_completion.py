@@ -52,7 +52,7 @@ def test_names_that_a_key_takes() -> None:
     assert completions(["export"], "policy=ooco_x") == ["policy=ooco_xllm"]
     assert completions(["train"], "overwrite=") == ["overwrite=false", "overwrite=true"]
     assert completions(["compare"], "+preset=fi") == ["+preset=field"]
-    of_compare = ("field", "learned_rate", "learned_rate_mixed")
+    of_compare = ("field", "learned_rate", "learned_rate_mixed", "learned_rate_pools")
     assert completions(["compare"], "+pre") == [f"+preset={name}" for name in of_compare]
 
 
