@@ -265,7 +265,7 @@ def _least(env: Any, kind: int, rank: Rank) -> int:
 def _distinct(env: Any, kinds: set[int]) -> list[str]:
     """Policies that answer these decisions by rules of their own, or by another's rule told so (`gate=never`).
 
-    Not those that compute with weights, which an episode has of its partner alone.
+    Not those that may compute with weights: they are learned, or rules beside what was learned.
     """
     points = [kind - 1 for kind in sorted(kinds) if kind < b.RECLAIM]
     partner = policy_of(env.config.partner)

@@ -290,7 +290,9 @@ class Episodes:
         policy, simulation = self._rule(i, name), self.simulations[i]
         assert simulation is not None
         state = simulation.state
-        if policy.layout is not None and policy.layout != simulation.policy.layout:
+        if policy.layout is not None and not policy.mixed:
+            state = state._replace(weights=policy.weights)  # its own, for this answer alone
+        elif policy.layout is not None and policy.layout != simulation.policy.layout:
             raise UserError(f"policy '{policy.name}' computes with weights that the episode has not; make it the "
                             f"partner (partner={name})")
         pending, turn = state.pending, state.pending.route_step
