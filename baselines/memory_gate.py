@@ -45,7 +45,7 @@ PARAMS = (*SLACK_PARAMS,
           Param("choose", "which of the candidates is prefilled", choices=("first", "density")),
           Param("weights", "file of the weights of the learned gate; none: the rule alone", default="", file=True))
 P = slots(PARAMS)
-FIRST, DENSITY = range(2)  # choose
+DENSITY = 1  # of choose
 COLUMNS = ("free", "growth", "prompt", "residents", "waiting", "returned", "evicted", "strict_free", "rate_10s",
            "rate_60s", "constant")
 LAYOUT = Layout(("start",), COLUMNS)
